@@ -339,11 +339,11 @@ def _replayed(found: dict[str, dict[int, list[Point]]], measured: Path, engines:
         card = RunFile.read(recorded)
         for size, points in curve.items():
             settings = [setting(param, value) for param, value in card.plan.params.items()]
-            settings += [setting(f"engines.{role}.costs_from", str(engines)) for role in card.plan.engines]
+            settings += [setting(f"engines.{role}.replay", str(recorded)) for role in card.plan.engines]
             options = RunOptions(
                 graph=Path(card.options["graph"]),
                 input=Path(card.options["input"]),
-                engines=Path(f"replay:{recorded}"),
+                engines=engines,
                 settings=tuple(settings),
                 batch_size=size,
                 schedule=points[0].schedule,  # type: ignore[arg-type]

@@ -29,7 +29,7 @@ from pipeline.data.in_memory import ProblemList, is_frame, rows_of
 from pipeline.data.obtain import STDIN, problem_files
 from pipeline.engine import Engine
 from pipeline.engines.registry import notices
-from pipeline.engines.replay.recording import bindings
+from pipeline.engines.sim.replay import bindings
 from pipeline.errors import MissingExtra, Unfinished, UsageError, nearest
 from pipeline.grading.plugins import register_grader
 from pipeline.graph.loader import PRESET, load_preset
@@ -42,11 +42,10 @@ from pipeline.remote.folder import written_folder
 from pipeline.remote.inputs import fetch_problems
 from pipeline.remote.url import input_urls, is_url
 from pipeline.session.background import Background, ChainStream, MemoryRows, TaskRun, ThreadRun, progress_shown
-from pipeline.session.complete import completed
 from pipeline.session.loop import Stop, on_asyncio, time_is_virtual
 from pipeline.session.observer import Observer
 from pipeline.session.options import Engines, Graph, GraphKeywords, Input, RunKeywords, RunOptions
-from pipeline.session.prepare import Prepared, load_plan, prepared
+from pipeline.session.prepare import Prepared, checked, load_plan, prepared
 from pipeline.session.run import SessionResult, failed_too_often, solve_on
 from pipeline.session.run import solve as open_and_solve
 from pipeline.stages.base import StageKind
@@ -180,7 +179,7 @@ def load_graph(graph: Graph, engines: Engines | None = None, **bound: Unpack[Gra
         engines, _ = _placed(source, engines, given)
     named = bindings(Path(engines)) if isinstance(engines, str | Path) else engines and _roles(engines)
     backends = engine_specs() | {"open": OpenSpec}
-    return completed(load_bound(source, stage_specs(), backends, engines=named, settings=_settings(given)))
+    return checked(load_bound(source, stage_specs(), backends, engines=named, settings=_settings(given)))
 
 
 def _placed(

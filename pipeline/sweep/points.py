@@ -14,7 +14,7 @@ from pipeline.data.problems import Fingerprint, Problems
 from pipeline.engine import Engine, PrefixCacheReset
 from pipeline.session.observer import Observer
 from pipeline.session.options import RunOptions
-from pipeline.session.prepare import Prepared, check_replay, prepare
+from pipeline.session.prepare import Prepared, prepare
 from pipeline.session.run import opened_engines, solve_on
 from pipeline.session.toys import check_toys
 from pipeline.store.folder import hold
@@ -68,9 +68,8 @@ def prepare_sweep(plan: SweepPlan, folder: Path) -> PreparedSweep:
         if point.sweep.rows not in inputs:
             problems = open_files((options.input,), options.columns, options.part)
             inputs[point.sweep.rows] = problems, problems.check()
-        problems, fingerprint = inputs[point.sweep.rows]
+        problems, _ = inputs[point.sweep.rows]
         check_toys(point.system.plan, options, problems)
-        check_replay(point.system.plan, options, fingerprint)
     return PreparedSweep(plan=plan, inputs=inputs, folder=folder)
 
 

@@ -13,7 +13,7 @@ from pipeline.analysis.compare.rules import differences, rules_of
 from pipeline.analysis.points import TARGET, THE_TARGET
 from pipeline.bundled import find_file
 from pipeline.engines.registry import by_backend
-from pipeline.engines.replay.recording import PREFIX, bindings
+from pipeline.engines.sim.replay import PREFIX, bindings
 from pipeline.errors import GraphError, UsageError
 from pipeline.graph.loader import load_engines, outline
 from pipeline.graph.plan import Plan

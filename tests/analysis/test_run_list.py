@@ -15,7 +15,6 @@ from tests.support.run_files import RUN_JSON, write_run_json
 START = RUN_JSON["started_unix_ns"]
 ENDED = {"started_unix_ns": START, "status": "finished", "wall_time_s": 10.0}
 GOES_ON = {"started_unix_ns": START + 10**12}
-REPLAY = {"backend": "replay", "run": "runs/recorded"}
 
 
 @pytest.mark.parametrize(
@@ -30,9 +29,8 @@ REPLAY = {"backend": "replay", "run": "runs/recorded"}
 def test_accuracy_is_that_of_the_answers_which_the_engines_state(
     tmp_path: Path, made: str, correct: int, accuracy: float | None, made_up: bool
 ) -> None:
-    """Also where a simulated run is replayed, whose backend does not say so."""
     totals = {"chains_done": 4, "graded": 4, "correct": correct}
-    write_run_json(tmp_path, totals=totals, engines={"target": REPLAY}, engine_facts={"target": {"answers": made}})
+    write_run_json(tmp_path, totals=totals, engine_facts={"target": {"answers": made}})
     found = run_state(tmp_path, "it")
     assert (found.accuracy, found.made_up) == (accuracy, made_up)
     assert found.answers == (None if made == "model" else made)

@@ -1,30 +1,27 @@
-"""How long simulated thoughts are: distributions, presets against what was measured, recorded runs, steps to the token."""
+"""How long simulated thoughts are: distributions, presets against what was measured, steps to the token."""
 
 import math
 from hashlib import blake2b
 from itertools import pairwise
-from pathlib import Path
 from statistics import NormalDist, fmean, pstdev, pvariance
-from typing import Any
 
-import msgspec
 import pytest
+from msgspec import structs
 
 from pipeline.engine import Request
+from pipeline.engines.sim.device import devices_of
 from pipeline.engines.sim.difficulty import chances
-from pipeline.engines.sim.lengths import MAX_LENGTHS, PRESETS, Distribution, Preset, SimLengthsSpec, log_normal, quantiles, samples
-from pipeline.engines.sim.recorded_lengths import KEPT, read_lengths, with_lengths
+from pipeline.engines.sim.lengths import MAX_LENGTHS, PRESETS, Distribution, Preset, log_normal, quantiles
 from pipeline.engines.sim.spec import SimTextSpec
 from pipeline.engines.sim.text import TextModel
 from pipeline.engines.sim.tokenizer import SimTokenizer
-from pipeline.errors import GraphError, InputError
+from pipeline.errors import GraphError
 from pipeline.graph.loader import load_engines
 from pipeline.graph.plugins import engine_specs
 from pipeline.graph.prompts import DELIMITER, THINK_CLOSE
 from pipeline.reasoning.prompts import PromptBuilder
 from tests.support.engines import SIM
 from tests.support.paths import ROOT
-from tests.support.runs import rows, solve, write_problems
 
 TOKENIZER = SimTokenizer()
 DIALECT = PromptBuilder(TOKENIZER)
@@ -98,52 +95,15 @@ def test_without_bounds_no_length_is_below_1_or_above_the_most() -> None:
     assert (steep.at(-7), steep.at(7)) == pytest.approx((1, MAX_LENGTHS["steps"]))
 
 
-def test_samples_are_equally_likely() -> None:
-    found = samples((64, 3, 4, 4))
-    assert [sum(found.at(normal) == value for normal in NORMALS) for value in (3, 4, 64)] == [500, 1000, 500]
-
-
-@pytest.mark.parametrize(
-    ("steps", "what"),
-    [([], "length >= 1"), ([3, 0], r">= 1.0 - at `\$.steps\[1\]`"), ([10_001], "<= 10000"), ([math.nan], r"at `\$.steps\[0\]`")],
-)
-def test_what_cannot_be_lengths_is_refused(steps: list[float], what: str) -> None:
-    with pytest.raises(msgspec.ValidationError, match=what):
-        msgspec.convert({"steps": steps, "step_tokens": [4]}, SimLengthsSpec)
-
-
 def test_lengths_have_one_source() -> None:
-    with pytest.raises(ValueError, match="`preset` and `lengths` both set the length of thoughts; drop one"):
-        SimTextSpec(preset="math", lengths="runs/A")
     with pytest.raises(ValueError, match="`preset` and `step_tokens_sigma` both set `step_tokens`; drop one, or set it to null"):
         SimTextSpec(preset="math", step_tokens_sigma=0.6)
-    with pytest.raises(ValueError, match="`lengths` and `steps_mean` both set `steps`; drop one"):
-        SimTextSpec(lengths="runs/A", steps_mean=12)
-    assert SimTextSpec(lengths="runs/A").steps_mean is None
     assert SimTextSpec().distribution("steps") == log_normal(12, 0.5)
 
 
 def write(model: TextModel, prompt: list[int], seed: int, limit: int = 8192) -> tuple[int, ...]:
     request = Request(request_id="r", prompt_ids=prompt, max_tokens=limit, temperature=1.0, seed=seed, stop=(DELIMITER,), stop_ids=(CLOSE,))
     return model.write(request, tuple(prompt), limit)[0].ids
-
-
-@pytest.mark.parametrize("tokens", [1, SHORTEST_STEP, 5, 9, 10, 11, 12, 13, 14, 40])
-def test_a_step_has_exactly_the_tokens_that_were_drawn(tokens: int) -> None:
-    text = SimTextSpec(lengths=SimLengthsSpec(steps=(112,), step_tokens=(tokens,)), step_accuracy=0.9)
-    model, prompt, verdicts = TextModel("m", text), DIALECT.generation("How many?"), []
-    for step in range(1, 113):
-        state = model.read(tuple(prompt))
-        assert (state.done, state.total) == (step - 1, 112)
-        ids = write(model, prompt, step)
-        assert len(ids) == max(tokens, SHORTEST_STEP)
-        assert tuple(TOKENIZER.encode(TOKENIZER.decode(ids))) == ids
-        verdicts.append(" no" not in TOKENIZER.decode(ids))
-        prompt += ids
-    state = model.read(tuple(prompt))
-    assert (state.done, state.closed, state.all_right) == (112, True, all(verdicts))
-    assert True in verdicts
-    assert False in verdicts
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -162,6 +122,11 @@ def test_all_steps_of_a_preset_have_drawn_lengths(preset: Preset) -> None:
         drawn += [len(TOKENIZER.encode(part)) + 1 for part in parts]
     assert min(drawn) >= least
     assert fmean(drawn) == pytest.approx(fmean(lengths(preset)[1]), rel=5 * 1.2 / math.sqrt(len(drawn)))
+
+
+def test_engines_that_disagree_on_the_number_of_steps_are_refused() -> None:
+    with pytest.raises(GraphError, match="engine 'b': text: its thoughts differ in numbers of steps from those of 'a'"):
+        devices_of({"a": SIM, "b": structs.replace(SIM, text=SimTextSpec(preset="math"))})
 
 
 def test_engines_of_one_preset_agree_on_the_number_of_steps() -> None:
@@ -220,59 +185,3 @@ def test_a_step_that_is_hard_for_one_engine_is_hard_for_another() -> None:
 def test_the_ends_of_the_correlation_are_no_special_case(correlation: float, found: set[int]) -> None:
     counts = set(right_together(correlation, 0.5, steps=60))
     assert counts == found if correlation else counts >= found
-
-
-def test_a_run_counts_from_the_folder_of_the_engines_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder, elsewhere = tmp_path / "engines", tmp_path / "elsewhere"
-    folder.mkdir()
-    (elsewhere / "runs/A").mkdir(parents=True)
-    monkeypatch.chdir(elsewhere)
-    raw = msgspec.to_builtins(SIM) | {"text": {"lengths": "runs/A"}}
-    (folder / "engines.yaml").write_bytes(msgspec.json.encode({"target": raw}))
-    assert the_run(folder) == str(elsewhere / "runs/A")
-    (folder / "runs/A").mkdir(parents=True)
-    assert the_run(folder) == str(folder / "runs/A")
-
-
-def the_run(folder: Path) -> str:
-    spec: Any = load_engines(folder / "engines.yaml", engine_specs())["target"]
-    return str(spec.text.lengths)
-
-
-def test_what_is_no_run_is_named(tmp_path: Path) -> None:
-    spec = msgspec.structs.replace(SIM, text=SimTextSpec(lengths=str(tmp_path)))
-    with pytest.raises(
-        GraphError, match=r"^engine 'draft': text.lengths: .*run.json: cannot be read: no such file or directory; expected a run folder"
-    ):
-        with_lengths("draft", spec)
-
-
-@pytest.mark.parametrize("graph", ["target", "specreason"])
-def test_a_recorded_run_gives_the_lengths_of_its_thoughts(tmp_path: Path, graph: str) -> None:
-    """Written at once or step by step: steps are counted by their markers here."""
-    settings = ("engines.*.text.preset=gsm8k", "engines.*.text.step_accuracy=1")
-    result = solve(tmp_path, graph=graph, settings=settings, input=write_problems(tmp_path, 4))
-    texts: dict[str, str] = {}
-    for row in rows(result, "steps"):
-        texts[row["chain_id"]] = texts.get(row["chain_id"], "") + row["step_text"]
-    found = read_lengths(tmp_path / "run")
-    thoughts = [text.partition(THINK_CLOSE)[0].split(DELIMITER) for text in texts.values()]
-    assert found.steps == tuple(sorted(len(thought) for thought in thoughts))
-    tokens = sorted(len(TOKENIZER.encode(step)) + 1 for thought in thoughts for step in thought)
-    assert found.step_tokens == pytest.approx(tokens, rel=0.5)
-    assert fmean(found.step_tokens) == pytest.approx(fmean(tokens), rel=0.01)
-
-
-def test_a_run_without_a_finished_thought_gives_none(tmp_path: Path) -> None:
-    solve(tmp_path, graph="specreason", settings=("max_steps=1", "engines.*.text.steps_sigma=0"))
-    with pytest.raises(InputError, match="has no chain that finished its thought, so there are no lengths to use"):
-        read_lengths(tmp_path / "run")
-
-
-def test_of_many_samples_the_mean_is_kept(tmp_path: Path) -> None:
-    result = solve(tmp_path, graph="target", settings=("engines.target.text.preset=aime", "token_budget=30720"))
-    found = read_lengths(tmp_path / "run")
-    assert len(found.step_tokens) == KEPT
-    count = sum(found.steps)
-    tokens = sum(row["thought_tokens"] for row in rows(result, "chains"))
-    assert fmean(found.step_tokens) * count == pytest.approx(tokens, rel=0.01)

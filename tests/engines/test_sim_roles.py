@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from pipeline.engine import Content, Request
-from pipeline.engines.sim.lengths import SimLengthsSpec
 from pipeline.engines.sim.spec import SimTextSpec
 from pipeline.engines.sim.text import TextModel, sim_answer
 from pipeline.engines.sim.tokenizer import SimTokenizer
@@ -126,16 +125,6 @@ def test_the_answer_is_right_where_no_error_stands_at_the_end() -> None:
         assert (boxed(answer) == sim_answer(problem(number))) == (words[-1] == "ok")
         ends.add(("no" in words, words[-1]))
     assert ends >= {(False, "ok"), (True, "ok"), (True, "no"), (True, "eh")}
-
-
-def test_a_thought_too_long_for_three_letters_states_its_length_in_digits() -> None:
-    text = SimTextSpec(lengths=SimLengthsSpec(steps=(10_000,), step_tokens=(4,)), verbosity=100)
-    model, prompt = TextModel("m", text), DIALECT.generation(problem(0))
-    late = [*prompt, *TOKENIZER.encode(f"; step 17000 of 17576 ok{DELIMITER}")]
-    [step] = write(model, late, **STEP)
-    assert len(step) > 4
-    state = model.read([*late, *step])
-    assert (state.done, state.total) in ((17001, 17576), (17001, 17577))
 
 
 # Judges.

@@ -78,14 +78,6 @@ def test_params_of_a_bundled_graph_are_the_same_wherever_they_went(name: str, tm
     assert [params_of(each) for each in (*everywhere, RunFile.read(tmp_path / "again").plan)] == [params_of(plan)] * (len(everywhere) + 1)
 
 
-def test_a_replay_takes_no_adapter_that_the_recorded_run_did_not_have(tmp_path: Path) -> None:
-    graph = ROOT / "graphs/target.yaml"
-    options = RunOptions(graph=graph, engines=SIM, input=write_problems(tmp_path, 2), output=tmp_path / "run")
-    run(options)
-    with pytest.raises(GraphError, match=r"asks for the adapter 'None' of `target`, which run .* did not have; it had none"):
-        load_plan(graph, Path(f"replay:{tmp_path / 'run'}"), ("stages.answer.adapter=None",))
-
-
 @pytest.mark.parametrize(("text", "kept"), [("null", None), ("~", None), ("", None), ('"null"', "null"), ("None", "None")])
 def test_only_null_is_no_adapter(text: str, kept: str | None) -> None:
     plan = load_plan(ROOT / "graphs/target.yaml", SIM, (f"stages.answer.adapter={text}", "engines.target.adapters=['null', None]"))

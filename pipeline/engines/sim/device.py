@@ -166,7 +166,16 @@ def devices_of(specs: Mapping[str, SimSpec]) -> dict[str, SimDeviceSpec]:
                 needs = f"max_num_seqs x (num_speculative_tokens + 1), {spec.max_num_seqs * each}; that many tokens are verified together"
             what = f"{spec.max_num_batched_tokens} is less than {needs}"
             raise GraphError(f"$.{role}.max_num_batched_tokens", what)
+    _check_steps({role: spec for role, spec in specs.items() if spec.replay is None})
     return devices
+
+
+def _check_steps(specs: Mapping[str, SimSpec]) -> None:
+    first = next((role for role, spec in specs.items() if spec.text.preset is not None), None)
+    for role, spec in specs.items():
+        if first is not None and spec.text.distribution("steps") != specs[first].text.distribution("steps"):
+            what = f"its thoughts differ in numbers of steps from those of {role!r}, which continues them"
+            raise GraphError(f"engine {first!r}: text", f"{what}; give both the same `preset`")
 
 
 def widened(specs: Mapping[str, SimSpec], opened: Collection[str]) -> dict[str, dict[str, int]]:

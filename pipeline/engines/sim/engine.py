@@ -19,7 +19,7 @@ from pipeline.engines.meter import UsageMeter
 from pipeline.engines.sim.cache import PrefixCache
 from pipeline.engines.sim.device import Share, SimDevice, devices_of, widened
 from pipeline.engines.sim.output import Output
-from pipeline.engines.sim.recorded_lengths import with_lengths
+from pipeline.engines.sim.replay import RecordedText
 from pipeline.engines.sim.scheduler import Job, Scheduler
 from pipeline.engines.sim.spec import SimSpec
 from pipeline.engines.sim.speculation import SpeculationMeter, iterations_of
@@ -76,7 +76,7 @@ class SimEngine:
         self.role, self.spec, self._source = role, spec, source
         self.tokenizer: Tokenizer = source.tokenizer
         self.max_model_len, self.vocab_size = spec.max_model_len, source.vocab_size
-        self.facts: dict[str, Fact] = _facts(spec)
+        self.facts: dict[str, Fact] = _facts(spec) | source.facts
         self._clock = clock
         self._shares: list[Share] = []
         self._join_device()
@@ -204,7 +204,7 @@ def _end(done: Done) -> None:
 
 def _facts(spec: SimSpec) -> dict[str, Fact]:
     name, rate = spec.device.name, float(spec.device.flops_per_s)
-    facts: dict[str, Fact] = {"answers": "simulated", "devices": (name,), "device_model": name, "device": name}
+    facts: dict[str, Fact] = {"devices": (name,), "device_model": name, "device": name}
     facts |= {"kv_cache_tokens": spec.kv_cache_tokens, "batch_invariant": True}
     facts |= {} if spec.device.fit_error is None else {"fit_error": spec.device.fit_error}
     facts |= {} if spec.speculative is None else {"token_level": True}
@@ -224,8 +224,7 @@ def _timing(first: Job, others: list[Job]) -> Timing:
 @asynccontextmanager
 async def open_sim(specs: Mapping[str, SimSpec]) -> AsyncIterator[Mapping[str, Engine]]:
     """Open the simulated engines of all roles; those that name the same device share it. Raises `UsageError`."""
-    specs = {role: with_lengths(role, spec) for role, spec in specs.items()}
-    async with open_devices(specs, {role: SeededText(spec) for role, spec in specs.items()}) as engines:
+    async with open_devices(specs, {role: _source(role, spec) for role, spec in specs.items()}) as engines:
         yield engines
 
 
@@ -244,8 +243,12 @@ async def open_devices(specs: Mapping[str, SimSpec], sources: Mapping[str, TextS
                 await engine.aclose()
 
 
+def _source(role: str, spec: SimSpec) -> TextSource:
+    return SeededText(spec) if spec.replay is None else RecordedText(role, spec.replay)
+
+
 def _tokenizer_of(role: str, spec: SimSpec) -> Tokenizer:
-    return SeededText(spec).tokenizer
+    return _source(role, spec).tokenizer
 
 
 BACKEND = Backend(spec=SimSpec, open=open_sim, virtual_time=True, tokenizer=_tokenizer_of, widened=widened)

@@ -1,30 +1,21 @@
-"""How long simulated thoughts and steps are: those of a recorded run, the presets, and the distributions made of both. Pure.
+"""How long simulated thoughts and steps are: distributions, and presets of measured ones. Pure.
 
 A distribution gives a length for a standard normal draw: the greater the draw, the greater the length.
 """
 
 import math
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from statistics import NormalDist
-from typing import Annotated, Literal
+from typing import Literal
 
-from msgspec import Meta, Struct
+from msgspec import Struct
 
 Preset = Literal["gsm8k", "math", "aime"]
 """The names of `PRESETS`."""
 MAX_LENGTHS = {"steps": 10_000, "step_tokens": 100_000}
 """The maximum number of steps of a thought, and of tokens of a step, where the lengths are measured ones."""
 _NORMAL = NormalDist()
-
-
-class SimLengthsSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How long thoughts and steps of a recorded run were: samples, each as likely as the others."""
-
-    steps: Annotated[tuple[Annotated[float, Meta(ge=1, le=MAX_LENGTHS["steps"])], ...], Meta(min_length=1)]
-    """Steps of a thought."""
-    step_tokens: Annotated[tuple[Annotated[float, Meta(ge=1, le=MAX_LENGTHS["step_tokens"])], ...], Meta(min_length=1)]
-    """Tokens of a step, with the blank line or `</think>` that ends it."""
 
 
 class LogNormal(Struct, frozen=True):
@@ -55,26 +46,12 @@ class Quantiles(Struct, frozen=True):
         return math.exp(min(max(log, self.low), self.high))
 
 
-class Samples(Struct, frozen=True):
-    """Each of `ordered` as likely as the others."""
-
-    ordered: tuple[float, ...]
-
-    def at(self, normal: float) -> float:
-        return self.ordered[min(int(_NORMAL.cdf(normal) * len(self.ordered)), len(self.ordered) - 1)]
-
-
-Distribution = LogNormal | Quantiles | Samples
+Distribution = LogNormal | Quantiles
 
 
 def log_normal(mean: float, sigma: float) -> LogNormal:
     """The log-normal distribution whose mean is `mean`; `sigma` is the standard deviation of the logarithm."""
     return LogNormal(math.log(mean) - sigma * sigma / 2, sigma)
-
-
-def samples(values: Sequence[float]) -> Samples:
-    """The distribution of `values`, each as likely as the others."""
-    return Samples(tuple(sorted(values)))
 
 
 def quantiles(values: Mapping[float, float], most: float) -> Quantiles:

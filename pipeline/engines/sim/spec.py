@@ -1,12 +1,11 @@
 """The keys that an engines file may hold for an engine `sim`: its device, the model on it, and what it writes."""
 
-from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
-from msgspec.structs import force_setattr, replace
+from msgspec.structs import force_setattr
 
-from pipeline.engines.sim.lengths import PRESETS, Distribution, Preset, SimLengthsSpec, log_normal, samples
+from pipeline.engines.sim.lengths import PRESETS, Distribution, Preset, log_normal
 from pipeline.graph.spec import AdapterName, RestartableSpec, Tokens
 
 _DEFAULTS = {"steps": {"steps_mean": 12.0, "steps_sigma": 0.5}, "step_tokens": {"step_tokens_mean": 40.0, "step_tokens_sigma": 0.6}}
@@ -53,8 +52,8 @@ class SimDeviceSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 class SimTextSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a simulated engine writes: lengths and quality, drawn from the seeds of the run.
 
-    Lengths of thoughts and steps are log-normal by the keys `steps_*` and `step_tokens_*`, or those of a `preset` or a recorded run
-    (`lengths`). They have one source: a key next to a preset or a run is an error.
+    Lengths of thoughts and steps are log-normal by the keys `steps_*` and `step_tokens_*`, or those of a `preset`, next to which these keys
+    are an error.
 
     A step is correct if a number, uniform in [0, 1), is below `step_accuracy`. For a share `step_correlation` of the steps, picked by
     problem and step number, all candidates have the same number, so they are all correct or all wrong, and if one engine fails, every
@@ -73,15 +72,12 @@ class SimTextSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     preset: Preset | None = None
     """Lengths measured on texts of reasoning models."""
-    lengths: str | SimLengthsSpec | None = None
-    """The folder of a recorded run with such lengths. A relative path is relative to the engines file, or else to the working
-    directory."""
     steps_mean: Annotated[float, Meta(gt=0, le=1e5)] | None = None
-    """Mean number of steps of a thought at `verbosity` 1, log-normal over the problems; null: 12, unless a preset or a run gives it."""
+    """Mean number of steps of a thought at `verbosity` 1, log-normal over the problems; null: 12, unless a preset gives it."""
     steps_sigma: Annotated[float, Meta(ge=0, le=3)] | None = None
     """Standard deviation of the logarithm of that number; null: 0.5."""
     step_tokens_mean: Annotated[float, Meta(gt=1, le=1e5)] | None = None
-    """Mean number of tokens of a step, log-normal over the candidates; null: 40, unless a preset or a run gives it."""
+    """Mean number of tokens of a step, log-normal over the candidates; null: 40, unless a preset gives it."""
     step_tokens_sigma: Annotated[float, Meta(ge=0, le=3)] | None = None
     """Standard deviation of the logarithm of that number; null: 0.6."""
     answer_tokens: Tokens = 40
@@ -122,28 +118,17 @@ class SimTextSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
             force_setattr(self, "verifier_accuracy", _VERIFIER_ACCURACY)
         elif self.judge_auc is not None and self.verifier_accuracy is not None:
             raise ValueError("`judge_auc` and `verifier_accuracy` both say how well it judges; drop one, or set it to null")
-        if self.preset is not None and self.lengths is not None:
-            raise ValueError("`preset` and `lengths` both set the length of thoughts; drop one")
         for part, defaults in _DEFAULTS.items():
             for key, value in defaults.items():
-                if not self.measured and getattr(self, key) is None:
+                if self.preset is None and getattr(self, key) is None:
                     force_setattr(self, key, value)
-                elif self.measured and getattr(self, key) is not None:
-                    source = "lengths" if self.preset is None else "preset"
-                    raise ValueError(f"`{source}` and `{key}` both set `{part}`; drop one, or set it to null")
-
-    @property
-    def measured(self) -> bool:
-        """Whether lengths are those of a preset or a recorded run."""
-        return self.preset is not None or self.lengths is not None
+                elif self.preset is not None and getattr(self, key) is not None:
+                    raise ValueError(f"`preset` and `{key}` both set `{part}`; drop one, or set it to null")
 
     def distribution(self, part: Literal["steps", "step_tokens"]) -> Distribution:
-        """The distribution of the steps of a thought, or of the tokens of a step. `lengths` must have been read."""
-        assert not isinstance(self.lengths, str), "lengths are read before an engine opens"
+        """The distribution of the steps of a thought, or of the tokens of a step."""
         if self.preset is not None:
             return PRESETS[self.preset][part]
-        if self.lengths is not None:
-            return samples(getattr(self.lengths, part))
         mean, sigma = (getattr(self, key) for key in _DEFAULTS[part])
         return log_normal(mean, sigma)
 
@@ -224,14 +209,9 @@ class SimSpec(RestartableSpec, frozen=True, kw_only=True, tag="sim"):
     unmodified model."""
     text: SimTextSpec = SimTextSpec()
     """Lengths and accuracy of what it writes."""
+    replay: str | None = None
+    """Folder of a recorded run: the engine answers what that of its role said there, instead of a `text`, and only what it was asked."""
 
     @property
     def tokenizer_name(self) -> None:
         return None
-
-    def located(self, folder: Path) -> Self:
-        if not isinstance(self.text.lengths, str):
-            return self
-        beside = folder / self.text.lengths
-        path = beside if beside.exists() else Path(self.text.lengths)
-        return replace(self, text=replace(self.text, lengths=str(path.absolute())))

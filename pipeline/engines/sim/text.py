@@ -25,7 +25,7 @@ from typing import Protocol
 
 from msgspec import Struct, structs
 
-from pipeline.engine import Candidate, Content, Request, Tokenizer, packed
+from pipeline.engine import Candidate, Content, Fact, Request, Tokenizer, packed
 from pipeline.engines.sim.difficulty import chances
 from pipeline.engines.sim.output import TRIAL_DOUBT, Output, digit_of, judged_score, normal_of, simulated_confidence, written
 from pipeline.engines.sim.spec import SimSpec, SimTextSpec
@@ -437,7 +437,7 @@ class TextModel:
     def _ended(self, step: int, total: int, word: str, tokens: int, place: float) -> Piece:
         """A step of `tokens` tokens; where lengths are those of `SimTextSpec` its marker may make it longer."""
         marker = _marker(step, total, word)
-        if self.spec.measured and tokens < len(marker[0]) and total <= _MOST:
+        if self.spec.preset is not None and tokens < len(marker[0]) and total <= _MOST:
             marker = _short_marker(step, total, word)
         return _padded(marker, tokens, place)
 
@@ -462,6 +462,8 @@ class TextSource(Protocol):
 
     tokenizer: Tokenizer
     vocab_size: int
+    facts: dict[str, Fact]
+    """What it says of the answers (`Engine.facts`)."""
 
     def output(self, request: Request, max_model_len: int) -> Output:
         """The answer to `request`, which must fit into the context. Raises `ChainError` where there is none."""
@@ -473,6 +475,7 @@ class SeededText:
     def __init__(self, spec: SimSpec) -> None:
         self.tokenizer: Tokenizer = SimTokenizer()
         self.vocab_size = VOCAB_SIZE
+        self.facts: dict[str, Fact] = {"answers": "simulated"}
         self._model = TextModel(spec.model, spec.text)
 
     def output(self, request: Request, max_model_len: int) -> Output:

@@ -3,17 +3,17 @@
 from pathlib import Path
 from typing import Any
 
-import anyio
 import pytest
+from msgspec import structs
 
 from pipeline.confidence import Confidence
-from pipeline.engine import Request, Timing, Usage
-from pipeline.engines.replay.calls import CALL_COLUMNS, RecordedCall, RecordedCalls
-from pipeline.engines.replay.engine import RecordedText, ReplayEngine, mismatch, output_of
+from pipeline.engine import Request
+from pipeline.engines.sim.replay import RecordedCall, RecordedText, mismatch, output_of
 from pipeline.engines.sim.tokenizer import VOCAB_SIZE, SimTokenizer
-from pipeline.errors import ContextOverflow, EngineDead, NeverGenerated
+from pipeline.errors import GraphError, NeverGenerated
 from pipeline.store.events import MEASURED_IN, CallRow
 from pipeline.store.run_store import RunStore
+from tests.support.run_files import SIM, write_run_json
 
 TOKENIZER = SimTokenizer()
 PROMPT = tuple(TOKENIZER.encode("What is 1 + 1?"))
@@ -32,7 +32,7 @@ def call(**fields: Any) -> RecordedCall:
     """Two candidates: one that ran into the limit, and one that ended its turn."""
     ours: dict[str, Any] = {
         "request_id": "p#0/1/draft",
-        "engine": "draft",
+        "prompt_digest": request().digest(),
         "temperature": 0.0,
         "top_p": 1.0,
         "max_tokens": len(SAID),
@@ -45,10 +45,7 @@ def call(**fields: Any) -> RecordedCall:
         "stop_reason": (None, None),
         "option_logprobs": (),
         "scored_logprobs": (),
-        "e2e_latency_s": 0.25,
-        "usage": Usage(input_tokens=len(PROMPT), cached_input_tokens=3, output_tokens=len(SAID) + len(ENDED) + 1),
-        "timing": Timing(queue_time_s=0.125, prefill_time_s=None),
-        "confidences": [SURE, None],
+        **{column: (getattr(SURE, measure), None) for measure, column in MEASURED_IN.items()},
     }
     return RecordedCall(**{**ours, **fields})
 
@@ -110,107 +107,61 @@ def test_a_text_that_was_recorded_longer_than_asked_is_cut() -> None:
     ],
 )
 def test_what_asks_otherwise_gets_nothing(fields: dict[str, Any], says: str | None) -> None:
-    found = mismatch(call(), request(**fields), "draft")
+    found = mismatch(call(), request(**fields))
     assert found is None if says is None else says in str(found)
 
 
-def test_another_engine_would_have_said_something_else() -> None:
-    assert mismatch(call(), request(), "target") == "the recorded call went to the engine `draft`"
-
-
-def row(blank: Any, **fields: Any) -> CallRow:
-    recorded = call()
-    own = {name: getattr(recorded, name) for name in CALL_COLUMNS}
-    own |= {column: (getattr(SURE, measure), None) for measure, column in MEASURED_IN.items()}
-    ours = {**own, "prompt_digest": request().digest(), "input_tokens": len(PROMPT), "cached_input_tokens": 3, "queue_time_s": 0.125}
-    made: CallRow = blank(CallRow, **{**ours, **fields})
-    return made
-
-
 @pytest.fixture
-def calls(tmp_path: Path, blank: Any) -> RecordedCalls:
+def recorded(tmp_path: Path, blank: Any) -> Path:
     """A call that was answered at its second attempt, one that never was, and one more of each in a second part."""
     failed = {"error_type": "CallTimeout", "prompt_digest": None, "output_token_ids": (), "finish_reason": (), "stop_reason": ()}
+    facts = {"answers": "simulated", "max_model_len": 100, "vocab_size": VOCAB_SIZE}
+    write_run_json(tmp_path, engines={"draft": SIM}, engine_facts={"draft": facts})
     for number in range(2):
         store = RunStore(tmp_path)
-        names = f"p#{number}/1/draft", f"p#{number}/2/draft"
-        store.append("calls", [row(blank, request_id=name, **failed) for name in names] + [row(blank, request_id=names[0])])
+
+        def row(name: str, number: int = number, **fields: Any) -> CallRow:
+            made: CallRow = blank(CallRow, **{**structs.asdict(call()), "engine": "draft", "request_id": f"p#{number}/{name}", **fields})
+            return made
+
+        store.append("calls", [row("1/draft", **failed), row("2/draft", **failed), row("1/draft")])
         store.close()
-    return RecordedCalls(tmp_path)
+    return tmp_path
 
 
-def test_an_answered_attempt_is_found_in_any_part(calls: RecordedCalls) -> None:
+def test_an_answered_attempt_is_found_in_any_part(recorded: Path) -> None:
+    source = RecordedText("draft", str(recorded))
     for number in range(2):
-        name = f"p#{number}/1/draft"
-        found = calls.find(request(request_id=name))
-        assert (found.request_id, found.output_token_ids, found.timing.queue_time_s) == (name, (SAID, ENDED), 0.125)
-        assert found.timing.prefill_time_s is None
+        found = source.output(request(request_id=f"p#{number}/1/draft", max_tokens=len(SAID)), 100)
+        assert [each.ids for each in found.candidates] == [SAID, ENDED]
+    assert source.facts == {"answers": "simulated", "replay": str(recorded)}
+    with pytest.raises(GraphError, match="had no such engine; known are `draft`"):
+        RecordedText("target", str(recorded))
 
 
 @pytest.mark.parametrize(
     ("fields", "says"),
     [
-        ({"request_id": "p#0/3/draft"}, "the recorded run made no such call"),
-        ({"request_id": "p#0/2/draft"}, "the recorded call got no answer"),
-        ({"prompt_ids": PROMPT[1:]}, "the recorded call had a different prompt"),
-        ({"stop_ids": (1,)}, "the recorded call had a different prompt"),
+        ({"request_id": "p#0/3/draft"}, "the recorded run answered no such call"),
+        ({"request_id": "p#0/2/draft"}, "the recorded run answered no such call"),
+        ({"prompt_ids": PROMPT[1:]}, "the graph uses another wording or adapter"),
+        ({"stop_ids": (1,)}, "the graph uses another wording or adapter"),
+        ({"n": 3}, "asks for 3 candidates"),
+        ({"max_tokens": 64}, r"allows 64 tokens, but a recorded text was cut at \d+"),
+        ({"logprobs": True}, "no log probabilities of this text were recorded"),
+        ({"logprobs": True, "n": 1, "max_tokens": 2}, "no log probabilities of this text were recorded"),
     ],
 )
-def test_why_there_is_no_answer_is_said(calls: RecordedCalls, fields: dict[str, Any], says: str) -> None:
-    with pytest.raises(NeverGenerated, match=f"needs text that was never generated: {says}") as caught:
-        calls.find(request(**fields))
-    assert caught.value.request_id == fields.get("request_id", "p#0/1/draft")
+def test_why_there_is_no_answer_is_said(recorded: Path, fields: dict[str, Any], says: str) -> None:
+    asked = request(**{"request_id": "p#0/1/draft", "max_tokens": len(SAID), **fields})
+    with pytest.raises(NeverGenerated, match=f"needs text that was never generated: .*{says}") as caught:
+        RecordedText("draft", str(recorded)).output(asked, 100)
+    assert caught.value.request_id == asked.request_id
 
 
-def test_a_run_without_calls_answers_nothing(tmp_path: Path) -> None:
-    RunStore(tmp_path).close()
-    with pytest.raises(NeverGenerated, match="made no such call"):
-        RecordedCalls(tmp_path).find(request())
-
-
-@pytest.mark.anyio
-async def test_a_call_takes_as_long_as_it_took(calls: RecordedCalls) -> None:
-    engine = ReplayEngine("draft", RecordedText("draft", calls, TOKENIZER, VOCAB_SIZE), max_model_len=100)
-    start = anyio.current_time()
-    completion = await engine.generate(request(max_tokens=len(SAID)))
-    assert anyio.current_time() == start + 0.25
-    assert completion.usage == Usage(input_tokens=len(PROMPT), output_tokens=len(SAID) + len(ENDED) + 1)
-    with pytest.raises(NeverGenerated, match=r"allows 64 tokens, but a recorded text was cut at \d+"):
-        await engine.generate(request())
-    with pytest.raises(ContextOverflow):
-        await engine.generate(request(prompt_ids=PROMPT * 20))
-    found = engine.statistics()
-    assert (found.requests, found.output_tokens, found.busy_s, found.running) == (1, completion.usage.output_tokens, 0.25, 0)
-
-
-@pytest.mark.anyio
-async def test_how_sure_the_model_was_is_told_where_it_was_recorded(calls: RecordedCalls) -> None:
-    engine = ReplayEngine("draft", RecordedText("draft", calls, TOKENIZER, VOCAB_SIZE), max_model_len=100)
-    found = await engine.generate(request(max_tokens=len(SAID), logprobs=True, n=1))
-    assert [each.confidence for each in found.candidates] == [SURE]
-    for asked in (request(max_tokens=len(SAID), logprobs=True), request(max_tokens=2, logprobs=True, n=1)):
-        with pytest.raises(NeverGenerated, match="no log probabilities of this text were recorded"):
-            await engine.generate(asked)
-
-
-@pytest.mark.anyio
-async def test_who_waits_for_an_engine_that_closes_is_told(calls: RecordedCalls) -> None:
-    engine = ReplayEngine("draft", RecordedText("draft", calls, TOKENIZER, VOCAB_SIZE), max_model_len=100)
-    told: list[str] = []
-
-    async def ask() -> None:
-        with pytest.raises(EngineDead, match="it was closed"):
-            await engine.generate(request(max_tokens=len(SAID)))
-        told.append("dead")
-
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(ask)
-        await anyio.sleep(0.125)
-        assert engine.statistics().running == 1
-        await engine.aclose()
-    await ask()
-    assert told == ["dead", "dead"]
-    assert engine.statistics().busy_s == 0.125
+def test_how_sure_the_model_was_is_told_where_it_was_recorded(recorded: Path) -> None:
+    asked = request(request_id="p#0/1/draft", max_tokens=len(SAID), logprobs=True, n=1)
+    assert [each.confidence for each in RecordedText("draft", str(recorded)).output(asked, 100).candidates] == [SURE]
 
 
 def test_a_digest_tells_what_is_asked_about() -> None:

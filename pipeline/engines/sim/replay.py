@@ -1,0 +1,204 @@
+"""The text of recorded runs: a request enters, what the engine of the same role answered to it then leaves.
+
+A request that was never answered is never given an invented answer: it raises `NeverGenerated`. How long an answer takes is the simulated
+engine's to say.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import Struct, structs
+
+from pipeline.confidence import Confidence
+from pipeline.engine import Candidate, Fact, FinishReason, Request, Tokenizer
+from pipeline.engines.models import resolve
+from pipeline.engines.sim.output import Output
+from pipeline.engines.sim.spec import SimSpec
+from pipeline.engines.sim.tokenizer import SimTokenizer
+from pipeline.engines.tokenizer import HFTokenizer
+from pipeline.errors import GraphError, InputError, NeverGenerated, boundary, did_you_mean
+from pipeline.graph.loader import PARAMS, load_engines
+from pipeline.graph.plan import settings_of
+from pipeline.graph.prompt_files import PUBLISHED
+from pipeline.store.events import MEASURED_IN, confidences
+from pipeline.store.query import Query
+from pipeline.store.run_file import RunFile
+
+PREFIX = "replay:"
+"""Marks a run folder where the name of an engines file is expected: `replay:RUN`."""
+CALIBRATION = "calibration.yaml"
+"""The file in a run folder with simulated engines that were fitted to the run."""
+
+
+class RecordedCall(Struct, frozen=True, kw_only=True):
+    """One answered call of a recorded run; fields are columns of the calls table."""
+
+    request_id: str
+    prompt_digest: int
+    temperature: float
+    top_p: float
+    max_tokens: int
+    seed: int
+    choice_count: int
+    stop_sequences: tuple[str, ...]
+    option_ids: tuple[int, ...]
+    output_token_ids: tuple[tuple[int, ...], ...]
+    finish_reason: tuple[FinishReason, ...]
+    stop_reason: tuple[str | None, ...]
+    option_logprobs: tuple[float, ...]
+    scored_logprobs: tuple[float, ...]
+    logprob_mean: tuple[float | None, ...]
+    logprob_min: tuple[float | None, ...]
+    first_entropy: tuple[float | None, ...]
+    logprob_margin: tuple[float | None, ...]
+
+    @property
+    def confidences(self) -> list[Confidence | None]:
+        """How sure the model was of each candidate; None where no log probabilities were recorded."""
+        return confidences({name: getattr(self, name) for name in MEASURED_IN.values()}, len(self.output_token_ids))
+
+
+ANSWERED = f"SELECT {', '.join(RecordedCall.__struct_fields__)} FROM calls WHERE engine = $role AND error_type IS NULL"
+
+
+class RecordedLimits(Struct, frozen=True):
+    """The context length of a recorded engine in tokens, and its number of token ids."""
+
+    max_model_len: int
+    vocab_size: int
+
+
+class RecordedText:
+    """The `TextSource` of what one engine of a recorded run answered, all of which is held in memory."""
+
+    def __init__(self, role: str, run: str) -> None:
+        """Raises `InputError` where the run cannot be read, and `GraphError` where it had no such engine."""
+        file = RunFile.read(Path(run))
+        self.tokenizer, self.vocab_size = recorded_tokenizer(run, file, role), recorded_limits(run, file, role).vocab_size
+        names = RecordedCall.__struct_fields__
+        with Query(Path(run)) as db:
+            rows = (dict(zip(names, row, strict=True)) for row in db.stream(ANSWERED, role=role))
+            calls = [msgspec.convert(row, RecordedCall) for row in rows]
+        self._calls = {(call.request_id, call.prompt_digest): call for call in calls}
+        simulated = file.engine_facts.get(role, {}).get("answers") == "simulated"
+        self.facts: dict[str, Fact] = {"answers": "simulated" if simulated else "recorded", "replay": run}
+        if not any(call.logprob_mean for call in calls):
+            self.facts["cannot"] = ("logprobs",)
+
+    def output(self, request: Request, max_model_len: int) -> Output:
+        """The part of the recorded answer that `request` gets. Raises `NeverGenerated`."""
+        call = self._calls.get((request.request_id, request.digest()))
+        if call is None:
+            what = "the recorded run answered no such call: the chain took another path, or the graph uses another wording or adapter"
+            raise NeverGenerated(request.request_id, what)
+        if flaw := mismatch(call, request):
+            raise NeverGenerated(request.request_id, flaw)
+        found = output_of(call, request, min(request.max_tokens, max_model_len - len(request.prompt_ids)), self.tokenizer)
+        if found is None:
+            what = f"the call allows {request.max_tokens} tokens, but a recorded text was cut at {call.max_tokens}"
+            raise NeverGenerated(request.request_id, what)
+        if request.logprobs and any(each.ids and each.confidence is None for each in found.candidates):
+            raise NeverGenerated(request.request_id, "no log probabilities of this text were recorded")
+        return found
+
+
+def mismatch(call: RecordedCall, request: Request) -> str | None:
+    """Why `call`, which has the id and prompt of `request`, cannot answer it, as a clause; None where it can."""
+    for name, then, now in (
+        ("temperature", call.temperature, request.temperature),
+        ("top_p", call.top_p, request.top_p),
+        ("seed", call.seed, request.seed),
+        ("stop", call.stop_sequences, request.stop),
+        ("options", call.option_ids, request.option_ids),
+    ):
+        if then != now:
+            return f"the call has a different {name} than the recorded one"
+    if request.n > call.choice_count:
+        return f"the call asks for {request.n} candidates, but {call.choice_count} were recorded"
+    return None
+
+
+def output_of(call: RecordedCall, request: Request, limit: int, tokenizer: Tokenizer) -> Output | None:
+    """The part of the answer in `call` that `request` gets where its candidates may have `limit` tokens; None where a recorded text
+    was cut before that.
+
+    A candidate depends on the seed and its own number alone (`Request.seed`), and its text on nothing that comes after. So the
+    first few of the recorded candidates, and the beginnings of their texts, are what the model would have written.
+    """
+    if request.scored_ids:
+        return Output((), (1,), scored_logprobs=call.scored_logprobs)
+    each = list(zip(call.output_token_ids, call.finish_reason, call.stop_reason, call.confidences, strict=True))[: request.n]
+    candidates, lengths = [], []
+    for ids, finish, stop, confidence in each:
+        sampled = len(ids) + (finish == "stop" and stop is None)  # the end of the sequence was sampled and is not kept
+        if request.max_tokens != call.max_tokens or len(ids) > limit:
+            if finish == "length" and len(ids) < limit:
+                return None
+            if sampled > limit:
+                ids, finish, stop, sampled, confidence = ids[:limit], "length", None, limit, None
+        candidates.append(
+            Candidate(
+                ids=ids,
+                text=tokenizer.decode(ids),
+                cumulative_logprob=None,
+                finish_reason=finish,
+                stop_reason=stop,
+                confidence=confidence,
+            )
+        )
+        lengths.append(max(sampled, 1))
+    return Output(tuple(candidates), tuple(lengths), call.option_logprobs)
+
+
+def replayed(engines: Path | None) -> Path | None:
+    """The run folder in `replay:RUN`, absolute; None for the name of a file."""
+    name = str(engines or "")
+    return Path(name.removeprefix(PREFIX)).absolute() if name.startswith(PREFIX) else None
+
+
+def bindings(engines: Path | None) -> Path | Mapping[str, Any] | None:
+    """The engines that the option `--engines` names: a file's path as it is; for `replay:RUN` the run's simulated engines, or those that
+    were fitted to it, which give its answers, with the prompts for its graph that its models were given for `auto`.
+
+    Raises `InputError` where the run cannot be read, and `GraphError` where nothing says how long calls of its engines take.
+    """
+    run = replayed(engines)
+    if run is None:
+        return engines
+    plan, fitted = RunFile.read(run).plan, run / CALIBRATION
+    known = plan.engines | (load_engines(fitted, {"sim": SimSpec}) if fitted.is_file() else {})
+    found: dict[str, Any] = {}
+    for role in plan.engines:
+        if not isinstance(spec := known[role], SimSpec):
+            what = f"{run} ran on models and holds no {CALIBRATION}; write one: pipeline calibrate {run} -o {fitted}"
+            raise GraphError(f"engine {role!r}", what)
+        found[role] = settings_of(structs.replace(spec, replay=str(run)))
+    return found | ({PARAMS: {plan.name: {"prompts": PUBLISHED}}} if plan.params.get("prompts") == PUBLISHED else {})
+
+
+def recorded_limits(run: str, file: RunFile, role: str) -> RecordedLimits:
+    """The limits of the engine `role` of a run; raises `InputError` where its `run.json` does not state them."""
+    with boundary(InputError, f"{run}/run.json: $.engine_facts.{role}", foreign=msgspec.ValidationError):
+        return msgspec.convert(file.engine_facts.get(role), RecordedLimits)
+
+
+def recorded_tokenizer(run: str, file: RunFile, role: str) -> Tokenizer:
+    """The tokenizer of the engine `role` of a run; no weights are loaded for it. Raises `GraphError` where it is not known."""
+    engine = file.plan.engines.get(role)
+    if engine is None:
+        raise GraphError(f"engine {role!r}", f"the run {run} had no such engine; {did_you_mean(role, file.plan.engines)}")
+    if isinstance(engine, SimSpec):
+        return SimTokenizer() if engine.replay is None else recorded_tokenizer(engine.replay, RunFile.read(Path(engine.replay)), role)
+    settings = settings_of(engine)
+    name = settings.get("tokenizer") or settings.get("model")
+    if not name:
+        what = f"the run {run} does not say which tokenizer its engine of the backend {engine.backend!r} had"
+        raise GraphError(f"engine {role!r}", what)
+    with boundary(GraphError, f"engine {role!r}", foreign=GraphError):
+        return HFTokenizer(
+            resolve(role, str(name)),
+            trust_remote_code=False,  # a run folder cannot ask for that
+            template_arguments=settings.get("chat_template_kwargs") or {},
+        )
