@@ -36,7 +36,7 @@ from pipeline.graph.loader import PRESET, load_preset
 from pipeline.graph.loader import load_graph as load_bound
 from pipeline.graph.plan import Plan
 from pipeline.graph.plugins import engine_specs, register, stage_specs
-from pipeline.graph.spec import EngineSpec
+from pipeline.graph.spec import EngineSpec, OpenSpec
 from pipeline.graph.yaml_file import setting
 from pipeline.remote.folder import written_folder
 from pipeline.remote.inputs import fetch_problems
@@ -68,13 +68,6 @@ FLAGS = ("resume", "retry_failed")
 """Keywords that are true or false and that an error may ask for."""
 UNREAD = 256
 """While this many finished chains are unread, `solve_async` starts no further chain."""
-
-
-class OpenSpec(EngineSpec, frozen=True, kw_only=True, tag="open"):
-    """The spec, in a plan, of an engine that the caller of the Python API has opened."""
-
-    model: str = ""
-    """A label for the trace."""
 
 
 class Result(Struct, frozen=True, kw_only=True):

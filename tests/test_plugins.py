@@ -96,21 +96,19 @@ def test_totals_of_all_roles_are_those_of_the_engines(solved: Path) -> None:
         assert run.engine_facts[role]["devices"] == ("desk",)
 
 
-@pytest.mark.parametrize("packages", [(PLUGIN,), ()], ids=["installed", "not installed here"])
-def test_its_run_is_reported_compared_drawn_and_exported(solved: Path, tmp_path: Path, packages: tuple[Path, ...]) -> None:
+def test_its_run_is_reported_compared_drawn_and_exported(solved: Path, tmp_path: Path) -> None:
     other = solved.parent / "other"
     if not other.exists():
         with installed(PLUGIN):
             settings = ("--set", "engines.master.max_in_flight=1", "--batch-size", "8")
             command("run", GRAPH, "--input", solved.parent / "problems.jsonl", "--output", other, *settings)
-    with installed(*packages):
+    with installed(PLUGIN):
         command("report", solved, "--output", tmp_path / "report.html")
         page = (tmp_path / "report.html").read_text()
         assert all(name in page for name in (*ROLES, "probability of Y", "propose", "judge", "rewrite", "verifier&#39;s value (critic)"))
         compared = command("compare", solved, other)
         assert all(name in compared for name in ("solved", "other", *ROLES))
-        if packages:
-            assert "judge" in command("graph", "show", GRAPH)
+        assert "judge" in command("graph", "show", GRAPH)
         command("export", solved, "--as", "perfetto", "--output", tmp_path / "trace.json")
         assert (tmp_path / "trace.json").stat().st_size > 10_000
 

@@ -20,6 +20,7 @@ from pipeline.analysis.time.work import RunTimes, read_work
 from pipeline.engine import EngineStatistics
 from pipeline.errors import InputError
 from pipeline.graph.plan import Plan
+from pipeline.graph.spec import OpenSpec
 from pipeline.store.folder import FILE
 from pipeline.store.query import Query
 from pipeline.store.run_file import RunFile
@@ -166,12 +167,10 @@ def summarize_work(work: RunTimes) -> Summary:
 
 
 def _decided(run: RunFile, chains: _Chains) -> dict[str, Any]:
-    """What `run.json` says of the run; nothing where there is no `run.json`.
+    """What `run.json` says of the run.
 
     A run that was resumed with a smaller limit has more chains than its input by now.
     """
-    if not run.plan.engines:
-        return {}
     facts, plan = engine_facts(run), run.plan
     planned, problems = max(run.chains, chains.chains), max(run.input.rows, chains.problems)
     return {
@@ -183,7 +182,7 @@ def _decided(run: RunFile, chains: _Chains) -> dict[str, Any]:
         "planned": planned,
         "problems_planned": None if planned == problems else problems,
         "schedule": run.schedule or None,
-        "resumable": not (run.options.get("in_memory") or run.input.served),
+        "resumable": not (run.input.served or any(isinstance(spec, OpenSpec) for spec in plan.engines.values())),
         "startup_s": run.startup_s,
         "simulated": run.virtual_time,
         "simulator": of_engines(facts.values()) if run.virtual_time else "",

@@ -104,7 +104,7 @@ def resume(
     take_over: bool,
     **changed: Any,
 ) -> None:
-    """Resume the run in folder RUN with the options that it was started with.
+    """Resume the run in folder RUN with the options that it was started with, and with the graph as it was then.
 
     Finished chains are kept, the others continue from their last answered call. Options for engines, schedule and limit replace those of
     the earlier sessions.
@@ -118,7 +118,8 @@ def resume(
     if input_ is not None or (options.input_urls and not (folder.path / import_module("pipeline.store.kept_problems").TABLE).is_dir()):
         first, *more = problems_of(*inputs)
         options = structs.replace(options, input=first, more_inputs=tuple(more), input_urls=input_urls(inputs))
-    _solve(options, run, folder, as_json, metrics, baseline)
+    plan = None if "engines" in changes else import_module("pipeline.store.run_file").RunFile.read(folder.path).plan
+    _solve(options, run, folder, as_json, metrics, baseline, plan)
 
 
 @command()
@@ -133,8 +134,10 @@ def merge(runs: tuple[Located, ...], output: str) -> None:
     print_line(f"{output}: {len(runs)} shards, {run.input.rows:,} problems, {run.totals.chains:,} chains")
 
 
-def _solve(options: RunOptions, output: str | None, folder: Located | None, as_json: bool, metrics: Address, baseline: bool) -> NoReturn:
+def _solve(
+    options: RunOptions, output: str | None, folder: Located | None, as_json: bool, metrics: Address, baseline: bool, plan: Any = None
+) -> NoReturn:
     """Solve, and exit; what solves is imported now, and not for `--help`."""
     acting = import_module("pipeline.cli.solve")
-    acting.solve_and_exit(acting.with_baseline(options, output, asked=baseline), folder, as_json, metrics)
+    acting.solve_and_exit(acting.with_baseline(options, output, asked=baseline), folder, as_json, metrics, plan)
     raise AssertionError("it exits")

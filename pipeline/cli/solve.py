@@ -22,6 +22,7 @@ from pipeline.cli.signals import restored_handlers, stop_on_signal
 from pipeline.cli.summary import print_about, print_summary
 from pipeline.cli.terminal import print_error, print_notice, printed
 from pipeline.errors import Interrupted, MissingExtra, UsageError
+from pipeline.graph.plan import Plan
 from pipeline.remote.url import is_url
 from pipeline.session.loop import rare_collection
 from pipeline.session.observer import Observer
@@ -39,15 +40,15 @@ def with_baseline(options: RunOptions, output: str | None, *, asked: bool) -> Ru
     return structs.replace(options, baseline=asked or options.baseline or there)
 
 
-def solve_and_exit(options: RunOptions, named: Located | None, as_json: bool, metrics: Address) -> NoReturn:
-    """Solve with a live display, print the summary and how to resume, and exit with the run's exit code.
+def solve_and_exit(options: RunOptions, named: Located | None, as_json: bool, metrics: Address, plan: Plan | None = None) -> NoReturn:
+    """Solve, by default the plan of the options, with a live display, print the summary and how to resume, and exit with the run's code.
 
     With `options.baseline` the problems are solved with the target alone as well, once the run is over.
     """
     baseline = plan_baseline(options) if options.baseline else None
     with restored_handlers(), rare_collection(), _quiet_stdout(options), _observed(metrics) as observer:
         solve = partial(start, observer=observer, attend=stop_on_signal, command=sys.argv, carry_out=_carried_out(options))
-        results, code = solved(solve, options, baseline)
+        results, code = solved(solve, options, baseline, plan)
     folder = named or Located(_folder_of(results[0]))
     if all(each.nothing_to_do for each in results):
         print_notice(f"{folder} is finished: there is nothing to resume")
@@ -61,11 +62,11 @@ def solve_and_exit(options: RunOptions, named: Located | None, as_json: bool, me
 
 
 def solved(
-    solve: Callable[[RunOptions], SessionResult], options: RunOptions, baseline: BaselinePlan | None
+    solve: Callable[..., SessionResult], options: RunOptions, baseline: BaselinePlan | None, plan: Plan | None = None
 ) -> tuple[list[SessionResult], int]:
     """The results of a run and, where that is over, of its baseline, with the exit code. Raises `Interrupted` before the run began."""
     try:
-        results = [solve(options)]
+        results = [solve(options, plan=plan)]
     except Interrupted:
         print_notice("interrupted before any problem was started")
         raise

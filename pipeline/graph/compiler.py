@@ -7,13 +7,11 @@ Where an `until` asks for the answer before the thought is over, its loop gets t
 `until` becomes a loop, whose rounds write pieces of it.
 """
 
-import hashlib
 from collections.abc import Iterator
 from graphlib import TopologicalSorter
 from itertools import count
 from typing import Any
 
-import msgspec
 from msgspec import structs
 
 from pipeline.graph.plan import Block, Condition, LoopNode, Plan, StageNode
@@ -33,18 +31,11 @@ def compile_graph(graph: GraphSpec) -> Plan:
     if trial := _trial(graph.stages, sum(1 for _ in block.stages())):
         block = structs.replace(block, levels=tuple(tuple(_tried(node, trial) for node in level) for level in block.levels))
     return Plan(
-        name=graph.name,
-        prompts=graph.prompts,
+        graph=graph,
         block=block,
         engines={role: engines[role] for role in roles},
-        params=graph.params,
-        digest=_digest(graph),
         speculate=speculate,
     )
-
-
-def _digest(spec: GraphSpec) -> str:
-    return hashlib.blake2b(msgspec.json.encode(spec, order="deterministic"), digest_size=16).hexdigest()
 
 
 def _block(stages: Stages, ranks: Iterator[int]) -> Block:

@@ -231,6 +231,15 @@ class TrialSpec(StageSpec, frozen=True, kw_only=True, tag="trial"):
         return {"continues": True} | ({"logprobs": True} if self.confidence else {})
 
 
+class FunctionJudgeSpec(StageSpec, frozen=True, kw_only=True, tag=False):
+    """The keys of a judge that is a function."""
+
+    judges: ClassVar[bool] = True
+
+    kind: str
+    """The judge's name."""
+
+
 class Undecoded(StageSpec, frozen=True, kw_only=True, tag="undecoded"):
     """A stage of a graph file with flaws: the names in it, for the rules that are about names."""
 
@@ -295,6 +304,13 @@ class RestartableSpec(EngineSpec, frozen=True, kw_only=True):
     are sent again, which does not count for `max_retries`. The next death ends the run."""
     startup_timeout_s: PositiveSeconds = 3600.0
     """Time limit of a start in seconds, including the download of the model."""
+
+
+class OpenSpec(EngineSpec, frozen=True, kw_only=True, tag="open"):
+    """The spec, in a plan, of an engine that the caller of the Python API has opened."""
+
+    model: str = ""
+    """A label for the trace."""
 
 
 class GraphSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -22,7 +22,7 @@ from pipeline.grading.plugins import FunctionGrader, Same, grader_names
 from pipeline.graph.loader import anywhere
 from pipeline.graph.plan import Plan
 from pipeline.graph.plugins import stage_kinds
-from pipeline.graph.spec import EngineSpec
+from pipeline.graph.spec import EngineSpec, OpenSpec
 from pipeline.runtime.admission.admission import AdmissionName
 from pipeline.runtime.schedule import ScheduleName
 from pipeline.stages.base import StageKind
@@ -225,9 +225,9 @@ def resume_options(folder: Path, *, retry_failed: bool = False, fail_on_error: f
     kept = record.options
     with boundary(InputError, f"{folder / 'run.json'}: $.options", foreign=msgspec.ValidationError):
         options = msgspec.convert(kept, RunOptions, dec_hook=lambda kind, value: kind(value))
-    if options.in_memory:
-        what = f"was started from Python with {' and '.join(options.in_memory)} that are in no file"
-        raise InputError(str(folder), f"{what}; continue with pipeline.solve(..., output={str(folder)!r}, resume=True)")
+    if any(isinstance(spec, OpenSpec) for spec in record.plan.engines.values()):
+        what = "was started from Python with engines that are in no file; continue with"
+        raise InputError(str(folder), f"{what} pipeline.solve(..., output={str(folder)!r}, resume=True)")
     check_served(folder, record)
     check_functions(folder, kept)
     share = options.fail_on_error if fail_on_error is None else fail_on_error

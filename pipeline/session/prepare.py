@@ -23,6 +23,7 @@ from pipeline.grading.plugins import graders_of_this_process, takes_problem
 from pipeline.graph.loader import load_graph
 from pipeline.graph.plan import Plan
 from pipeline.graph.plugins import engine_specs, registered_alone, stage_specs
+from pipeline.graph.source import source_of
 from pipeline.runtime.admission.feed import Arrivals, Feed, InputFeed, SampleCounts
 from pipeline.runtime.resume_state import ResumeState
 from pipeline.session.options import (
@@ -286,7 +287,7 @@ def _new_record(
         run_id=run_id,
         status="running",
         graph_file=storable(str(options.graph)),
-        plan=plan,
+        source=source_of(plan),
         schedule=options.schedule,
         admission=options.admission,
         batch_size=options.batch_size,
@@ -324,7 +325,7 @@ def _ended_sessions(old: RunFile, last_ns: int | None) -> tuple[Session, ...]:
 
 def check_drift(folder: Path, old: RunFile, new: RunFile, allowed: Sequence[str]) -> None:
     """Raise `UsageError` that names everything in which `new` differs from `old`, except differences of the `allowed` names."""
-    as_read = RunFile.decode(msgspec.json.decode(new.encode()))
+    as_read = msgspec.json.decode(new.encode(), type=RunFile)
     found = {name: list(differences) for name, differences in drift(old, as_read).items()}
     refused = [each for name, differences in found.items() if name not in allowed for each in differences]
     if not refused:

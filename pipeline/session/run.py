@@ -21,6 +21,7 @@ from pipeline.engines.registry import notices, open_engines
 from pipeline.engines.startup import listening
 from pipeline.errors import Interrupted, OutOfMemory, PipelineError, is_out_of_memory
 from pipeline.grading.grader import BESIDE_ENGINES, Grader, default_workers
+from pipeline.graph.plan import Plan
 from pipeline.graph.spec import EngineSpec
 from pipeline.runtime.admission.admission import Admission
 from pipeline.runtime.admission.feed import Feed, Start
@@ -143,16 +144,18 @@ def run(
     options: RunOptions,
     observer: Observer | None = None,
     *,
+    plan: Plan | None = None,
     attend: Attend | None = None,
     command: Sequence[str] = (),
     carry_out: Solve | None = None,
 ) -> SessionResult:
     """Solve the input, or what is left of it. Errors before a chain could start are raised; every later end is a `SessionResult`.
 
-    `attend` is a task alongside the run that may stop it; `command` is recorded in `run.json`; `carry_out` solves, by default on the
-    engines of this process. Not for use in a running event loop.
+    `plan`: by default that of the options; `attend` is a task alongside the run that may stop it; `command` is recorded in `run.json`;
+    `carry_out` solves, by default on the engines of this process. Not for use in a running event loop.
     """
-    plan, observer = load_plan(options.graph, options.bound_engines, options.settings), observer or Observer()
+    plan = plan or load_plan(options.graph, options.bound_engines, options.settings)
+    observer = observer or Observer()
     for sentence in notices(plan.engines):
         observer.tell(sentence)
     # The replicas of a cluster share no simulated clock.

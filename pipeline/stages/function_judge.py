@@ -15,7 +15,7 @@ from pipeline.data.problems import Problem
 from pipeline.engine import Completion, Request
 from pipeline.errors import ChainError, UsageError, with_place
 from pipeline.graph.plugins import register
-from pipeline.graph.spec import StageSpec
+from pipeline.graph.spec import FunctionJudgeSpec, StageSpec
 from pipeline.reasoning.chain import Chain, Outcome, Scale, Verdict
 from pipeline.stages.base import StageKind
 
@@ -26,15 +26,6 @@ JudgeFunction = Callable[[Problem, Sequence[str]], Judged]
 
 class JudgeFailed(ChainError):
     """The function of a judge raised an error, or returned an invalid verdict."""
-
-
-class FunctionJudgeSpec(StageSpec, frozen=True, kw_only=True, tag=False):
-    """The keys of a judge that is a function."""
-
-    judges: ClassVar[bool] = True
-
-    kind: str
-    """The judge's name."""
 
 
 class FunctionJudgeKind(StageKind, frozen=True, kw_only=True):

@@ -4,7 +4,7 @@
 """
 
 import platform
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -15,10 +15,10 @@ from msgspec import Meta, Struct, structs
 
 from pipeline.data.part import RowSample, RowSet, Shard
 from pipeline.engine import EngineStatistics, Fact
-from pipeline.errors import InputError, RunFolderError, boundary
+from pipeline.errors import GraphError, InputError, RunFolderError, boundary
 from pipeline.files import new_file
-from pipeline.graph.plan import Plan, RecordedPlan, decode_plan, encode_plan, settings_of
-from pipeline.graph.plugins import engine_specs, stage_specs
+from pipeline.graph.plan import Plan, settings_of
+from pipeline.graph.source import plan_of
 from pipeline.store.folder import FILE, FORMAT, check_still_held, read_card
 from pipeline.system.machine import core_count, cuda_mps, memory
 from pipeline.system.machine import versions as installed
@@ -161,8 +161,8 @@ class RunFile(Struct, frozen=True, kw_only=True):
     run_id: str
     status: Status
     graph_file: str
-    plan: Plan
-    """Stages and engines with all their fields. In the file it is written as the keys of a `RecordedPlan`."""
+    source: str
+    """The graph and its engines with all their values, as YAML: what the run solves, whatever becomes of the files."""
     schedule: str
     admission: str = ""
     """`cache` or `batch`."""
@@ -201,28 +201,26 @@ class RunFile(Struct, frozen=True, kw_only=True):
         """The `run.json` in `folder`; raises `InputError` where there is none that this version can read."""
         raw = read_card(folder)
         try:
-            return cls.decode(raw)
+            run = msgspec.convert(raw, cls)
         except msgspec.ValidationError as error:
             raise InputError(str(folder / FILE), f"is not a run.json of this program: {error}") from error
-
-    @classmethod
-    def decode(cls, raw: Mapping[str, Any]) -> "RunFile":
-        """The run file that `raw`, decoded from JSON, describes; raises `msgspec.ValidationError`."""
-        recorded = msgspec.convert(raw, RecordedPlan)
-        plan = decode_plan(recorded, stage_specs(), engine_specs())
-        return msgspec.convert({**raw, "plan": plan}, cls)
+        with boundary(InputError, str(folder / FILE), foreign=GraphError):
+            _ = run.plan  # refused here, where the folder is known
+        return run
 
     def encode(self) -> bytes:
         """This run file as JSON."""
-        raw: dict[str, Any] = {}
-        for name, value in structs.asdict(self).items():
-            raw |= encode_plan(self.plan) if name == "plan" else {name: value}
-        return msgspec.json.encode(msgspec.to_builtins(raw))
+        return msgspec.json.encode(self)
 
     def write(self, folder: Path) -> None:
         """Replace `run.json` in `folder`; raises `RunFolderError`."""
         check_still_held(folder)
         _write(folder, self.encode())
+
+    @property
+    def plan(self) -> Plan:
+        """The plan that `source` compiles to."""
+        return plan_of(self.source)
 
     @property
     def chains(self) -> int:

@@ -221,7 +221,7 @@ def _check_same(prepared: PreparedSweep, planned: PlannedPoint) -> None:
     if not (folder / FILE).is_file():
         return
     now = prepared.run_of(planned, folder, **planned.options).record
-    as_read = RunFile.decode(msgspec.json.decode(now.encode()))
+    as_read = msgspec.json.decode(now.encode(), type=RunFile)
     if found := [each for differences in drift(RunFile.read(folder), as_read).values() for each in differences]:
         what = f"{'; '.join(found)} for {planned.system.label!r}"
         raise UsageError(f"{prepared.folder}: cannot be resumed: {what}; start anew in another folder")

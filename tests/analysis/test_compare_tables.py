@@ -160,11 +160,11 @@ def test_what_is_no_run_folder_is_named(tmp_path: Path, folders: dict[str, Path]
     with pytest.raises(InputError, match=r"run\.json: cannot be read: no such file or directory; expected a run folder"):
         read_run(tmp_path)
     (tmp_path / "run.json").write_text('{"format": 1}')
-    with pytest.raises(InputError, match=r"is not a run\.json of this program: Object missing required field `graph`"):
+    with pytest.raises(InputError, match=r"is not a run\.json of this program: Object missing required field `run_id`"):
         read_run(tmp_path)
-    card = msgspec.json.decode((folders["target"] / "run.json").read_bytes()) | {"engines": ["draft"]}
+    card = msgspec.json.decode((folders["target"] / "run.json").read_bytes()) | {"source": 3}
     (tmp_path / "run.json").write_bytes(msgspec.json.encode(card))
-    with pytest.raises(InputError, match=r"Expected `object`, got `array` - at `\$\.engines`"):
+    with pytest.raises(InputError, match=r"Expected `str`, got `int` - at `\$\.source`"):
         read_run(tmp_path)
     with pytest.raises(InputError, match=r"cannot be read: not a directory; expected a run folder"):
         read_run(tmp_path / "run.json")

@@ -17,13 +17,14 @@ from pipeline.analysis.quality.option_mass import OptionMass
 from pipeline.analysis.quality.samples import Interval
 from pipeline.analysis.resources import EngineFacts
 from pipeline.analysis.summary import summarize, take_turns
+from pipeline.graph.source import source_of
 from pipeline.session.options import RunOptions
 from pipeline.session.prepare import load_plan
 from pipeline.session.run import run
-from pipeline.store.run_file import Host, RunFile
+from pipeline.store.run_file import Host
 from pipeline.sweep.baseline import plan_baseline
 from tests.support.paths import ROOT, SIM
-from tests.support.run_files import RUN_JSON
+from tests.support.run_files import RUN
 from tests.support.runs import solve, write_problems
 
 SLOWER = Baseline(
@@ -201,7 +202,7 @@ def test_the_first_cause_that_the_figures_show_is_told(others: dict[str, Any], s
 
 @pytest.mark.parametrize(("mps", "devices", "expected"), [(False, ("GPU 0",), True), (True, ("GPU 0",), False), (False, ("GPU 1",), False)])
 def test_engines_on_one_gpu_take_turns_without_mps(mps: bool, devices: tuple[str, ...], expected: bool) -> None:
-    record = structs.replace(RunFile.decode(RUN_JSON), plan=load_plan(ROOT / "graphs/speccot.yaml", SIM))
+    record = structs.replace(RUN, source=source_of(load_plan(ROOT / "graphs/speccot.yaml", SIM)))
     facts = {"draft": EngineFacts(devices=("GPU 0",), accelerators=1), "target": EngineFacts(devices=devices, accelerators=1)}
     assert bool(take_turns(structs.replace(record, host=Host(cuda_mps=mps)), facts)) is expected
 
@@ -210,7 +211,7 @@ def test_engines_on_one_gpu_take_turns_without_mps(mps: bool, devices: tuple[str
 def test_simulated_engines_take_turns_unless_their_device_is_shared_as_under_mps(sharing: str, expected: bool) -> None:
     plan = load_plan(ROOT / "graphs/speccot.yaml", SIM, (f"engines.*.device.sharing={sharing}", "engines.*.device.name=one"))
     facts = {role: EngineFacts(devices=("one",)) for role in plan.engines}
-    assert bool(take_turns(structs.replace(RunFile.decode(RUN_JSON), plan=plan), facts)) is expected
+    assert bool(take_turns(structs.replace(RUN, source=source_of(plan)), facts)) is expected
 
 
 @pytest.mark.slow

@@ -7,14 +7,12 @@ from typing import Any
 import pytest
 
 from pipeline.analysis.ledger import OUTCOMES, EngineLedger, Ledger, ledger
-from pipeline.graph.plan import encode_plan
-from pipeline.stages.draft import DraftSpec
-from pipeline.stages.generate import GenerateSpec
 from pipeline.store.events import StepRow
 from tests.support.graphs import SETTINGS
 from tests.support.rows import blank
+from tests.support.run_files import RESPONSE
 from tests.support.runs import solve
-from tests.support.traces import call, card, chain, plan_of, statistics, write
+from tests.support.traces import call, card, chain, statistics, write
 
 pytestmark = pytest.mark.slow  # whole runs
 
@@ -130,9 +128,9 @@ def test_by_hand_with_text_that_was_cut_off(tmp_path: Path) -> None:
 
 def test_a_response_is_thought_and_answer(tmp_path: Path) -> None:
     calls = [answered("t", "write", 1, 50, None)]
-    plan = encode_plan(plan_of(response=GenerateSpec(engine="t", unit="response", max_tokens=90)))
+    stages = {"response": RESPONSE | {"engine": "t"}}
     rows = [chain("a", 0, 1, thought_tokens=30)]
-    found = ledger(write(tmp_path, calls=calls, steps=[step(1, "written", "t", 30)], chains=rows, card=card(0, 1, graph=plan["graph"])))
+    found = ledger(write(tmp_path, calls=calls, steps=[step(1, "written", "t", 30)], chains=rows, card=card(0, 1, stages=stages)))
     assert lines(found.engines["t"]) == {"written": 30, "answer": 19, "cut": 1}
 
 
@@ -145,10 +143,11 @@ def test_the_first_steps_of_what_writes_behind_a_gate_are_read_by_nobody_else(tm
 
 def test_two_engines_that_draft(tmp_path: Path) -> None:
     calls = [answered("d", "draft", 1, 30, "\n\n", "\n\n"), answered("t", "draft", 2, 21, None)]
-    plan = encode_plan(plan_of(**{role: DraftSpec(engine=role, candidates=count, max_tokens=90) for role, count in (("d", 2), ("t", 1))}))
+    draft = {"kind": "draft", "max_tokens": 90}
+    stages = {"one": draft | {"engine": "d", "candidates": 2}, "two": draft | {"engine": "t", "candidates": 1}}
     steps = [step(1, "accepted", "t", 20, 14, 16, 20, drafted=51)]
     rows = [chain("a", 0, 2, thought_tokens=20)]
-    found = ledger(write(tmp_path, calls=calls, steps=steps, chains=rows, card=card(0, 2, graph=plan["graph"])))
+    found = ledger(write(tmp_path, calls=calls, steps=steps, chains=rows, card=card(0, 2, stages=stages)))
     assert lines(found.engines["d"]) == {"not_chosen": 30}
     assert lines(found.engines["t"]) == {"committed": 20, "cut": 1}
 

@@ -36,7 +36,7 @@ def chain(blank: Blank, row: int, start: int, end: int, stop_reason: str, **more
 
 @pytest.fixture(autouse=True)
 def run_json(tmp_path: Path) -> None:
-    write_run_json(tmp_path, engines={}, started_unix_ns=0)
+    write_run_json(tmp_path, started_unix_ns=0)
 
 
 @pytest.fixture
@@ -75,7 +75,7 @@ def folder(tmp_path: Path, blank: Blank) -> Path:
         ],
     )
     store.close()
-    return write_run_json(tmp_path, engines={}, batch_size=2, wall_time_s=10.0, started_unix_ns=T)
+    return write_run_json(tmp_path, batch_size=2, wall_time_s=10.0, started_unix_ns=T)
 
 
 def test_failed_chains_count_as_wrong_and_are_said(tmp_path: Path, blank: Blank) -> None:
@@ -124,6 +124,11 @@ def test_every_number(folder: Path) -> None:
     assert found == Summary(
         run=folder.name,
         status="finished",
+        graph="target",
+        models={"target": "large"},
+        planned=3,
+        schedule="pipelined",
+        startup_s=0.0,
         example="",
         batch_size=2,
         wall_time_s=10.0,
@@ -146,8 +151,8 @@ def test_every_number(folder: Path) -> None:
         steps_per_s=0.4,
         output_tokens=50,
         output_tokens_per_s=5.0,
-        kept_tokens=None,
-        kept_tokens_per_s=None,
+        kept_tokens=0,
+        kept_tokens_per_s=0.0,
         verified_steps=3,
         accepted_steps=2,
         fallback_steps=1,

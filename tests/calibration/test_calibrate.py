@@ -35,6 +35,7 @@ from pipeline.session.prepare import load_plan
 from pipeline.session.run import run
 from pipeline.store.run_file import RunFile
 from tests.support.replicas import replica_run
+from tests.support.run_files import edit_engines
 from tests.support.runs import write_problems
 
 pytestmark = pytest.mark.slow  # whole runs
@@ -112,10 +113,7 @@ def test_the_file_keeps_the_error_of_its_fit_which_stands_beside_what_is_predict
 def test_a_bad_fit_is_not_written_without_force(recorded: list[Path], fitted: Calibration, tmp_path: Path) -> None:
     folder, output = tmp_path / "run", tmp_path / "fit.yaml"
     shutil.copytree(recorded[1], folder)
-    card = json.loads((folder / "run.json").read_bytes())
-    card["engines"]["draft"] |= {"parameters": 1e14}  # no rates of one device explain it
-    card["engines"]["target"] |= {"parameters": 1.0}
-    (folder / "run.json").write_text(json.dumps(card))
+    edit_engines(folder, draft={"parameters": 1e14}, target={"parameters": 1.0})  # no rates of one device explain it
     arguments = ["calibrate", str(folder), "--max-calls", "60", "--output", str(output)]
     assert run_command(arguments) == 2
     assert not output.exists()
@@ -239,24 +237,17 @@ def test_runs_of_other_engines_are_refused(recorded: list[Path], tmp_path: Path)
 
 
 def test_a_model_that_is_not_here_has_no_size(recorded: list[Path], tmp_path: Path) -> None:
-    card = msgspec.json.decode((recorded[0] / "run.json").read_bytes())
-    for role in card["engines"]:
-        card["engines"][role] = {"backend": "torch", "model": "nobody/nothing", "max_in_flight": 4, "max_num_seqs": 4}
-    copy = tmp_path / "copy"
-    copy.mkdir()
-    (copy / "run.json").write_bytes(msgspec.json.encode(card))
-    for table in ("calls", "steps", "chains"):
-        shutil.copytree(recorded[0] / table, copy / table)
+    copy = Path(shutil.copytree(recorded[0], tmp_path / "copy"))
+    edit_engines(copy, target={"backend": "torch", "model": "nobody/nothing", "max_in_flight": 4, "max_num_seqs": 4})
     with pytest.raises(InputError, match=r"engine 'target': the size of 'nobody/nothing' is not known on this machine"):
         calibrate([copy])
 
 
 def test_sizes_and_layers_are_those_of_the_models_files(recorded: list[Path], tmp_path: Path) -> None:
-    card = msgspec.json.decode((recorded[1] / "run.json").read_bytes())
-    for role in card["engines"]:
-        card["engines"][role] = {"backend": "torch", "model": f"bundled:tiny-{role}", "max_in_flight": 4, "max_num_seqs": 4}
     shutil.copytree(recorded[1], tmp_path / "copy")
-    (tmp_path / "copy/run.json").write_bytes(msgspec.json.encode(card))
+    roles = RunFile.read(recorded[1]).engines
+    torch = {"backend": "torch", "max_in_flight": 4, "max_num_seqs": 4}
+    edit_engines(tmp_path / "copy", **{role: torch | {"model": f"bundled:tiny-{role}"} for role in roles})
     found = calibrate([tmp_path / "copy"], max_calls=20)
     for role, spec in found.specs.items():
         config = json.loads((ROOT / f"pipeline/models/tiny-{role}/config.json").read_bytes())

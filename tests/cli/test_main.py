@@ -11,6 +11,7 @@ import pytest
 
 from pipeline.cli.solve import solved
 from pipeline.errors import Interrupted
+from pipeline.graph.plan import Plan
 from pipeline.session.options import RunOptions
 from pipeline.session.run import SessionResult, run
 from pipeline.sweep.baseline import plan_baseline
@@ -59,7 +60,7 @@ def test_a_baseline_is_solved_after_the_run_and_compared(tmp_path: Path) -> None
 def test_what_is_solved_is_kept_where_its_baseline_is_interrupted(tmp_path: Path) -> None:
     options = RunOptions(graph=Path(SPECCOT), engines=Path(SIM), input=TEST_SET, limit=2, output=tmp_path / "out", baseline=True)
 
-    def solve(given: RunOptions) -> SessionResult:
+    def solve(given: RunOptions, plan: Plan | None = None) -> SessionResult:
         if given.output != options.output:
             raise Interrupted
         return run(given)
@@ -149,7 +150,7 @@ def test_check_prints_the_plan_as_text_and_as_json() -> None:
     assert done.returncode == 0
     assert done.stdout.startswith(f"{SPECCOT}: OK\nspeccot, digest ")
     assert "↻ reason: repeat" in done.stdout
-    assert json.loads(pipeline("graph", "check", SPECCOT, "--json").stdout)["name"] == "speccot"
+    assert json.loads(pipeline("graph", "check", SPECCOT, "--json").stdout)["graph"]["name"] == "speccot"
 
 
 @pytest.mark.torch

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.store.run_file import RunFile
 from tests.support.commands import pipeline
 from tests.support.paths import TEST_SET
 
@@ -105,7 +106,7 @@ def test_a_run_on_named_models_is_resumed_and_examined_on_the_engines_that_were_
     assert pipeline("resume", run, "--limit", "12").returncode == 0
     recorded = json.loads((run / "run.json").read_text())
     assert recorded["totals"]["chains_done"] == 12
-    assert recorded["engines"]["target"]["model"] == "bundled:tiny-target"
+    assert RunFile.read(run).engines["target"]["model"] == "bundled:tiny-target"
     examined = pipeline("doctor", run)
     assert examined.returncode == 0, examined.stderr
     assert "torch bundled:tiny-target:" in examined.stdout

@@ -24,7 +24,8 @@ pytestmark = pytest.mark.slow  # whole runs
 Blank = Callable[..., Any]
 ROOT = Path(__file__).parent.parent.parent
 SIM = ROOT / "graphs/engines/sim-2xh100.yaml"
-GRAPH = {"levels": [[{"name": "draft", "spec": {"kind": "draft", "engine": "small", "candidates": 2, "max_tokens": 9}}]]}
+STAGES = {"draft": {"kind": "draft", "engine": "small", "candidates": 2, "max_tokens": 9}}
+ENGINES: dict[str, Any] = {"small": {}, "large": {}}
 
 
 @pytest.fixture
@@ -57,7 +58,7 @@ def folder_of(folder: Path, *rows: Any) -> Path:
     path.write_text("name,text\na,Problem A?\nb,Problem B?\n")
     columns = {"problem": "text", "problem_id": "name"}
     read = {"file": str(path), "columns": columns, "limit": None, "sha256": open_problems(path, columns).check().sha256, "rows": 2}
-    return write_run_json(folder, graph=GRAPH, input=read)
+    return write_run_json(folder, stages=STAGES, engines=ENGINES, input=read)
 
 
 def rounds_of(folder: Path, now: Path | None = None) -> list[StepToScore]:
@@ -86,13 +87,11 @@ def test_a_step_knows_its_problem_its_thought_and_its_candidates(tmp_path: Path,
 
 
 def test_who_drafts_is_read_from_the_graph(tmp_path: Path) -> None:
-    def draft(name: str, role: str, candidates: int) -> dict[str, Any]:
-        return {"name": name, "spec": {"kind": "draft", "engine": role, "candidates": candidates, "max_tokens": 9}}
-
-    judge = [{"name": "verify", "spec": {"kind": "choose", "engine": "large"}}]
-    loop = {"name": "reason", "until": {}, "body": {"levels": [[draft("one", "large", 2), draft("two", "small", 1)], judge]}}
-    assert RunFile.read(write_run_json(tmp_path, graph={"levels": [judge, [loop]]})).plan.drafters == ("large", "large", "small")
-    assert RunFile.read(write_run_json(tmp_path, graph={"levels": [judge]})).plan.drafters == ()
+    drafts = {role: STAGES["draft"] | {"engine": role, "candidates": candidates} for role, candidates in (("large", 2), ("small", 1))}
+    judge = {"verify": {"kind": "choose", "engine": "large", "after": ["large", "small"]}}
+    loop = {"reason": {"kind": "repeat", "until": {}, "stages": drafts | judge}}
+    assert RunFile.read(write_run_json(tmp_path, stages=loop, engines=ENGINES)).plan.drafters == ("large", "large", "small")
+    assert RunFile.read(write_run_json(tmp_path)).plan.drafters == ()
 
 
 @pytest.mark.parametrize("graph", ["speccot", "scot", "specreason"])

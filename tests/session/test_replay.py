@@ -16,6 +16,7 @@ from pipeline.session.options import RunOptions, resume_options
 from pipeline.session.prepare import load_plan
 from pipeline.session.run import SessionResult, run
 from tests.support.paths import ROOT, SIM
+from tests.support.run_files import edit_engines
 from tests.support.runs import write_problems
 
 pytestmark = pytest.mark.slow  # whole runs
@@ -173,10 +174,8 @@ def test_a_calibration_says_how_long_calls_of_a_real_run_take(recorded: Callable
     before = tmp_path / "speccot"
     shutil.copytree(recorded("speccot"), before)
     shutil.copy(recorded("speccot").parent / "problems.jsonl", tmp_path)
-    card = json.loads((before / "run.json").read_bytes())
-    for engine in card["engines"].values():  # as if it had been recorded of models
-        engine["backend"], engine["tokenizer"] = "torch", "bundled:tiny-target"
-    (before / "run.json").write_text(json.dumps(card))
+    model = {"backend": "torch", "model": "bundled:tiny-target"}
+    edit_engines(before, draft=model, target=model)  # as if it had been recorded of models
     with pytest.raises(GraphError, match=r"ran on models and holds no calibration.yaml; write one: pipeline calibrate .*/speccot -o "):
         load_plan(ROOT / "graphs/speccot.yaml", Path(f"replay:{before}"))
     shutil.copy(ROOT / "graphs/engines/sim-1xh200.yaml", before / "calibration.yaml")
@@ -243,14 +242,7 @@ def test_a_run_folder_cannot_have_code_run(recorded: Callable[[str], Path], tmp_
     config = json.loads((tmp_path / "model/tokenizer_config.json").read_bytes())
     config |= {"tokenizer_class": "Evil", "auto_map": {"AutoTokenizer": ["evil.Evil", "evil.Evil"]}}
     (tmp_path / "model/tokenizer_config.json").write_text(json.dumps(config))
-    card = json.loads((tmp_path / "target/run.json").read_bytes())
-    card["engines"]["target"] = {
-        **card["engines"]["target"],
-        "backend": "torch",
-        "model": str(tmp_path / "model"),
-        "trust_remote_code": True,
-    }
-    (tmp_path / "target/run.json").write_text(json.dumps(card))
+    edit_engines(tmp_path / "target", target={"backend": "torch", "model": str(tmp_path / "model"), "trust_remote_code": True})
     settings = (f"engines.target.replay={tmp_path}/target",)
     given = options(tmp_path, "target", settings=settings, input=recorded("target").parent / "problems.jsonl")
     result = run(msgspec.structs.replace(given, output=tmp_path / "out"))

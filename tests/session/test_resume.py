@@ -23,6 +23,7 @@ from pipeline.session.run import SessionResult, run
 from pipeline.store.folder import LOCK, hold
 from pipeline.store.parts import write_part
 from pipeline.store.query import Query
+from pipeline.store.run_file import RunFile
 from tests.support.killed import cut
 
 pytestmark = pytest.mark.slow  # whole runs
@@ -144,7 +145,7 @@ def test_what_was_changed_is_named_and_refused(wholes: dict[str, Path], tmp_path
     assert said(tmp_path / "run") == before
 
 
-def test_a_run_whose_texts_were_changed_is_refused_and_goes_on_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_goes_on_from_any_folder_and_with_the_texts_that_it_began_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "mine.yaml").write_text("system: Be brief.")
     (tmp_path / "values.yaml").write_text("set: {temperature: 0.5}")
     monkeypatch.chdir(tmp_path)
@@ -154,8 +155,10 @@ def test_a_run_whose_texts_were_changed_is_refused_and_goes_on_from_any_folder(t
     monkeypatch.chdir(tmp_path / "elsewhere")
     assert said(run(resume_options(tmp_path / "run")).folder) == said(whole.folder)
     (tmp_path / "mine.yaml").write_text("system: Be verbose.")
-    with pytest.raises(UsageError, match="the graph has changed; start a new run"):
-        run(resume_options(tmp_path / "run"))
+    cut(whole.folder, tmp_path / "again", 0.5)
+    with pytest.raises(UsageError, match=r"param prompts is .*; start a new run"):
+        run(resume_options(tmp_path / "again"))
+    assert said(run(resume_options(tmp_path / "again"), plan=RunFile.read(tmp_path / "again").plan).folder) == said(whole.folder)
 
 
 def test_a_changed_input_is_refused(wholes: dict[str, Path], tmp_path: Path) -> None:

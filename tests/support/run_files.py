@@ -1,34 +1,43 @@
 """A `run.json` for tests that write one by hand."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-STAGE: dict[str, Any] = {
-    "name": "response",
-    "spec": {"kind": "generate", "engine": "target", "unit": "response", "max_tokens": 9},
-    "rank": 0,
-}
-BLOCK = {"levels": [[STAGE]], "first_writer": None, "first_steps": 0}
-SIM = {
+import msgspec
+import yaml
+
+from pipeline.store.run_file import RunFile
+
+RESPONSE = {"kind": "generate", "engine": "target", "unit": "response", "max_tokens": 9}
+SIM: dict[str, Any] = {
     "backend": "sim",
     "model": "large",
     "device": {"name": "one", "flops_per_s": 1.0, "bytes_per_s": 1.0},
     "parameters": 1.0,
     "kv_bytes_per_token": 1.0,
 }
+
+
+def source(stages: Mapping[str, Any] | None = None, engines: Mapping[str, Any] | None = None, **more: Any) -> str:
+    """A graph of these stages, or of one response of each engine, which are simulated ones but for the fields given here; JSON is YAML."""
+    engines = {"target": {}} if engines is None else engines
+    stages = {f"by-{role}": RESPONSE | {"engine": role} for role in engines} if stages is None else stages
+    found = {role: each if each.get("backend", "sim") != "sim" else _simulated(each) for role, each in engines.items()}
+    return json.dumps({"name": "target", "engines": found, "stages": stages} | more)
+
+
+def _simulated(fields: Mapping[str, Any]) -> dict[str, Any]:
+    return SIM | fields | {"device": SIM["device"] | fields.get("device", {})}
+
+
 RUN_JSON: dict[str, Any] = {
     "format": 1,
     "run_id": "r",
     "status": "finished",
     "graph_file": "graphs/target.yaml",
-    "graph": BLOCK,
-    "graph_digest": "0",
-    "graph_name": "target",
-    "prompts": {},
-    "speculate": None,
-    "params": {},
-    "engines": {"target": SIM},
+    "source": source(),
     "schedule": "pipelined",
     "batch_size": 8,
     "samples": 1,
@@ -38,9 +47,22 @@ RUN_JSON: dict[str, Any] = {
     "started_unix_ns": 1_700_000_000_000_000_000,
 }
 """The least that one may say: a run of the target alone."""
+RUN = msgspec.convert(RUN_JSON, RunFile)
 
 
-def write_run_json(folder: Path, **fields: Any) -> Path:
-    """`RUN_JSON` with other `fields`, in `folder`."""
-    (folder / "run.json").write_text(json.dumps(RUN_JSON | fields))
+def write_run_json(
+    folder: Path, *, stages: Mapping[str, Any] | None = None, engines: Mapping[str, Any] | None = None, **fields: Any
+) -> Path:
+    """`RUN_JSON` with these stages, engines and other `fields`, in `folder`."""
+    (folder / "run.json").write_text(json.dumps(RUN_JSON | {"source": source(stages, engines)} | fields))
     return folder
+
+
+def edit_engines(folder: Path, **engines: Mapping[str, Any]) -> None:
+    """Give roles of the run in `folder` these fields, or with a `backend` other engines."""
+    file = folder / "run.json"
+    card = json.loads(file.read_text())
+    graph = yaml.safe_load(card["source"])
+    for role, fields in engines.items():
+        graph["engines"][role] = dict(fields) if "backend" in fields else graph["engines"][role] | fields
+    file.write_text(json.dumps(card | {"source": json.dumps(graph)}))

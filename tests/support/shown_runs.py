@@ -51,7 +51,8 @@ def hostile_run(ran: Path, folder: Path) -> Path:
     """A copy of a run in `folder` that says `HOSTILE` wherever it can."""
     shutil.copytree(ran, folder)
     card = json.loads((folder / "run.json").read_text())
-    card |= {"graph_file": HOSTILE, "command": [HOSTILE], "params": card["params"] | {"more": HOSTILE}}
+    source = card["source"].replace("params:", f"params:\n  more: {json.dumps(HOSTILE)}", 1)
+    card |= {"graph_file": HOSTILE, "command": [HOSTILE], "source": source}
     (folder / "run.json").write_text(json.dumps(card))
     for table, columns in {
         "chains": ("chain_id", "problem_id", "answer", "answer_text", "reference_answer", "error_message"),

@@ -12,7 +12,7 @@ from pipeline.analysis.time.idle import IdleRules
 from pipeline.analysis.time.occupancy import BINS, CAUSES, Occupancy, occupancy
 from pipeline.analysis.time.work import FINISHED, LOST, OPEN, Calls, Lives, read_work
 from pipeline.graph.plan import Block, Plan, StageNode
-from pipeline.graph.spec import StageSpec
+from pipeline.graph.spec import GraphSpec, StageSpec
 from pipeline.reasoning.chain import Scale
 from pipeline.store.events import CallRow, ChainRow
 from pipeline.store.query import Query
@@ -66,13 +66,13 @@ def write(folder: Path, *, card: Mapping[str, Any] = {}, closed: bool = True, **
         store.append(table, ordered)
     if closed:
         store.close()
-    return write_run_json(folder, **{"engines": {}, "started_unix_ns": 0} | card)
+    return write_run_json(folder, **{"started_unix_ns": 0} | card)
 
 
 def plan_of(**stages: StageSpec) -> Plan:
     """Stages one after the other, outside loops."""
     nodes = [StageNode(name, spec, None, rank) for rank, (name, spec) in enumerate(stages.items())]
-    return Plan("plan", None, Block(tuple((node,) for node in nodes)), {}, {}, "")
+    return Plan(GraphSpec(name="plan", engines={}), Block(tuple((node,) for node in nodes)), {})
 
 
 def statistics(output_tokens: int, input_tokens: int = 0, **more: Any) -> dict[str, Any]:
