@@ -4,14 +4,13 @@ No signal is handled, no argument of the process is read, nothing is printed and
 that. `solve` and `solve_async` carry out the same session as `pipeline run` and, with `output`, leave the same run folder.
 
     solve           waits for all chains; may be called in any thread, also in one whose event loop runs, such as a notebook's
-    solve_async     gives chains as they finish, on asyncio or trio (with open engines: on asyncio); how far the run may be ahead of its
+    solve_async     gives chains as they finish, on asyncio; how far the run may be ahead of its
                     reader is bounded
     load_graph      the compiled plan of a graph, to look at or to solve with
     RunKeywords     what they take by keyword: `pipeline.session.options`
 """
 
 import math
-import re
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -41,7 +40,7 @@ from pipeline.graph.yaml_file import setting
 from pipeline.remote.folder import written_folder
 from pipeline.remote.inputs import fetch_problems
 from pipeline.remote.url import input_urls, is_url
-from pipeline.session.background import Background, ChainStream, MemoryRows, TaskRun, ThreadRun, progress_shown
+from pipeline.session.background import ChainStream, MemoryRows, TaskRun, ThreadRun, progress_shown
 from pipeline.session.loop import Stop, on_asyncio, time_is_virtual
 from pipeline.session.observer import Observer
 from pipeline.session.options import Engines, Graph, GraphKeywords, Input, RunKeywords, RunOptions
@@ -64,8 +63,6 @@ if TYPE_CHECKING:
 
 TABLES: dict[str, type[Struct]] = {"chains": ChainRow, "steps": StepRow, "calls": CallRow}
 """The tables of a result and the types of their rows."""
-FLAGS = ("resume", "retry_failed")
-"""Keywords that are true or false and that an error may ask for."""
 UNREAD = 256
 """While this many finished chains are unread, `solve_async` starts no further chain."""
 
@@ -136,28 +133,6 @@ class Result(Struct, frozen=True, kw_only=True):
         return found.to_pandas()
 
 
-_OPTION = re.compile(r"(\badd )?--([a-z]+(?:-[a-z]+)*)")
-_DRIFT = re.compile(r"(?<=\badd )--allow-drift \w+(?: --allow-drift \w+)*")
-
-
-@contextmanager
-def _in_keywords() -> Iterator[None]:
-    """Let errors in the body, which speak of options of commands, speak of keywords."""
-
-    def keyword(found: re.Match[str]) -> str:
-        add, name = found[1] or "", found[2].replace("-", "_")
-        name = next((each for each in (name, f"{name}s") if each in RunKeywords.__annotations__), "")
-        return f"{add}{name}{'=True' if add and name in FLAGS else ''}" if name else found[0]
-
-    try:
-        yield
-    except UsageError as error:
-        said = _DRIFT.sub(lambda found: f"allow_drift={found[0].split()[1::2]}", str(error))
-        error.args = (_OPTION.sub(keyword, said),)
-        raise
-
-
-@_in_keywords()
 def load_graph(graph: Graph, engines: Engines | None = None, **bound: Unpack[GraphKeywords]) -> Plan:
     """The compiled plan of `graph`, bound to `engines` or to those that the graph names. Raises `GraphError`."""
     given = _known(bound, GraphKeywords)
@@ -224,8 +199,8 @@ async def solve_async(graph: Graph, problems: Input, **options: Unpack[RunKeywor
     the first chain, and at the end the `RunError` that kept the run from its own. Of a resumed run only new chains are given.
     """
     opened = _opened(options.get("engines")) is not None
-    if opened and not on_asyncio():
-        raise UsageError("engines: open engines are called in the running event loop, which has to be asyncio's; elsewhere give specs")
+    if not on_asyncio():
+        raise UsageError("solve_async needs asyncio's event loop; with another one call solve in a thread")
     if options.get("baseline"):
         raise UsageError("baseline: solve_async gives the chains of one run; use solve")
     virtual = opened and time_is_virtual()
@@ -291,7 +266,7 @@ def _solved(call: _SolveCall, trace: bool, progress: bool) -> Result:
     return result
 
 
-def _started(call: _SolveCall, chains: ChainStream, held: ExitStack) -> Background:
+def _started(call: _SolveCall, chains: ChainStream, held: ExitStack) -> ThreadRun | TaskRun:
     """Start the run in the background; at its end `chains` is told that no more will come.
 
     `held` holds the run folder, which is let go when the run has ended: the iterator may be gone before that, as in an event loop that is
@@ -324,9 +299,7 @@ def _called(graph: Graph, problems: Input, options: RunKeywords, *, virtual: boo
     `virtual`: whether open engines are on virtual time.
     """
     with ExitStack() as stack:
-        with _in_keywords():
-            call = _prepared_call(stack, graph, problems, _known(options, RunKeywords), virtual=virtual)
-        yield call
+        yield _prepared_call(stack, graph, problems, _known(options, RunKeywords), virtual=virtual)
 
 
 def _prepared_call(stack: ExitStack, graph: Graph, problems: Input, given: dict[str, Any], *, virtual: bool) -> _SolveCall:

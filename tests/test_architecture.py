@@ -236,7 +236,7 @@ def loaded_by(statement: str) -> set[str]:
     return {name.partition(".")[0] for name in out.split()}
 
 
-HEAVY = {"torch", "transformers", "vllm", "numba", "scipy", "sympy", "plotly", "trio"}
+HEAVY = {"torch", "transformers", "vllm", "numba", "scipy", "sympy", "plotly"}
 ARRAYS = {"duckdb", "numpy", "pyarrow"}
 
 

@@ -6,10 +6,8 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
-from functools import cache
-from threading import Condition, Thread, main_thread
-from typing import Any, Protocol
-from weakref import WeakSet
+from threading import Condition, Thread
+from typing import Any
 
 import anyio
 import anyio.lowlevel
@@ -17,7 +15,7 @@ import anyio.to_thread
 from rich.console import RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from pipeline.session.loop import Stop, in_loop, on_asyncio, spawn
+from pipeline.session.loop import Stop, in_loop, spawn
 from pipeline.session.observer import View
 from pipeline.session.run import SessionResult
 from pipeline.store.events import CallRow, ChainRow, StepRow
@@ -26,32 +24,14 @@ Main = Callable[[Stop], Coroutine[Any, Any, SessionResult]]
 """A coroutine function that carries out the run; its argument can end it early."""
 
 
-class Background(Protocol):
-    """A run in the background, which continues while the caller does something else."""
-
-    async def ended(self) -> SessionResult:
-        """Wait for the end of the run; its result, or raises what it raised."""
-
-    def stop(self) -> None:
-        """Let the run end at once, without waiting for its end: also code that may no longer wait can call this."""
-
-    async def aclose(self) -> None:
-        """Stop the run and wait until it has ended. Errors of the run are not raised."""
-
-
 class ThreadRun:
-    """A run in its own thread and event loop: for engines that the run opens and closes itself.
-
-    It ends with the main thread at the latest.
-    """
+    """A run in its own thread and event loop: for engines that the run opens and closes itself. It does not outlive the process."""
 
     def __init__(self, main: Main, *, virtual: bool) -> None:
         self._main, self._stop = main, Stop()
         self._loop: Future[asyncio.AbstractEventLoop] = Future()
         self._ended: Future[SessionResult] = Future()
-        self._thread = Thread(target=self._carry_out, args=(virtual,), name="pipeline run")
-        _RUNNING.add(self)
-        _watch_main_thread()
+        self._thread = Thread(target=self._carry_out, args=(virtual,), name="pipeline run", daemon=True)
         self._thread.start()
 
     def result(self) -> SessionResult:
@@ -59,6 +39,7 @@ class ThreadRun:
         return self._ended.result()
 
     def stop(self) -> None:
+        """Let the run end at once, without waiting for its end: also code that may no longer wait can call this."""
         self._loop.add_done_callback(self._abort)  # at once, or in the run's thread as soon as it has a loop
 
     def close(self) -> None:
@@ -71,8 +52,6 @@ class ThreadRun:
             self._ended.set_result(in_loop(self._work, virtual=virtual))
         except BaseException as error:
             self._ended.set_exception(error)  # raised where the run is waited for
-        finally:
-            _RUNNING.discard(self)
 
     async def _work(self) -> SessionResult:
         self._loop.set_result(asyncio.get_running_loop())
@@ -83,36 +62,20 @@ class ThreadRun:
             loop.result().call_soon_threadsafe(self._stop.abort)
 
     async def ended(self) -> SessionResult:
+        """Wait for the end of the run; its result, or raises what it raised."""
         return await anyio.to_thread.run_sync(self.result, abandon_on_cancel=True)
 
     async def aclose(self) -> None:
+        """Stop the run and wait until it has ended. Errors of the run are not raised."""
         self.stop()
-        # Of a loop that `sys.exit` closes AnyIO would leave a thread that keeps the process.
-        wait = asyncio.to_thread if on_asyncio() else anyio.to_thread.run_sync
         try:
-            await wait(self._thread.join)
+            await asyncio.to_thread(self._thread.join)
         finally:
             self._thread.join()  # a loop that is being closed lets nothing wait, whatever shields it
 
 
-_RUNNING: WeakSet[ThreadRun] = WeakSet()
-
-
-@cache
-def _watch_main_thread() -> None:
-    """Stop the runs that are left when the main thread ends, such as of an event loop that was closed with an iterator open: Python waits
-    for their threads before it ends the process."""
-
-    def watch() -> None:
-        main_thread().join()
-        for run in list(_RUNNING):
-            run.stop()
-
-    Thread(target=watch, name="end of the main thread", daemon=True).start()
-
-
 class TaskRun:
-    """A run as a task of the running event loop: for engines that live there."""
+    """A run as a task of the running event loop, with the methods of `ThreadRun`: for engines that live there."""
 
     def __init__(self, main: Main) -> None:
         self._main, self._stop, self._done = main, Stop(), anyio.Event()

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import trio
 
 import pipeline
 from pipeline import api
@@ -27,8 +26,7 @@ async def left(how: str, **given: Any) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:Async generator")  # Trio's, at the end of its loop
-@pytest.mark.parametrize("how", ["break", "raise", "trio"])
+@pytest.mark.parametrize("how", ["break", "raise"])
 def test_a_run_ends_with_the_loop_that_read_it(tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without `aclosing`: the iterator is closed by an event loop that ends, and can no longer wait."""
     monkeypatch.setattr(api, "UNREAD", 4)
@@ -36,8 +34,6 @@ def test_a_run_ends_with_the_loop_that_read_it(tmp_path: Path, how: str, monkeyp
     if how == "raise":
         with pytest.raises(ValueError, match="of the reader's own"):
             asyncio.run(left(how, **given))
-    elif how == "trio":
-        trio.run(lambda: left(how, **given))
     else:
         asyncio.run(left(how, **given))
     assert RunFile.read(tmp_path / "run").status == "interrupted"
