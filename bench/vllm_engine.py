@@ -28,8 +28,7 @@ from pipeline.data.problems import Problem, open_problems
 from pipeline.engine import Engine, Request
 from pipeline.engines.process.wire import Setup
 from pipeline.engines.registry import open_engines
-from pipeline.engines.vllm.backend import program, setup
-from pipeline.engines.vllm.memory import build
+from pipeline.engines.vllm.backend import is_cpu_build, program, setup
 from pipeline.engines.vllm.spec import VllmSpec
 from pipeline.graph.loader import load_engines
 from pipeline.graph.plugins import engine_specs
@@ -139,7 +138,7 @@ async def measure(engines: Path, role: str, problems: list[Problem], repeats: in
     """Seconds of every round."""
     spec, machine = load_engines(engines, engine_specs())[role], look()
     assert isinstance(spec, VllmSpec)
-    cores = tuple(range(spec.core or 0, (spec.core or 0) + spec.threads)) if build(machine) == "cpu" else None
+    cores = tuple(range(spec.core or 0, (spec.core or 0) + spec.threads)) if is_cpu_build(machine) else None
     bare = Bare(setup(role, spec, cores or ()), program(spec, cores, machine).environment, spec.max_in_flight)
     times: dict[str, list[float]] = {"engine": [], "bare": []}
     async with open_engines({role: spec}) as opened:

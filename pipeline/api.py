@@ -159,7 +159,7 @@ def _placed(
     if _opened(engines) is not None:
         raise UsageError("models: the engines are already open; leave out one of the two")
     given = Path(engines) if isinstance(engines, str | Path) else engines and _roles(engines)
-    place = import_module("pipeline.engines.placement.place").place
+    place = import_module("pipeline.engines.placement").place
     source = Path(graph) if isinstance(graph, str) else graph
     found = place([source], bound["models"], settings=_settings(bound), engines=given, batch_size=batch_size, replicas=replicas)
     return found.engines, found.sentences

@@ -5,7 +5,7 @@ One test suite, `tests/engines/test_contract.py`, holds every backend to it.
 """
 
 from array import array
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import lru_cache, reduce
 from hashlib import blake2b
@@ -17,7 +17,6 @@ from msgspec import Struct, structs
 
 from pipeline.confidence import Confidence
 from pipeline.graph.spec import EngineSpec
-from pipeline.system.machine import Machine
 
 FinishReason = Literal["stop", "length"]
 Fact = str | int | float | bool | tuple[str, ...]
@@ -380,62 +379,6 @@ class PrefixCacheReset(Engine, Protocol):
         did not clear it."""
 
 
-class Finding(Struct, frozen=True, kw_only=True):
-    """Something that is wrong, or worth knowing, before an engine starts."""
-
-    role: str
-    """The engine that it is about."""
-    what: str
-    """The flaw, in one clause, with its figures."""
-    remedy: str
-    """What to do about it, in one clause."""
-    fatal: bool
-    """Whether the engine cannot start unless this is fixed."""
-
-
-class MemoryRow(Struct, frozen=True, kw_only=True):
-    """The memory that one engine would take on one device, computed before it starts. None: unknown, or unlimited."""
-
-    role: str
-    device: str
-    """`GPU 0` or `CPU`."""
-    total_bytes: int | None
-    free_bytes: int | None
-    share: float | None = None
-    """Part of the device that the role may use."""
-    share_bytes: int | None = None
-    weights_bytes: int | None
-    weights_source: str
-    """The source of the size of the weights, such as `its files`."""
-    overhead_bytes: int
-    """Activations, graphs and workspaces, estimated."""
-    cache_bytes: int | None
-    """Size of the key-value cache."""
-    cache_tokens: int | None
-    """Tokens whose keys and values fit into that cache."""
-    sequences: float | None
-    """Full contexts that fit into the cache at once."""
-
-
-class Examination(Struct, frozen=True, kw_only=True):
-    """What is known about the engines of one backend before they start."""
-
-    findings: tuple[Finding, ...] = ()
-    memory: tuple[MemoryRow, ...] = ()
-    cannot: Mapping[str, Collection[str]] = {}
-    """What the engine of each role cannot do (see the fact `cannot`), if known."""
-
-
-class Availability(Struct, frozen=True, kw_only=True):
-    """Whether engines of one backend can start on a machine at all."""
-
-    usable: bool
-    what: str
-    """What is installed and where it would compute, or what is missing, in one clause."""
-    remedy: str = ""
-    """What to install or change if something is missing or a GPU would stay idle; else empty."""
-
-
 class Backend(Struct, frozen=True, kw_only=True):
     """How to open the engines of one kind; an entry point of the group `pipeline.engines` names one of these."""
 
@@ -448,20 +391,9 @@ class Backend(Struct, frozen=True, kw_only=True):
     """
     virtual_time: bool = False
     """Whether the engines compute on a simulated clock; the whole run then uses it."""
-    available: Callable[[Machine], Availability] | None = None
-    """What `pipeline doctor` asks of the installation: can any engine of this backend start here? None: it always can."""
-    examine: Callable[[Mapping[str, Any], Machine], Awaitable[Examination]] | None = None
-    """What `pipeline doctor` asks before anything starts: would these roles, role to spec, start on this machine? None: nothing can be
-    checked before a start."""
     tokenizer: Callable[[str, Any], Tokenizer] | None = None
-    """The tokenizer of an engine that is not open, from its role and its spec. Raises `GraphError` if it cannot be loaded. None: only an
-    open engine has one."""
+    """The tokenizer of an engine that is not open, from its role and its spec, for `graph prompt` and transcripts. Raises `GraphError`.
+    None: only an open engine has one."""
     widened: Callable[[Mapping[str, Any], Collection[str]], Mapping[str, Mapping[str, Any]]] | None = None
-    """What to change if only some of the engines in an engines file are opened, so that they get the memory which the others would have
-    taken on their devices. Takes the specs by role and the roles that are opened; returns fields and their new values, by role. Raises
-    `GraphError` where the specs do not fit together. None: its engines take no more memory than they need, or it cannot tell."""
-    gpus: Callable[[Mapping[str, Any]], int] | None = None
-    """How many GPUs a machine must have for the engines of these specs (by role): one more than the greatest index. On a machine without
-    GPUs, engines that need none compute on its CPU. None: they use no GPU of the machine."""
-    devices: Callable[[Mapping[str, Any], Machine], Mapping[str, Collection[int]]] | None = None
-    """The GPUs of a machine, by their indices, that the engine of each role computes on. None: its engines use no GPU of the machine."""
+    """The memory that a sweep gives the target alone: takes the specs by role and the roles that are opened, and returns by role the
+    settings with which these use the memory of the others on their devices. None: its engines take no more memory than they need."""

@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 
 from pipeline.bundled import FOLDERS, FileKind, bundled_files, find_file
-from pipeline.cli.author.diagnosis import load_roles
 from pipeline.data.recipe import find_recipe
 from pipeline.errors import GraphError, UsageError
 from pipeline.graph.loader import load_engines
@@ -65,8 +64,6 @@ def test_every_loader_takes_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert load_plan(Path("speccot"), Path("sim-instant")).engines == load_engines(Path("sim-instant"), engine_specs())
     assert load_reward_model(Path("prm-tiny"), engine_specs()).reward.backend == "torch"
     assert find_recipe("gsm8k").rows == 1319
-    for name, roles in [("tiny", {"draft", "target"}), ("target", {"target"}), ("prm-tiny", {"reward"})]:
-        assert load_roles(Path(name), ()).specs.keys() == roles
 
 
 def test_a_graph_names_engines_beside_it_or_bundled_ones(tmp_path: Path) -> None:

@@ -321,10 +321,14 @@ def _engines(name: str, backend: str, seqs: int, tiny: bool) -> Path:
     """An engines file of both shapes without weights, for that many sequences at once."""
     if backend == "vllm":
         _install_vllm()
-    same = f"backend: {backend}, load_format: dummy, max_num_seqs: {seqs}, max_in_flight: {seqs}, max_model_len: 2048"
-    shares = {"target": 0.7, "draft": 0.15} if backend == "vllm" else {}
-    terms = {role: f", gpu_memory_utilization: {share}, max_num_batched_tokens: 2048, dtype: bfloat16" for role, share in shares.items()}
-    lines = [f"{role}: {{{same}{terms.get(role, '')}, model: {_shape_folder(role, tiny)}}}" for role in SHAPES]
+    limits = f"load_format: dummy, max_num_seqs: {seqs}, max_model_len: 2048"
+    own = "max_num_batched_tokens: 2048, dtype: bfloat16, gpu_memory_utilization"
+    shares = {"target": f"args: {{{limits}, {own}: 0.7}}", "draft": f"args: {{{limits}, {own}: 0.15}}"}
+    lines = [
+        f"{role}: {{backend: {backend}, max_in_flight: {seqs}, {shares[role] if backend == 'vllm' else limits}, "
+        f"model: {_shape_folder(role, tiny)}}}"
+        for role in SHAPES
+    ]
     path = HOME / f"{name}.yaml"
     path.write_text("\n".join(lines) + "\n")
     return path
@@ -384,7 +388,7 @@ def vllm() -> None:
     # A share for each of the two engines on the card; without one it is said to have no effect.
     files = ["run", "graphs/speccot.yaml", "--engines", "graphs/engines/tiny-vllm.yaml", "--input", "datasets/arith/test.parquet"]
     for term in ("gpu_memory_utilization=0.2", "dtype=bfloat16", "enforce_eager=true"):
-        files += ["--set", f"engines.*.{term}"]
+        files += ["--set", f"engines.*.args.{term}"]
     found = _pipeline(*files, "--limit", "64", "--output", str(out), "--json")
     facts = json.loads((out / "run.json").read_text())["engine_facts"]
     write("vllm", {name: found.get(name) for name in ("accuracy", "wall_time_s", "problems_per_s", "failed")} | {"facts": facts})

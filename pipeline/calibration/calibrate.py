@@ -15,8 +15,7 @@ from pipeline.analysis.resources import devices_of, engine_facts, replica_count
 from pipeline.bundled import BUNDLED
 from pipeline.calibration.fit import Fit, fit_device
 from pipeline.calibration.recorded import Lengths, read_calls, read_lengths, text_of
-from pipeline.engines.model_card import DTYPE_BYTES
-from pipeline.engines.model_card import read_card as read_model_card
+from pipeline.engines.model_card import DTYPE_BYTES, read_card
 from pipeline.engines.models import resolve
 from pipeline.engines.sim.spec import SimDeviceSpec, SimSpec
 from pipeline.errors import InputError, UsageError
@@ -162,21 +161,19 @@ def _spec(folder: Path, run: RunFile, role: str) -> SimSpec:
     """The simulated engine for `role`, with `UNIT_RATES` in place of the rates that are to be fitted."""
     if isinstance(simulated := run.plan.engines[role], SimSpec):
         return structs.replace(simulated, device=structs.replace(simulated.device, **UNIT_RATES))
-    given: Mapping[str, Any] = run.engines[role]
     facts: Mapping[str, Any] = run.engine_facts.get(role, {})
-    size = _size(folder, role, given, facts)
-    seqs = given.get("max_num_seqs") or given["max_in_flight"]
-    length = int(facts.get("max_model_len", 0)) or given.get("max_model_len") or size.pop("max_model_len") or 32768
-    size.pop("max_model_len", None)
+    given: Mapping[str, Any] = {**run.engines[role], **(run.engines[role].get("args") or {}), **facts}
+    size, own_length = _size(folder, role, given)
+    seqs, length = given.get("max_num_seqs") or given["max_in_flight"], given.get("max_model_len") or own_length or 32768
     return SimSpec(
         model=str(given["model"]).removeprefix(BUNDLED),
         max_in_flight=given["max_in_flight"],
         device=SimDeviceSpec(name="+".join(devices_of(role, engine_facts(run)[role])), sharing=_sharing(run), **UNIT_RATES),
-        kv_cache_tokens=int(facts.get("kv_cache_tokens", 0)) or 2 * seqs * length,
+        kv_cache_tokens=int(given.get("kv_cache_tokens") or 2 * seqs * length),
         max_num_seqs=seqs,
-        max_num_batched_tokens=int(given.get("max_num_batched_tokens") or facts.get("max_num_batched_tokens") or 8192),
+        max_num_batched_tokens=int(given.get("max_num_batched_tokens") or 8192),
         max_model_len=length,
-        adapters=tuple(given.get("adapters") or ()),
+        adapters=tuple(run.engines[role].get("adapters") or ()),
         **size,
     )
 
@@ -186,20 +183,20 @@ def _sharing(run: RunFile) -> Literal["time_slices", "mps"]:
     return "mps" if run.host.cuda_mps else "time_slices"
 
 
-def _size(folder: Path, role: str, given: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields of a `SimSpec` that follow from the model's files; raises `InputError` where they are not on this machine."""
-    card = read_model_card(resolve(role, str(given["model"])))
-    dtype = str(facts.get("dtype") or card.dtype or "bfloat16")
-    value_bytes = DTYPE_BYTES.get(dtype, 2)
-    weights = card.weights_bytes(dtype if dtype in DTYPE_BYTES else "bfloat16", given.get("quantization"))
-    kv = card.kv_bytes_per_token(value_bytes)
-    if card.parameters is None or weights is None or kv is None or card.shape is None:
-        where = f"{folder / 'run.json'}, engine {role!r}"
-        raise InputError(where, f"the size of {given['model']!r} is not known on this machine; calibrate where its config.json is")
-    return {
-        "parameters": float(card.parameters),
-        "bytes_per_parameter": weights / card.parameters,
-        "layers": card.shape.layers,
-        "kv_bytes_per_token": float(kv),
-        "max_model_len": card.max_model_len,
+def _size(folder: Path, role: str, given: Mapping[str, Any]) -> tuple[dict[str, Any], int | None]:
+    """Fields of a `SimSpec` that follow from the model's files, and its context length; raises `InputError` where these are not here."""
+    card = read_card(resolve(role, str(given["model"])))
+    packed = DTYPE_BYTES[card.dtype or "bfloat16"]
+    if card.weights_bytes is None or card.kv_values is None or card.layers is None or card.quantization is not None:
+        what = f"the size of {given['model']!r} is not known; calibrate where its config.json and its weights, not quantized, are"
+        raise InputError(f"{folder / 'run.json'}, engine {role!r}", what)
+    value_bytes = DTYPE_BYTES.get(str(given.get("dtype")), packed)
+    parameters, quantization = card.weights_bytes // packed, given.get("quantization")
+    weights = parameters * value_bytes if quantization is None else card.weights_as(quantization) or 0
+    size = {
+        "parameters": float(parameters),
+        "bytes_per_parameter": weights / parameters,
+        "layers": card.layers,
+        "kv_bytes_per_token": float(card.kv_values * value_bytes),
     }
+    return size, card.max_model_len

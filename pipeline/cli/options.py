@@ -15,7 +15,6 @@ from pipeline.cli.terminal import NoticeOptions, notices_as, print_notice
 from pipeline.errors import UsageError
 from pipeline.graph.loader import PRESET, Preset, load_preset, outline, own_params
 from pipeline.session.options import ABOUT, RunOptions
-from pipeline.system.machine import Machine
 
 Address = tuple[str, int] | None
 """Host and port at which metrics are served; None: they are not."""
@@ -125,22 +124,21 @@ def _strange(preset: Preset, name: Path, graphs: Sequence[Path]) -> Iterator[str
             yield f"--preset {name}: left out, as {graph} has no such param: {', '.join(left_out)}"
 
 
-def with_models(graphs: Sequence[Path], options: Mapping[str, Any], batch_size: int = 64, machine: Machine | None = None) -> dict[str, Any]:
+def with_models(graphs: Sequence[Path], options: Mapping[str, Any], batch_size: int = 64) -> dict[str, Any]:
     """The options of a command without its `models` and, where there are any, with the engines for them as `planned_engines`.
 
-    They are to start on this machine, as often as the options have `replicas`, unless another `machine` is given.
+    They are to start on this machine, as often as the options have `replicas`.
     """
     found = {name: value for name, value in options.items() if name != "models"}
     if not options["models"]:
         return found
-    pairs = import_module("pipeline.engines.placement.choices").pairs
-    place = import_module("pipeline.engines.placement.place").place
-    given = {"settings": found["settings"], "engines": _file(found.get("engines")), "batch_size": batch_size, "machine": machine}
+    placement = import_module("pipeline.engines.placement")
+    given = {"settings": found["settings"], "engines": _file(found.get("engines")), "batch_size": batch_size}
     given["replicas"] = 1 if found.get("cluster") else found.get("replicas", 1)
-    placement = place(graphs, pairs(options["models"]), **given)
-    for sentence in placement.sentences:
+    placed = placement.place(graphs, placement.pairs(options["models"]), **given)
+    for sentence in placed.sentences:
         print_notice(sentence)
-    return found | {"planned_engines": placement.engines}
+    return found | {"planned_engines": placed.engines}
 
 
 def _file(engines: Path | tuple[Path, ...] | None) -> Path | None:

@@ -12,7 +12,7 @@ import click
 from pipeline.cli.commands import command, option
 from pipeline.cli.located import LocalPath, problems_of
 from pipeline.cli.terminal import print_line, print_notice
-from pipeline.engines.model_card import missing, read_card
+from pipeline.engines.model_card import check_model, read_card
 from pipeline.engines.models import resolve
 from pipeline.engines.tokenizer import HFTokenizer
 from pipeline.errors import GraphError, MissingExtra, UsageError
@@ -101,7 +101,7 @@ def _train(task: Task, config: Path, settings: Sequence[str], output: Path | Non
         model = resolve("model", said.model)
     except GraphError as error:
         raise GraphError(f"model: {said.model}", error.what) from error
-    longest = _longest(said, model, tell)
+    longest = _longest(said, model)
     tokenizer = HFTokenizer(model, trust_remote_code=said.trust_remote_code)
     data = read_data(task, said, paths, HeldOutProblems(test_sets), tokenizer, longest)
     for notice in data.notices:
@@ -117,14 +117,11 @@ def _train(task: Task, config: Path, settings: Sequence[str], output: Path | Non
         print_line(f"{folder}: adapter and card written; pipeline train merge {folder} -o DIR merges it")
 
 
-def _longest(config: TrainConfig, model: str, tell: Callable[[str], None]) -> int:
+def _longest(config: TrainConfig, model: str) -> int:
     """The maximum number of tokens of an example. Raises `GraphError` for a model that is not here and cannot be had, or whose files are
     damaged, and for a `max_length` beyond it."""
+    check_model("model", model)
     card = read_card(model)
-    for finding in missing("model", card):
-        if finding.fatal:
-            raise GraphError(f"model: {config.model}", f"{finding.what}; {finding.remedy}")
-        tell(f"{finding.what}; {finding.remedy}")
     if config.max_length is not None and card.max_model_len is not None and config.max_length > card.max_model_len:
         raise GraphError("max_length", f"is {config.max_length:,}, and {config.model} was made for {card.max_model_len:,} tokens")
     return config.max_length or card.max_model_len or NO_LIMIT

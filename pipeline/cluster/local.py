@@ -5,24 +5,25 @@ event loop, so that all replicas are on one simulated clock: such a run says wha
 """
 
 import pickle
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 
 import anyio
 import anyio.to_thread
-from msgspec import structs
+from msgspec import Struct
 
 from pipeline.cluster.fleet import Launcher, solve_on_replicas
 from pipeline.cluster.messages import Orders, ReplicaLink, ReplicaReport, decoded
 from pipeline.cluster.replica_process import receive, send
 from pipeline.cluster.replica_worker import ReplicaWorker
-from pipeline.engines.placement.shares import DeviceShare, divided
+from pipeline.engines.cores import ranges
 from pipeline.errors import ReplicaLost, UsageError, reason
+from pipeline.graph.spec import EngineSpec
 from pipeline.session.loop import Stop
 from pipeline.session.observer import Attend, Observer
 from pipeline.session.prepare import Prepared, RunSettings
 from pipeline.session.run import SessionResult
-from pipeline.system.machine import gpus, look
+from pipeline.system.machine import Gpu, Machine, gpus, look
 from pipeline.system.tasks import background_tasks
 from pipeline.system.worker_process import Program, WorkerProcess
 
@@ -47,10 +48,39 @@ async def solve_on_this_machine(
         what = f"the judge {judges[0]!r} is known to this process alone, and replicas are others"
         raise UsageError(f"--replicas {settings.options.replicas}: {what}; make it a plugin (guides/custom-judge in the documentation)")
     machine = await anyio.to_thread.run_sync(look)
-    division = divided(settings.plan.engines, machine, settings.options.replicas)
-    for sentence in division.sentences:
-        observer.tell(sentence)
-    return await solve_on_replicas(process_launcher(settings, division.shares), ready, observer, stop, attend=attend)
+    shares = divided(settings.plan.engines, machine, settings.options.replicas)
+    observer.tell(f"{len(shares)} replicas: {', '.join(share.words for share in shares)}")
+    return await solve_on_replicas(process_launcher(settings, shares), ready, observer, stop, attend=attend)
+
+
+class DeviceShare(Struct, frozen=True, kw_only=True):
+    """The devices of one replica."""
+
+    gpus: tuple[Gpu, ...] = ()
+    cores: tuple[int, ...] = ()
+    """CPU cores by their numbers; empty: any."""
+
+    @property
+    def words(self) -> str:
+        """The devices for a person, such as `GPU 2-3`; empty where its engines use none of this machine."""
+        gpus = f"GPU {ranges([gpu.index for gpu in self.gpus])}" if self.gpus else ""
+        cores = f"CPU core{'s' * (len(self.cores) > 1)} {ranges(self.cores)}" if self.cores else ""
+        return gpus or cores
+
+
+def divided(specs: Mapping[str, EngineSpec], machine: Machine, count: int) -> list[DeviceShare]:
+    """The devices of `machine` for `count` replicas with engines of these `specs`: as many GPUs each as these name or, without any, equal
+    parts of the cores. The engines file counts from 0 in each share. Raises `UsageError` where there are too few."""
+    each = max((gpu + 1 for spec in specs.values() for gpu in spec.gpus), default=0) if machine.gpus else 0
+    there, cores = len(machine.gpus), machine.cores
+    if each * count > there:
+        needs = f"each replica needs {each} GPU{'s' * (each > 1)}, but this machine has {there}"
+        raise UsageError(f"--replicas {count}: {needs}; use at most {there // each}, or other devices in the engines file")
+    if each:
+        return [DeviceShare(gpus=machine.gpus[n * each : (n + 1) * each]) for n in range(count)]
+    if len(cores) < count:
+        raise UsageError(f"--replicas {count}: this machine has {len(cores)} CPU cores, not one for each replica; use at most {len(cores)}")
+    return [DeviceShare(cores=cores[n * len(cores) // count : (n + 1) * len(cores) // count]) for n in range(count)]
 
 
 def task_launcher(settings: RunSettings) -> Launcher:
@@ -97,8 +127,7 @@ def process_launcher(settings: RunSettings, shares: Sequence[DeviceShare]) -> La
             async with background_tasks() as tasks:
                 tasks.start_soon(_read_stderr, process)
                 link = ProcessLink(process, share.words)
-                own = structs.replace(settings.plan, engines=share.own(settings.plan.engines))
-                await link.send(structs.replace(settings, plan=own))
+                await link.send(settings)
                 yield link
         finally:
             with anyio.CancelScope(shield=True):
@@ -109,10 +138,12 @@ def process_launcher(settings: RunSettings, shares: Sequence[DeviceShare]) -> La
 
 
 def _program(share: DeviceShare) -> Program:
+    names = ",".join(gpu.cuda_name for gpu in share.gpus)
+    environment = {"CUDA_VISIBLE_DEVICES": names, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"} if names else {}
     return Program(
         module="pipeline.cluster.replica_process",
         arguments=(",".join(map(str, share.cores)),),
-        environment=share.environment,
+        environment=environment,
         shutdown_s=CLOSE_S,
     )
 

@@ -26,7 +26,6 @@ from ray.exceptions import ActorUnavailableError, RayError
 from pipeline.cluster.fleet import Launcher, solve_on_replicas
 from pipeline.cluster.messages import Orders, ReplicaLink, ReplicaReport, decoded, encoded
 from pipeline.cluster.replica_worker import ReplicaWorker
-from pipeline.engines.registry import gpus
 from pipeline.errors import ReplicaLost, UsageError, reason
 from pipeline.graph.plan import Plan
 from pipeline.session.loop import in_loop, rare_collection
@@ -112,7 +111,7 @@ def check_room(plan: Plan, options: RunOptions, tell: Tell) -> int:
     where not all replicas have room at the moment."""
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     there = [int(node.get("GPU", 0)) for node in nodes]
-    needed = gpus(plan.engines) if any(there) else 0
+    needed = max((gpu + 1 for spec in plan.engines.values() for gpu in spec.gpus), default=0) if any(there) else 0
     if needed > max(there, default=0):
         raise UsageError(
             f"--cluster {options.cluster}: by its engines file each replica needs {needed} GPUs on one node, "

@@ -1,10 +1,11 @@
-"""The Hugging Face hub, asked about a model before an engine starts: a name enters, what its `config.json` holds leaves, within seconds.
+"""The Hugging Face hub, asked about a model before an engine starts: a name enters, what the hub holds of it leaves, within seconds.
 
 The libraries that load models ask again and again: where nothing answers, for minutes.
 """
 
 import json
-import logging
+import os
+import re
 from http.client import HTTPException
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -13,12 +14,11 @@ from typing import Any
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
-from pipeline.engines.model_card import is_hub_name, is_offline
-from pipeline.errors import GraphError, reason
+from pipeline.errors import reason
 
 HUB_S = 5.0
 """Seconds for one attempt, the search for the hub's address included."""
-_MAX_BYTES = 1 << 20
+_MAX_BYTES = 1 << 24
 _ABSENT = ("RepoNotFound", "GatedRepo")
 """How the hub names, in a header, why a model cannot be had."""
 _FILES = ("config.json", "tokenizer.json", "tokenizer_config.json")
@@ -28,29 +28,38 @@ class NotOnHub(OSError):
     """A model cannot be had from the hub; the text is a clause."""
 
 
-def check_hub(model: str) -> None:
-    """Raise `NotOnHub` if `model` is a name on the hub, not on this machine, that the hub does not know or cannot be asked for."""
-    if not is_hub_name(model) or is_offline() or Path(model).is_dir():
-        return
+def is_hub_name(model: str) -> bool:
+    """True if `model` can be a name on the hub; a path cannot."""
+    return re.fullmatch(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", model) is not None
+
+
+def is_offline() -> bool:
+    """True if the user forbids downloads from the hub."""
+    return os.environ.get("HF_HUB_OFFLINE", "0").lower() in ("1", "true", "yes", "on")
+
+
+def local_folder(model: str) -> Path | None:
+    """The folder of a model on this machine: `model` itself, or its place in the local Hugging Face cache; None without one."""
+    if (folder := Path(model).expanduser()).is_dir():
+        return folder
+    if not is_hub_name(model):
+        return None
     from huggingface_hub import try_to_load_from_cache
 
-    if not any(isinstance(try_to_load_from_cache(model, name), str) for name in _FILES):
-        hub_config(model)
+    found = (try_to_load_from_cache(model, name) for name in _FILES)
+    return next((Path(path).parent for path in found if isinstance(path, str)), None)
 
 
-def check_model(role: str, model: str) -> None:
-    """Raise the `GraphError` of a role whose model cannot be had."""
-    try:
-        check_hub(model)
-    except NotOnHub as absent:
-        raise GraphError(f"engine {role!r}", f"{model}: {absent}; name a folder with its files, or another model on the hub") from None
+def check_hub(model: str) -> None:
+    """Raise `NotOnHub` if `model` is a name on the hub, not on this machine, that the hub does not know or cannot be asked for."""
+    if is_hub_name(model) and not is_offline() and local_folder(model) is None:
+        hub_json(f"{model}/resolve/main/config.json")
 
 
-def hub_config(model: str) -> dict[str, Any]:
-    """The configuration of a model on the hub, asked for once; empty where it has none. Raises `NotOnHub`."""
-    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it tells every attempt
+def hub_json(path: str) -> dict[str, Any]:
+    """The JSON object at a path of the hub, asked for once; empty where there is none. Raises `NotOnHub`."""
     answers: SimpleQueue[dict[str, Any] | NotOnHub] = SimpleQueue()
-    Thread(target=lambda: answers.put(_asked(model)), daemon=True).start()  # the search for an address has no limit of time
+    Thread(target=lambda: answers.put(_asked(path)), daemon=True).start()  # the search for an address has no limit of time
     try:
         found = answers.get(timeout=HUB_S)
     except Empty:
@@ -60,11 +69,11 @@ def hub_config(model: str) -> dict[str, Any]:
     return found
 
 
-def _asked(model: str) -> dict[str, Any] | NotOnHub:
+def _asked(path: str) -> dict[str, Any] | NotOnHub:
     from huggingface_hub import get_token
     from huggingface_hub.constants import ENDPOINT
 
-    asked = Request(f"{ENDPOINT}/{model}/resolve/main/config.json")
+    asked = Request(f"{ENDPOINT}/{path}")
     if token := get_token():
         asked.add_unredirected_header("Authorization", f"Bearer {token}")
     try:

@@ -287,6 +287,11 @@ class EngineSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, 
         return str(getattr(self, "tokenizer", None) or getattr(self, "model", "")) or None
 
     @property
+    def gpus(self) -> tuple[int, ...]:
+        """Indices of the GPUs that its engine computes on; on a machine without any it computes on the CPU. Empty: on none."""
+        return ()
+
+    @property
     def cannot(self) -> tuple[str, ...]:
         """What no engine of this spec can do though a stage may need it (`StageSpec.needs`), as far as the spec alone tells."""
         return ()

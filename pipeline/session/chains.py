@@ -10,7 +10,7 @@ from typing import Any
 from msgspec import Struct
 
 from pipeline.engine import Engine, EngineStatistics, Fact, Remote
-from pipeline.engines.placement.demand import asks_of
+from pipeline.engines.asks import asks_of
 from pipeline.errors import GraphError
 from pipeline.graph.needs import check_needs, unmet_needs
 from pipeline.reasoning.prompts import PromptBuilder

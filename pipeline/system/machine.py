@@ -1,4 +1,4 @@
-"""This machine: cores, memory, GPUs, and the versions of the packages that engines need.
+"""This machine: cores, memory, NVIDIA GPUs, and the versions of the packages that engines need.
 
 The system, the NVIDIA driver's management library and the package metadata are asked; torch and vLLM are never imported here,
 and no CUDA context is made, so that looking costs no GPU memory.
@@ -6,11 +6,10 @@ and no CUDA context is made, so that looking costs no GPU memory.
 
 import os
 import platform
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
 
 import psutil
 from msgspec import Struct, structs
@@ -34,9 +33,9 @@ class Gpu(Struct, frozen=True, kw_only=True):
     """The entry of `CUDA_VISIBLE_DEVICES` that means this GPU."""
     name: str
     """The model, such as `NVIDIA H200`."""
-    memory_bytes: int | None
+    memory_bytes: int | None = None
     """Size of its memory; None where the driver does not tell, as for memory shared with the CPU."""
-    free_bytes: int | None
+    free_bytes: int | None = None
     """Memory that was free when the machine was looked at; None where the driver does not tell."""
 
 
@@ -50,35 +49,14 @@ class Machine(Struct, frozen=True, kw_only=True):
     free_memory_bytes: int
     """Main memory that was free when the machine was looked at."""
     gpus: tuple[Gpu, ...] = ()
-    driver: str | None = None
-    """Version of the NVIDIA driver; None without one."""
-    cuda_mps: bool | None = None
-    """True if the control daemon of CUDA MPS runs, so that processes that share a GPU compute on it side by side; None without a GPU."""
     versions: dict[str, str] = {}
     """Version of Python and of each installed package in `PACKAGES`, by name."""
-    assumed: bool = False
-    """It was named and is not this machine: which files and what network it has is not known."""
 
 
 def look() -> Machine:
     """This machine as it is now."""
-    found, driver = _gpus()
-    shown = visible(found, os.environ.get("CUDA_VISIBLE_DEVICES"))
-    memory_bytes, free_memory_bytes = memory()
-    return Machine(
-        cores=cores(),
-        memory_bytes=memory_bytes,
-        free_memory_bytes=free_memory_bytes,
-        gpus=shown,
-        driver=driver,
-        cuda_mps=_cuda_mps_runs() if shown else None,
-        versions=versions(),
-    )
-
-
-def gpus() -> tuple[Gpu, ...]:
-    """The NVIDIA GPUs that this process may use."""
-    return visible(_gpus()[0], os.environ.get("CUDA_VISIBLE_DEVICES"))
+    total, free = memory()
+    return Machine(cores=cores(), memory_bytes=total, free_memory_bytes=free, gpus=gpus(), versions=versions())
 
 
 def gib(size: int) -> str:
@@ -115,67 +93,54 @@ def versions(packages: Iterable[str] = PACKAGES) -> dict[str, str]:
     """
     found = {"python": platform.python_version()}
     for package in packages:
-        try:
+        with suppress(PackageNotFoundError):
             found[package] = version("speculative-pipeline" if package == "pipeline" else package)
-        except PackageNotFoundError:
-            continue
     return found
 
 
-def visible(found: Sequence[tuple[str, Gpu]], wanted: str | None) -> tuple[Gpu, ...]:
-    """The GPUs that CUDA shows when `CUDA_VISIBLE_DEVICES` is `wanted`, counted from 0; its first unknown entry ends the list. `found` are
-    the GPUs with their UUIDs."""
+def gpus() -> tuple[Gpu, ...]:
+    """The NVIDIA GPUs that this process may use, in the order of `CUDA_VISIBLE_DEVICES`, whose first unknown entry ends the list as it does
+    for CUDA; none where there is no driver."""
+    try:
+        import pynvml
+    except ImportError:
+        return ()
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return ()
+    found: dict[str, Gpu] = {}
+    try:
+        for index in range(pynvml.nvmlDeviceGetCount()):
+            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+            gpu = Gpu(index=index, cuda_name=str(index), name=str(pynvml.nvmlDeviceGetName(handle)))
+            with suppress(pynvml.NVMLError):  # memory that is shared with the CPU
+                size = pynvml.nvmlDeviceGetMemoryInfo(handle)
+                gpu = structs.replace(gpu, memory_bytes=int(size.total), free_bytes=int(size.free))
+            found |= {gpu.cuda_name: gpu, str(pynvml.nvmlDeviceGetUUID(handle)): gpu}
+    except pynvml.NVMLError:
+        return ()
+    finally:
+        pynvml.nvmlShutdown()
+    return _visible(found, os.environ.get("CUDA_VISIBLE_DEVICES"))
+
+
+def _visible(found: dict[str, Gpu], wanted: str | None) -> tuple[Gpu, ...]:
+    """The GPUs, which are `found` by index and by UUID, that CUDA shows where `CUDA_VISIBLE_DEVICES` is `wanted`, counted from 0."""
     if wanted is None:
-        return tuple(gpu for _, gpu in found)
+        return tuple(gpu for name, gpu in found.items() if name == gpu.cuda_name)
     shown: list[Gpu] = []
-    for entry in (part.strip() for part in wanted.split(",")):
-        gpu = next((gpu for uuid, gpu in found if entry in (gpu.cuda_name, uuid)), None)
-        if gpu is None:
+    for name in map(str.strip, wanted.split(",")):
+        if name not in found:
             break
-        shown.append(structs.replace(gpu, index=len(shown)))
+        shown.append(structs.replace(found[name], index=len(shown)))
     return tuple(shown)
 
 
 def cuda_mps() -> bool | None:
-    """`Machine.cuda_mps` of this machine as it is now."""
-    return _cuda_mps_runs() if _gpus()[0] else None
-
-
-def _cuda_mps_runs() -> bool:
-    """True if the control daemon of CUDA MPS is a process here, or has its pipe where CUDA programs look for it, which is all that a
-    container sees of the daemon of its host."""
+    """True if processes that share a GPU compute on it side by side; None without a GPU. The control daemon of CUDA MPS is a process here,
+    or has its pipe where CUDA programs look for it, which is all that a container sees of the daemon of its host."""
+    if not gpus():
+        return None
     pipe = Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY") or _MPS_PIPES) / "control"
     return pipe.exists() or any(process.info["name"] == _MPS_DAEMON for process in psutil.process_iter(["name"]))
-
-
-def _gpus() -> tuple[list[tuple[str, Gpu]], str | None]:
-    """The GPUs of this machine, each with its UUID, and the driver's version; none where there is no driver or no library for it."""
-    try:
-        import pynvml
-    except ImportError:
-        return [], None
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return [], None
-    try:
-        each = (_gpu(pynvml, index) for index in range(pynvml.nvmlDeviceGetCount()))
-        return [gpu for gpu in each if gpu is not None], str(pynvml.nvmlSystemGetDriverVersion())
-    except pynvml.NVMLError:
-        return [], None
-    finally:
-        pynvml.nvmlShutdown()
-
-
-def _gpu(nvml: Any, index: int) -> tuple[str, Gpu] | None:
-    """One GPU with its UUID; None if it is lost."""
-    total = free = None
-    try:
-        handle = nvml.nvmlDeviceGetHandleByIndex(index)
-        with suppress(nvml.NVMLError):  # memory that is shared with the CPU
-            memory = nvml.nvmlDeviceGetMemoryInfo(handle)
-            total, free = int(memory.total), int(memory.free)
-        gpu = Gpu(index=index, cuda_name=str(index), name=str(nvml.nvmlDeviceGetName(handle)), memory_bytes=total, free_bytes=free)
-        return str(nvml.nvmlDeviceGetUUID(handle)), gpu
-    except nvml.NVMLError:
-        return None

@@ -14,10 +14,8 @@ import psutil
 import pytest
 from msgspec import structs
 
-from pipeline.cluster.local import process_launcher, solve_on_this_machine
+from pipeline.cluster.local import DeviceShare, divided, process_launcher, solve_on_this_machine
 from pipeline.cluster.messages import Orders
-from pipeline.engines.placement.machines import machine_named
-from pipeline.engines.placement.shares import DeviceShare
 from pipeline.errors import ReplicaLost, UsageError
 from pipeline.session.loop import Stop, in_loop
 from pipeline.session.observer import Observer, View
@@ -25,7 +23,7 @@ from pipeline.session.options import RunOptions, resume_options
 from pipeline.session.prepare import RunSettings, load_plan, prepared
 from pipeline.session.run import SessionResult, run
 from pipeline.store.run_file import RunFile
-from pipeline.system.machine import core_count
+from pipeline.system.machine import GIB, Gpu, Machine, core_count
 from tests.support.commands import begun, pipeline, spawned
 from tests.support.fated_replicas import options_of, places, stopping
 from tests.support.hanging_together import check_hangs_together
@@ -168,7 +166,7 @@ class TestProcesses:
     def test_a_process_sees_its_gpus_alone_and_its_last_error_is_told(self, folder: Path, alone: SessionResult) -> None:
         plan = load_plan(ROOT / "graphs/speccot.yaml", engines_file(folder))
         settings = RunSettings(plan=plan, options=waiting(folder, "unused"), run_id="run", virtual_time=False)
-        launch = process_launcher(settings, [DeviceShare(gpus=(structs.replace(machine_named("4xH100-80GB").gpus[3], index=0),))])
+        launch = process_launcher(settings, [DeviceShare(gpus=(Gpu(index=0, cuda_name="3", name="H100"),))])
         bare = process_launcher(settings, [DeviceShare(cores=(1 << 16,))])
         seen: list[dict[str, str]] = []
 
@@ -191,6 +189,16 @@ class TestProcesses:
         }
 
 
+def test_replicas_have_equal_parts_of_the_gpus_or_of_the_cores() -> None:
+    gpus = tuple(Gpu(index=n, cuda_name=str(n), name="H100") for n in range(5))
+    machine = Machine(cores=(0, 1, 2), memory_bytes=GIB, free_memory_bytes=GIB, gpus=gpus)
+    pair = load_plan(Path("speccot"), Path("qwq-r1_1.5b-2x80gb")).engines
+    assert [share.words for share in divided(pair, machine, 2)] == ["GPU 0-1", "GPU 2-3"]
+    assert [share.words for share in divided(pair, structs.replace(machine, gpus=()), 2)] == ["CPU core 0", "CPU cores 1-2"]
+    with pytest.raises(UsageError, match=r"^--replicas 3: each replica needs 2 GPUs, but this machine has 5; use at most 2, or"):
+        divided(pair, machine, 3)
+
+
 def test_more_replicas_than_cores_are_refused_before_anything_starts(tmp_path: Path) -> None:
     many = core_count() + 1
     done = pipeline(
@@ -198,7 +206,7 @@ def test_more_replicas_than_cores_are_refused_before_anything_starts(tmp_path: P
         "--replicas", str(many),
     )  # fmt: skip
     assert done.returncode == 2
-    assert f"error: --replicas {many}: its engines compute on the CPU, but this machine has " in done.stderr
+    assert f"error: --replicas {many}: this machine has " in done.stderr
     assert not (tmp_path / "run").exists()
 
 

@@ -13,7 +13,7 @@ import pytest
 from anyio.from_thread import BlockingPortal
 from msgspec import structs
 
-from pipeline.engines.cores import CoreRequest, share_cores
+from pipeline.engines.cores import share_cores
 from pipeline.engines.models import resolve
 from pipeline.engines.torch.backend import open_torch
 from pipeline.engines.torch.slots import SlotTable
@@ -250,12 +250,8 @@ def test_a_worker_stands_on_its_core_and_one_that_is_killed_is_started_again_the
         (TorchSpec(model="bundled:tiny-drafd"), "did you mean `tiny-draft`"),
         (TorchSpec(model="/no/such/folder"), "no such directory: /no/such/folder"),
         (TorchSpec(model="bundled:tiny-draft", kv_cache_slots=3), "kv_cache_slots is 3"),
-        (
-            TorchSpec(model="bundled:tiny-draft", adapters={"selection": "bundled:tiny-selection"}),
-            "selection belongs to another",
-        ),
     ],
-    ids=["bundled", "folder", "slots", "adapter"],
+    ids=["bundled", "folder", "slots"],
 )
 def test_what_cannot_start_is_said_before_a_worker_is_there(spec: TorchSpec, says: str) -> None:
     async def main() -> None:
@@ -275,11 +271,12 @@ def test_a_context_that_the_model_does_not_have_is_refused() -> None:
 
 
 def test_cores_are_shared_out_only_if_there_are_enough() -> None:
-    free, pinned, gpu = CoreRequest(None, 1, True), CoreRequest(1, 1, True), CoreRequest(None, 1, False)
-    assert share_cores({"a": free, "b": free}, [0, 1]) == {"a": (0,), "b": (1,)}
-    assert share_cores({"a": free, "b": free, "c": free}, [0, 1]) == {"a": (), "b": (), "c": ()}
-    assert share_cores({"a": pinned, "b": free}, [0, 1]) == {"a": (1,), "b": (0,)}
-    assert share_cores({"a": gpu, "b": free}, [0, 1]) == {"a": (), "b": (0,)}
+    free, pinned = TorchSpec(model="m"), TorchSpec(model="m", core=1)
+    assert share_cores({"a": free, "b": free}, [4, 6]) == {"a": (4,), "b": (6,)}
+    assert share_cores({"a": free, "b": free, "c": free}, [4, 6]) == {"a": (), "b": (), "c": ()}
+    assert share_cores({"a": pinned, "b": free}, [4, 6]) == {"a": (6,), "b": (4,)}
+    with pytest.raises(GraphError, match=r"^engine 'a': core 1 with 1 threads: this process has 1 CPU cores, counted from 0"):
+        share_cores({"a": pinned}, [4])
 
 
 def stops_of(*strings: str) -> Callable[[list[int]], Any]:

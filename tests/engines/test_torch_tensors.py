@@ -11,7 +11,6 @@ import pytest
 
 from pipeline.engines.process.wire import Setup
 from pipeline.engines.torch.spec import TorchSpec
-from pipeline.engines.vllm.spec import VllmSpec
 from pipeline.errors import UsageError
 from tests.support.checkpoints import rewrite
 from tests.support.paths import MODELS
@@ -38,13 +37,6 @@ def saved(folder: Path, name: str, **options: Any) -> Path:
     return folder
 
 
-def flaw(folder: Path) -> str | None:
-    """What vLLM's worker says once it has loaded: vLLM itself leaves what it does not find at random."""
-    from pipeline.engines.vllm.worker import flaw_in_weights
-
-    return flaw_in_weights(Setup.of("target", VllmSpec(model=str(folder)), str(folder)), VllmSpec(model=str(folder)))
-
-
 def loaded(folder: Path) -> None:
     from pipeline.engines.torch.model import load_model
 
@@ -62,11 +54,9 @@ def loaded(folder: Path) -> None:
 )
 def test_no_engine_makes_tensors_up(tmp_path: Path, change: Change, says: str) -> None:
     folder = Path(shutil.copytree(MODELS / "tiny-draft", tmp_path / "model"))
-    assert flaw(folder) is None
     rewrite(folder, change)
     with pytest.raises(UsageError, match=says):
         loaded(folder)
-    assert re.search(says, str(flaw(folder)))
 
 
 def test_tensors_that_belong_to_no_layer_of_the_configuration_are_refused(tmp_path: Path) -> None:
@@ -77,33 +67,21 @@ def test_tensors_that_belong_to_no_layer_of_the_configuration_are_refused(tmp_pa
     tensors = load_file(folder / "model.safetensors")
     beside = ("v_head.weight", "model.layers.0.self_attn.masked_bias")
     save_file(tensors | {name: tensors["model.norm.weight"].clone() for name in beside}, folder / "model.safetensors")
-    assert flaw(folder) is None
     loaded(folder)
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 1, "layer_types": config["layer_types"][:1]}))
     says = r"the model that its config\.json describes has no place for \d+ of its tensors: model\.layers\.1\."
-    assert re.search(says, str(flaw(folder)))
     with pytest.raises(UsageError, match=says):
         loaded(folder)
 
 
 def test_experts_are_counted_one_by_one(tmp_path: Path) -> None:
     folder = saved(tmp_path / "moe", "Qwen3MoeForCausalLM", **EXPERTS)
-    assert flaw(folder) is None
     loaded(folder)
     rewrite(folder, without("experts.1.gate_proj"))
     said = "some of the tensors that the model merges into one are not in its files"
-    assert said in str(flaw(folder))
     with pytest.raises(UsageError, match=said):
         loaded(folder)
-
-
-def test_what_transformers_does_not_know_is_left_to_the_engine(tmp_path: Path) -> None:
-    folder = Path(shutil.copytree(MODELS / "tiny-draft", tmp_path / "model"))
-    config = json.loads((folder / "config.json").read_text())
-    for change in ({"model_type": "nobodys"}, {"architectures": None}, {"quantization_config": {"quant_method": "gptq", "bits": 4}}):
-        (folder / "config.json").write_text(json.dumps(config | change))
-        assert flaw(folder) is None
 
 
 def test_random_weights_are_made_only_where_they_are_asked_for(tmp_path: Path) -> None:

@@ -3,13 +3,15 @@
 import warnings
 from collections.abc import Sequence
 from importlib.util import find_spec
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from pipeline.engine import Request
-from pipeline.engines.vllm.spec import SpeculativeSpec, VllmSpec
+from pipeline.engines.vllm.spec import VllmSpec
+from tests.support.adapters import noise, write_adapter
 
 pytestmark = pytest.mark.vllm
 EOS = frozenset({9})
@@ -127,52 +129,49 @@ def test_stamps_become_durations(terms: Any) -> None:
     assert (several.queue_time_s, several.prefill_time_s, several.decode_time_s) == (0.5, 0.5, 4.0)
 
 
-def arguments(terms: Any, *, on_cpu: bool, **options: Any) -> dict[str, Any]:
-    spec = VllmSpec(model="m", **options)
-    found: dict[str, Any] = terms.arguments("target", spec, "folder", on_cpu=on_cpu)
+def arguments(terms: Any, *, on_cpu: bool = False, **options: Any) -> dict[str, Any]:
+    found: dict[str, Any] = terms.arguments("target", VllmSpec(model="m", **options), "folder", on_cpu=on_cpu)
     return found
 
 
-def test_every_field_of_a_spec_reaches_vllm(terms: Any) -> None:
+def test_any_argument_reaches_vllm_beside_what_this_package_sets(terms: Any) -> None:
     with warnings.catch_warnings(action="ignore"):
         from vllm.engine.arg_utils import AsyncEngineArgs
 
-    said = {
-        "dtype": "bfloat16",
-        "quantization": "fp8",
-        "load_format": "dummy",
-        "max_model_len": 8192,
-        "max_num_seqs": 32,
-        "max_num_batched_tokens": 4096,
-        "tensor_parallel_size": 2,
-        "gpu_memory_utilization": 0.8,
-        "kv_cache_dtype": "fp8",
-        "enable_prefix_caching": False,
-        "enable_chunked_prefill": True,
-        "enforce_eager": True,
-        "trust_remote_code": True,
-    }
-    found = arguments(terms, on_cpu=False, **said, kv_cache_gib=2.0)
-    assert said.items() <= found.items()
-    assert found["kv_cache_memory_bytes"] == 2 << 30
-    assert found["model"] == "folder"
+    said = {"dtype": "bfloat16", "max_model_len": 8192, "gpu_memory_utilization": 0.8, "enable_prefix_caching": False}
+    inner = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 4}
+    found = arguments(terms, args=said, speculative_config=inner)
+    own = {"model": "folder", "served_model_name": "target", "trust_remote_code": False, "speculative_config": inner}
+    assert found == said | own | {"scheduling_policy": "priority", "max_logprobs": terms.MAX_LOGPROBS}
     AsyncEngineArgs(**found)  # vLLM has all of these
-    plain = arguments(terms, on_cpu=False)
-    assert plain["gpu_memory_utilization"] == 0.9
-    assert not {"enable_chunked_prefill", "kv_cache_memory_bytes", "quantization", "speculative_config"} & plain.keys()
+    with pytest.raises(TypeError, match="unexpected keyword argument 'no_such'"):
+        AsyncEngineArgs(**arguments(terms, args={"no_such": 1}))
+
+
+def test_the_cpu_build_has_defaults_that_args_override(terms: Any) -> None:
+    found = arguments(terms, on_cpu=True, args={"max_model_len": 20_000, "kv_cache_memory_bytes": 1})
+    assert (found["enable_chunked_prefill"], found["max_num_batched_tokens"], found["kv_cache_memory_bytes"]) == (False, 20_000, 1)
+
+
+def test_adapters_have_slots_of_their_rank(terms: Any, tmp_path: Path) -> None:
+    path = str(write_adapter(tmp_path, noise(0), r=4, rank_pattern={"k_proj": 20}))
+    found = arguments(terms, on_cpu=True, adapters={"a": path, "b": path})
+    assert (found["max_loras"], found["max_lora_rank"]) == (2, 32)
+    assert "max_loras" not in arguments(terms)
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("fields", "said"),
     [
-        ({"method": "ngram"}, {"num_speculative_tokens": 5, "prompt_lookup_max": 4, "prompt_lookup_min": 1}),
-        ({"method": "eagle3", "model": "head", "num_speculative_tokens": 3}, {"num_speculative_tokens": 3, "model": "head"}),
-        ({"method": "suffix", "suffix_decoding_max_spec_factor": 2.0}, {"suffix_decoding_max_spec_factor": 2.0}),
+        ({"args": {"model": "x"}}, "args must not hold `model`: set it next to `args`"),
+        ({"args": {"max_loras": 2}}, "args must not hold `max_loras`: `adapters` and `lora_path` set it"),
+        ({"devices": (1,), "args": {"tensor_parallel_size": 2}}, "`devices` names the GPUs 1, but `tensor_parallel_size` is 2"),
+        ({"devices": (1, 1), "args": {"tensor_parallel_size": 2}}, "`devices` names the GPUs 1, 1, but"),
     ],
 )
-def test_speculation_in_vllms_words(terms: Any, options: dict[str, Any], said: dict[str, Any]) -> None:
-    found = arguments(terms, on_cpu=False, speculative_config=SpeculativeSpec(**options))["speculative_config"]
-    assert found == {"method": options["method"]} | said
+def test_what_is_set_elsewhere_is_refused(fields: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        VllmSpec(model="m", **fields)
 
 
 def test_the_patched_kernel_spreads_values_over_tokens() -> None:

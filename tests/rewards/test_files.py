@@ -5,11 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.cli.author.diagnosis import load_roles
-from pipeline.engines.model_card import PUBLISHED
 from pipeline.engines.sim.tokenizer import SimTokenizer
 from pipeline.engines.torch.spec import TorchSpec
-from pipeline.engines.vllm.check import findings, look_up
 from pipeline.engines.vllm.spec import VllmSpec
 from pipeline.errors import GraphError
 from pipeline.graph.plugins import engine_specs
@@ -18,11 +15,9 @@ from pipeline.rewards.spec import load_reward_model
 from pipeline.session.prepare import load_plan
 from pipeline.stages.build import build_stages, builders_of
 from pipeline.stages.reward import RewardJudgeSpec
-from pipeline.system.machine import GIB, Gpu, Machine
 from tests.support.paths import ROOT
 
 FILES = sorted((Path(__file__).parent.parent.parent / "graphs/rewards").glob("*.yaml"))
-LARGE = [path for path in FILES if "24 GB" in path.read_text()]
 GOOD = 'reward: {backend: torch, model: m}\nprompt: {form: text, begin: "{problem}", step: "{step}"}\n'
 
 
@@ -44,27 +39,10 @@ def load(folder: Path, content: str, *settings: str) -> RewardSpec:
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_every_checked_in_file_loads_says_what_it_is_and_can_be_examined(path: Path) -> None:
+def test_every_checked_in_file_loads_and_says_what_it_is(path: Path) -> None:
     spec = load_reward_model(path, engine_specs()).reward
     assert path.read_text().startswith("# ")
-    assert load_roles(path, ()).specs == {"reward": spec}
     assert isinstance(spec, TorchSpec | VllmSpec)
-    assert spec.model == "bundled:tiny-prm" or spec.model in PUBLISHED
-
-
-@pytest.mark.parametrize("path", LARGE, ids=lambda path: path.stem)
-def test_it_fits_the_gpu_that_it_names(path: Path) -> None:
-    spec = load_reward_model(path, engine_specs()).reward
-    assert isinstance(spec, VllmSpec)
-    gpu = Gpu(index=0, cuda_name="0", name="24 GB", memory_bytes=24564 << 20, free_bytes=(24564 << 20) - int(0.6 * GIB))
-    machine = Machine(cores=(0, 1), memory_bytes=64 * GIB, free_memory_bytes=60 * GIB, gpus=(gpu,), versions={"vllm": "0.32.0"})
-    plan = look_up({"reward": spec}, machine)
-    assert [finding for finding in findings(plan) if finding.fatal] == []
-    assert all(row.sequences is not None and row.sequences >= 1 for row in plan.rows)
-
-
-def test_there_are_some_for_large_models() -> None:
-    assert len(LARGE) == 2
 
 
 def test_settings_reach_the_engine(tmp_path: Path) -> None:

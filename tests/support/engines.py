@@ -31,13 +31,14 @@ class EnginesFile(NamedTuple):
 
     def specs(self) -> Mapping[str, Any]:
         """The spec of each role. On a GPU each engine has a share: five of them are open at a time."""
-        shares = ("engines.*.gpu_memory_utilization=0.15",) if look().gpus and "vllm" in self.path.stem else ()
+        shares = ("engines.*.args.gpu_memory_utilization=0.15",) if look().gpus and "vllm" in self.path.stem else ()
         return load_plan(ROOT / "graphs/speccot.yaml", self.path, (*self.settings, *shares)).engines
 
 
 def vllm_file(name: str, *settings: str) -> EnginesFile:
     """A file for vLLM, with room for 16 sequences in each engine: tests meet the limit, and all engines fit beside each other."""
-    small = tuple(f"engines.{role}.{setting}" for role in ("draft", "target") for setting in ("max_num_seqs=16", "kv_cache_gib=0.25"))
+    limits = ("args.max_num_seqs=16", "args.kv_cache_memory_bytes=268435456")
+    small = tuple(f"engines.{role}.{setting}" for role in ("draft", "target") for setting in limits)
     return EnginesFile(ROOT / f"graphs/engines/{name}.yaml", (*small, *settings))
 
 

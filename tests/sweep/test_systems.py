@@ -5,8 +5,6 @@ from typing import Any
 
 import pytest
 
-from pipeline.engines.placement.machines import machine_named
-from pipeline.engines.placement.place import place
 from pipeline.engines.sim.spec import SimSpec
 from pipeline.engines.vllm.spec import VllmSpec
 from pipeline.errors import GraphError, UsageError
@@ -94,25 +92,22 @@ def test_what_the_user_sets_is_where_the_memory_is_added() -> None:
 def test_vllm_s_target_has_the_draft_s_share_of_the_gpu() -> None:
     target = systems("qwq-r1_1.5b-2x80gb")["target"].engines["target"]
     assert isinstance(target, VllmSpec)
-    assert target.gpu_memory_utilization == 0.9
+    assert target.args["gpu_memory_utilization"] == 0.9
 
 
-def test_engines_chosen_for_named_models_are_those_of_all_systems_but_a_baseline_with_a_file_of_its_own(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    models = {"target": "Qwen/QwQ-32B", "draft": "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B"}
-    planned = place([SPECCOT], models, machine=machine_named("2xH100-80GB")).engines
+def test_engines_chosen_for_named_models_are_those_of_all_systems_but_a_baseline_with_a_file_of_its_own() -> None:
+    shares = {"target": 0.7, "draft": 0.2}
+    planned = {role: {"backend": "vllm", "model": "m", "args": {"gpu_memory_utilization": share}} for role, share in shares.items()}
     found = systems(planned_engines=planned)
     spec = found["target"].engines["target"]
     assert isinstance(spec, VllmSpec)
-    assert spec.gpu_memory_utilization == sum(engine["gpu_memory_utilization"] for engine in planned.values())
+    assert spec.args["gpu_memory_utilization"] == 0.9
     assert set(found["speccot"].engines) == {"target", "draft"}
-    fields = {"planned_engines": planned, "settings": ("engines.*.max_model_len=10240",)}
+    fields = {"planned_engines": planned, "settings": ("engines.*.args.max_model_len=10240",)}
     found = systems(**fields, baseline_engines=(Path("qwq-r1_1.5b-2x48gb"),))
     alone = found["target on qwq-r1_1.5b-2x48gb"].engines["target"]
     assert isinstance(alone, VllmSpec)
-    assert alone.tensor_parallel_size == 2
+    assert alone.args["tensor_parallel_size"] == 2
 
 
 def test_the_baseline_may_have_an_engines_file_of_its_own_with_the_memory_of_all_in_it() -> None:

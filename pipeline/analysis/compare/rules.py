@@ -112,6 +112,7 @@ def differences(ours: Rules, theirs: Rules) -> Iterator[Unlike]:
 
 
 def _engine(settings: Mapping[str, Any]) -> dict[str, Any]:
+    settings = {**settings, **(settings.get("args") or {})}  # vLLM's
     found = {name: settings[name] for name in ENGINE if settings.get(name) is not None}
     if "model" in found:
         found["model"] = model_name(str(found["model"]))

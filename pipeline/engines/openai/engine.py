@@ -9,14 +9,14 @@ import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import anyio
 import msgspec
 from anyio.abc import TaskGroup
 from msgspec import Struct, structs
 
-from pipeline.engine import Asks, Availability, Backend, Completion, EngineStatistics, Examination, Fact, Finding, Request, Tokenizer
+from pipeline.engine import Asks, Backend, Completion, EngineStatistics, Fact, Request, Tokenizer
 from pipeline.engines.meter import UsageMeter
 from pipeline.engines.models import resolve
 from pipeline.engines.openai.client import NoAnswer, Server, quoted, read_key
@@ -26,8 +26,7 @@ from pipeline.engines.openai.spec import OpenAISpec
 from pipeline.engines.startup import READY, tell_phase
 from pipeline.engines.tokenizer import HFTokenizer
 from pipeline.engines.validate import validate_request
-from pipeline.errors import BadCompletion, EngineDead, EngineUnavailable, GraphError, RequestRefused, did_you_mean, install_command
-from pipeline.system.machine import Machine
+from pipeline.errors import BadCompletion, EngineDead, EngineUnavailable, GraphError, RequestRefused, did_you_mean
 from pipeline.system.tasks import background_tasks, gather
 
 T = TypeVar("T")
@@ -352,27 +351,4 @@ async def _cache_facts(server: Server) -> dict[str, Fact]:
     return {"kv_cache_tokens": tokens, "block_size": sizes.pop()} if tokens and len(sizes) == 1 else {}
 
 
-def _available(machine: Machine) -> Availability:
-    """States whether the HTTP library is installed."""
-    installed = machine.versions.get("aiohttp")
-    what = f"aiohttp {installed or 'is not installed'}"
-    return Availability(usable=installed is not None, what=what, remedy="" if installed else install_command("openai"))
-
-
-async def examine_openai(specs: Mapping[str, OpenAISpec], machine: Machine) -> Examination:
-    """Ask the servers of every role what they can do, as a run would at its start."""
-    findings: list[Finding] = []
-    cannot: dict[str, Any] = {}
-    for role, spec in specs.items():
-        try:
-            async with open_openai({role: spec}) as engines:
-                found = engines[role].facts
-                cannot[role], what = found["cannot"], f"{found['server']} answers: prompts as {found['prompts']}"
-                findings.append(Finding(role=role, what=what, remedy=f"a context of {engines[role].max_model_len:,} tokens", fatal=False))
-        except GraphError as error:
-            what, _, remedy = error.what.partition("; ")
-            findings.append(Finding(role=role, what=what, remedy=remedy, fatal=True))
-    return Examination(findings=tuple(findings), cannot=cannot)
-
-
-BACKEND = Backend(spec=OpenAISpec, open=open_openai, available=_available, examine=examine_openai, tokenizer=_load_tokenizer)
+BACKEND = Backend(spec=OpenAISpec, open=open_openai, tokenizer=_load_tokenizer)

@@ -45,7 +45,7 @@ def _beside(module: Any, paths: Mapping[str, str]) -> list[Any]:
                 warnings.simplefilter("ignore")  # of tied embeddings, which matter where an adapter is merged into its model
                 wrapped, absent = _loaded(module, wrapped, name, path)
         except (ValueError, RuntimeError, KeyError, TypeError) as error:
-            raise UsageError(f"the adapter in {path} does not fit: {str(error).strip().splitlines()[0]}") from error
+            raise UsageError(f"the adapter in {path} does not fit: {' '.join(str(error).split()[:60])}") from error
         if absent:
             raise UsageError(f"{len(absent):,} matrices of the adapter in {path} are not in its file: {listed(sorted(absent))}; {ANEW}")
     layers = [layer for layer in module.modules() if isinstance(layer, BaseTunerLayer)]

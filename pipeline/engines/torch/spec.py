@@ -50,7 +50,8 @@ class TorchSpec(RestartableSpec, frozen=True, kw_only=True, tag="torch"):
     kv_cache_slots: Annotated[int, Meta(ge=1, le=1_000_000_000)] | None = None
     """Number of sequences whose keys and values are kept, running or cached; null: twice `max_num_seqs`."""
     core: Annotated[int, Meta(ge=0, le=65535)] | None = None
-    """CPU core the worker is pinned to."""
+    """The first of the `threads` CPU cores that the worker is pinned to, counted from 0 among those of this process; null: separate cores
+    if there are enough."""
     threads: Annotated[int, Meta(ge=1, le=1024)] = 1
     """Number of CPU threads."""
     adapters: Mapping[AdapterName, str] = {}
@@ -65,3 +66,7 @@ class TorchSpec(RestartableSpec, frozen=True, kw_only=True, tag="torch"):
     def __post_init__(self) -> None:
         """Reject arguments that cannot be passed to a chat template."""
         check_template_arguments(self.chat_template_kwargs)
+
+    @property
+    def gpus(self) -> tuple[int, ...]:
+        return () if self.device == "cpu" else (int(self.device.partition(":")[2] or 0),)

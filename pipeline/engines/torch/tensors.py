@@ -2,14 +2,10 @@
 
 import re
 from collections.abc import Mapping
-from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
 
-import torch
-import transformers
-
-from pipeline.engines.model_card import Damaged, listed, read_tensors, weight_files
+from pipeline.engines.model_card import listed
 
 
 def flaw_in_loading(report: Mapping[str, Any], model: Any) -> str | None:
@@ -46,28 +42,6 @@ def flaw_in_pickle(error: BaseException) -> str | None:
     if isinstance(error, UnpicklingError):
         return "its weights are a pickle of more than tensors, which may run code when it is loaded, and so is not (safetensors cannot)"
     return None
-
-
-def flaw_in_tensors(folder: Path) -> str | None:
-    """The flaws of the tensors of the model in `folder`, for an engine that would leave what it does not find at random.
-
-    transformers compares names and shapes: it loads tensors without values into a model without values. None where nothing is wrong, and
-    of quantized models, pickled weights and models that are not known here.
-    """
-    try:
-        config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
-        kind = getattr(transformers, (config.architectures or [""])[0])
-        tensors = {name: torch.empty(shape, device="meta") for path in weight_files(folder) for name, shape in read_tensors(path).items()}
-        if not tensors or getattr(config, "quantization_config", None):
-            return None
-        model, report = kind.from_pretrained(
-            None, config=config, state_dict=tensors, device_map="meta", output_loading_info=True, ignore_mismatched_sizes=True
-        )
-    except RuntimeError as error:
-        return flaw_in_conversion(error)
-    except (AttributeError, Damaged, ImportError, KeyError, OSError, TypeError, ValueError):
-        return None
-    return flaw_in_loading(dict(report), model)
 
 
 def _size(size: Any) -> str:

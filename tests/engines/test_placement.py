@@ -1,0 +1,210 @@
+"""`--model ROLE=VALUE`: what it may say, what a server or the hub is asked, and how GPUs are shared out."""
+
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub.constants
+import pytest
+
+from pipeline.engines.model_card import ModelCard, check_model, read_card
+from pipeline.engines.placement import pairs, place, put_on_gpus
+from pipeline.engines.tokenizer import HFTokenizer
+from pipeline.engines.vllm.spec import VllmSpec
+from pipeline.errors import PipelineError, UsageError
+from pipeline.system.machine import GIB, Gpu
+from tests.support.paths import MODELS
+from tests.support.small_server import VLLM, SmallServer, small_server
+
+TOKENIZER = HFTokenizer(str(MODELS / "tiny-target"))
+SMALL = {"target": "bundled:tiny-target", "draft": "bundled:tiny-draft"}
+CARDS = {
+    "target": ModelCard(weights_bytes=61 * GIB, dtype="bfloat16", layers=64, heads=40, kv_values=131072, max_model_len=40960),
+    "draft": ModelCard(weights_bytes=3 * GIB, dtype="bfloat16", layers=28, heads=12, kv_values=14336, max_model_len=131072),
+}
+
+
+def on_gpus(count: int, gib: int, **specs: VllmSpec) -> dict[str, dict[str, Any]]:
+    """What the pair gets of so many GPUs of one size."""
+    size = gib * GIB
+    gpus = [Gpu(index=n, cuda_name=str(n), name="H100", memory_bytes=size, free_bytes=size - GIB // 2) for n in range(count)]
+    placed: dict[str, dict[str, Any]] = {role: {"model": role, "args": {"max_model_len": 10240}} for role in CARDS}
+    put_on_gpus(placed, {role: specs.get(role, VllmSpec(model=role)) for role in CARDS}, CARDS, gpus)
+    return placed
+
+
+@pytest.mark.parametrize(
+    ("count", "gib", "target", "draft"),
+    [
+        (1, 80, [0], [0]),
+        (2, 48, [0, 1], [0]),
+        (3, 80, [0, 1], [2]),
+        (5, 40, [0, 1, 2, 3], [4]),
+        (8, 80, [0, 1, 2, 3, 4, 5, 6, 7], [0]),
+    ],
+)
+def test_the_target_is_split_over_a_power_of_two_and_the_draft_is_beside_it_where_there_is_room(
+    count: int, gib: int, target: list[int], draft: list[int]
+) -> None:
+    placed = on_gpus(count, gib)
+    assert [placed[role]["devices"] for role in ("target", "draft")] == [target, draft]
+    shares = {role: placed[role]["args"]["gpu_memory_utilization"] for role in placed}
+    together = sum(shares.values()) if draft == [0] else max(shares.values())
+    assert 0.9 <= together <= 0.92
+    for role, share in shares.items():
+        parts = len(placed[role]["devices"])
+        assert placed[role]["args"]["tensor_parallel_size"] == parts
+        assert share * gib * GIB > (CARDS[role].weights_bytes or 0) / parts
+
+
+def test_engines_on_one_gpu_cache_equally_many_tokens() -> None:
+    placed = on_gpus(1, 140)
+
+    def tokens(role: str) -> float:
+        share, card = placed[role]["args"]["gpu_memory_utilization"], CARDS[role]
+        return float(share * 140 * GIB - (card.weights_bytes or 0) - 3 * GIB) / (2 * (card.kv_values or 0))
+
+    assert tokens("draft") == pytest.approx(tokens("target"), rel=0.2)  # shares are hundredths
+
+
+def test_what_a_spec_says_of_its_gpus_is_kept_and_quantized_weights_are_half() -> None:
+    with pytest.raises(UsageError, match=r"target target \(61.0 GiB of weights\) and draft .* do not fit on 1 x H100 of 48.0 GiB"):
+        on_gpus(1, 48)
+    placed = on_gpus(1, 48, target=VllmSpec(model="target", args={"quantization": "fp8"}))
+    assert placed["target"]["args"]["gpu_memory_utilization"] > 31 / 48
+    assert on_gpus(4, 80, target=VllmSpec(model="target", devices=(3,)))["target"]["devices"] == [3]
+    with pytest.raises(UsageError, match=r"^--model target=\.\.\.: it is to use GPU 3, and there are 2$"):
+        on_gpus(2, 80, target=VllmSpec(model="target", devices=(3,)))
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        (["Qwen/QwQ-32B"], "--model Qwen/QwQ-32B: expected ROLE=VALUE, such as target=Qwen/QwQ-32B"),
+        (["target="], "expected ROLE=VALUE"),
+        (["target=http://localhost:8000"], "must include the path, up to /v1: http://localhost:8000/v1"),
+        (["target=./nowhere"], "there is no such folder; expected a Hugging Face name, a folder"),
+        (["target=s3://bucket/model"], "is not a valid model"),
+        (["target=bundled:tiny"], "no bundled model is named 'tiny'"),
+        (["tagret=bundled:tiny-target"], "has no role `tagret`; did you mean `target`"),
+        (["target=bundled:tiny-target"], "speccot also needs a model for draft; add --model draft=NAME, or give --engines"),
+    ],
+)
+def test_any_other_value_is_refused(values: list[str], said: str) -> None:
+    with pytest.raises(UsageError) as raised:
+        place([Path("speccot")], pairs(values))
+    assert said in str(raised.value)
+
+
+def test_engines_have_limits_for_the_batch_and_the_graph() -> None:
+    engines = place([Path("speccot")], SMALL, batch_size=8, settings=["token_budget=512"]).engines
+    assert {role: engine["max_in_flight"] for role, engine in engines.items()} == {"target": 8, "draft": 8}
+    assert {role: engine["max_num_seqs"] for role, engine in engines.items()} == {"target": 8, "draft": 40}
+    assert all(1024 + 512 < engine["max_model_len"] <= 4096 for engine in engines.values())
+
+
+def test_models_replace_those_of_an_engines_file() -> None:
+    file = Path("tiny-vllm")
+    found = place([Path("speccot")], {"target": "bundled:tiny-draft"}, engines=file).engines
+    assert (found["target"]["model"], found["target"]["core"], found["draft"]["model"]) == ("bundled:tiny-draft", 1, "bundled:tiny-draft")
+    with pytest.raises(UsageError, match="has no role `tagret`; did you mean `target`"):
+        place([Path("speccot")], {"tagret": "bundled:tiny-draft"}, engines=file)
+    with pytest.raises(UsageError, match="which loads no model; leave out --model, or --engines"):
+        place([Path("speccot")], {"target": "bundled:tiny-draft"}, engines=Path("sim-2xh100"))
+
+
+# Servers.
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[SmallServer]:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with small_server(replace(VLLM, card={"max_model_len": 512, "root": "Qwen/QwQ-32B"}), TOKENIZER) as found:
+        yield found
+
+
+def served(value: str, *settings: str) -> dict[str, Any]:
+    return place([Path("target")], {"target": value}, settings=settings).engines["target"]
+
+
+def test_the_one_model_of_a_server_is_taken_with_the_tokenizer_that_it_names(server: SmallServer) -> None:
+    server.adapters = {"selection": "tiny"}
+    fields = {"backend": "openai", "model": "tiny", "base_url": server.base_url, "max_in_flight": 64}
+    assert served(server.base_url) == fields | {"tokenizer": "Qwen/QwQ-32B"}
+    server.seen.clear()
+    assert served(f"{server.base_url}/#tiny", "engines.target.tokenizer=bundled:tiny-target") == fields
+    assert served(f"{server.base_url}#Qwen/QwQ-32B")["model"] == "Qwen/QwQ-32B"
+    assert server.seen == [], "what is named is not asked for"
+
+
+def test_a_server_of_several_models_has_to_be_told_which(server: SmallServer) -> None:
+    server.adapters = {"large": ""}
+    with pytest.raises(UsageError, match=rf"{server.base_url}: it serves tiny, large; name one: target={server.base_url}#tiny"):
+        served(server.base_url)
+
+
+# The hub.
+
+CONFIG = {"num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 64, "max_position_embeddings": 4096}
+FILES = [{"rfilename": f"model-{n}.safetensors", "size": 5000} for n in (1, 2)]
+PAGES = {"/someone/model/resolve/main/config.json": CONFIG, "/api/models/someone/model?blobs=true": {"siblings": FILES}}
+
+
+class Hub(BaseHTTPRequestHandler):
+    """Has one model."""
+
+    def do_GET(self) -> None:
+        content = json.dumps(PAGES[self.path]).encode() if self.path in PAGES else b""
+        self.send_response(200 if content else 401)
+        if not content:
+            self.send_header("X-Error-Code", "RepoNotFound")
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *args: object) -> None: ...
+
+
+@contextmanager
+def hub() -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def test_sizes_of_a_model_that_is_not_here_are_asked_at_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    with hub() as url:
+        monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", url)
+        card = read_card("someone/model")
+        assert (card.weights_bytes, card.kv_values, card.max_model_len) == (10_000, 2 * 2 * 64, 4096)
+        assert place([Path("target")], {"target": "someone/model"}).engines["target"]["max_model_len"] == 4096
+        with pytest.raises(
+            PipelineError, match=r"--model target=\.\.\.: someone/other: unknown to the Hugging Face hub, or you have no access"
+        ):
+            place([Path("target")], {"target": "someone/other"})
+
+
+@pytest.mark.parametrize("answers", [False, True])
+def test_without_the_hub_a_name_is_refused_in_seconds(monkeypatch: pytest.MonkeyPatch, server: SmallServer, answers: bool) -> None:
+    """Where nothing listens, and where what listens says nothing."""
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    monkeypatch.setattr("pipeline.engines.hub.HUB_S", 0.3)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1] if answers else 9}")
+        with pytest.raises(PipelineError, match=r"not on this machine, and the Hugging Face hub .*; name a folder"):
+            check_model("here", "someone/model-7B")
+        with pytest.raises(UsageError, match=r"#made/up: no tokenizer: .* hub .*; name one with --set engines\.target\.tokenizer=NAME"):
+            served(f"{server.base_url}#made/up")
