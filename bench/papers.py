@@ -46,8 +46,7 @@ PRINTED = """\
 Simulated on 2026-11-26, one problem at a time, 48 problems, seed 0, each with `--batch-size 1 --set 'engines.*.timeout_s=100000'`,
 SpecCoT and SpecReason with `max_steps=1000`. Fitted are tokens and accuracies of SpecCoT and SCoT, SCoT's time of a token, and the rates
 of the A100s; not shares of time, other times of whole problems, and how many steps fall back. SpecReason prints no token counts for its
-pairs; its rows assume `engines.target.text.verbosity=1.8`, `engines.*.text.repair=0.3` and `engines.target.text.judge_auc=0.9`
-(`verifier_accuracy=null`)."""
+pairs; its rows assume `engines.target.text.verbosity=1.8`."""
 RUNS = """\
 Brackets are 95 % intervals over problems. A speed-up is over the target alone in the same table, and a product: shorter text x tokens a
 second. Repeated runs stand with their mean times; *noise* is the factor within which 95 % of the ratios of such times of the same work

@@ -114,7 +114,7 @@ def not_known(found: Calibration) -> Iterator[str]:
         read, total = lengths.verified, lengths.verified + lengths.unverified
         yield (
             f"A gate let {lengths.unverified:,} of {total:,} steps pass unverified. How many would have been accepted is not known: of the "
-            f"verified ones {accepted:.1%} were; of all {lengths.of_all:.1%} are taken to be, if a gate_auc of "
+            f"verified ones {accepted:.1%} were; of all {lengths.of_all:.1%} are taken to be, if its gate has an AUC of "
             f"{lengths.gate_auc:g} is true, which is assumed; anything from {accepted * read / total:.1%} to "
             f"{(accepted * read + lengths.unverified) / total:.1%} is possible."
         )

@@ -13,6 +13,7 @@ import numpy as np
 from msgspec import Struct, structs
 
 from pipeline.analysis.arrays import Array
+from pipeline.engines.sim.output import GATE_AUC
 from pipeline.engines.sim.spec import SimTextSpec
 from pipeline.errors import InputError
 from pipeline.graph.plan import Plan
@@ -158,8 +159,8 @@ class Lengths(Struct, frozen=True, kw_only=True):
     unverified: int
     """Steps of the draft that nobody verified, because a gate let them pass."""
     gate_auc: float | None
-    """How well the gate is taken to tell steps that would be accepted from others (`SimTextSpec`), an assumption: below 0.5 of one that
-    flags sure steps, 0.5 of several and of one that counts repetitions; None: there is none."""
+    """The assumed area under the gate's ROC curve: below 0.5 of one that flags sure steps, 0.5 of several and of one that counts
+    repetitions; None: there is none."""
     candidates: float
     """Mean number of candidates of a verified step."""
 
@@ -194,8 +195,7 @@ def _gate_auc(plan: Plan) -> float | None:
     gates = [stage.spec for stage in plan.stages() if stage.spec.gates]
     if len(gates) != 1 or not isinstance(gates[0], GateSpec) or not gates[0].reads_logprobs:
         return 0.5 if gates else None
-    auc = SimTextSpec().gate_auc
-    return auc if gates[0].flags == "unsure" else 1 - auc
+    return GATE_AUC if gates[0].flags == "unsure" else 1 - GATE_AUC
 
 
 def _moments(db: Query, lengths: str, **params: Any) -> dict[str, Moments]:

@@ -1,27 +1,22 @@
 """How long simulated thoughts are: distributions, presets against what was measured, steps to the token."""
 
 import math
-from hashlib import blake2b
 from itertools import pairwise
-from statistics import NormalDist, fmean, pstdev, pvariance
+from statistics import NormalDist, fmean, pstdev
 
 import pytest
 from msgspec import structs
 
 from pipeline.engine import Request
 from pipeline.engines.sim.device import devices_of
-from pipeline.engines.sim.difficulty import chances
 from pipeline.engines.sim.lengths import MAX_LENGTHS, PRESETS, Distribution, Preset, log_normal, quantiles
 from pipeline.engines.sim.spec import SimTextSpec
 from pipeline.engines.sim.text import TextModel
 from pipeline.engines.sim.tokenizer import SimTokenizer
 from pipeline.errors import GraphError
-from pipeline.graph.loader import load_engines
-from pipeline.graph.plugins import engine_specs
 from pipeline.graph.prompts import DELIMITER, THINK_CLOSE
 from pipeline.reasoning.prompts import PromptBuilder
 from tests.support.engines import SIM
-from tests.support.paths import ROOT
 
 TOKENIZER = SimTokenizer()
 DIALECT = PromptBuilder(TOKENIZER)
@@ -96,8 +91,8 @@ def test_without_bounds_no_length_is_below_1_or_above_the_most() -> None:
 
 
 def test_lengths_have_one_source() -> None:
-    with pytest.raises(ValueError, match="`preset` and `step_tokens_sigma` both set `step_tokens`; drop one, or set it to null"):
-        SimTextSpec(preset="math", step_tokens_sigma=0.6)
+    with pytest.raises(ValueError, match="`preset` and `step_tokens_sigma` both set `step_tokens`; drop one"):
+        SimTextSpec(preset="math", step_tokens_sigma=0.7)
     assert SimTextSpec().distribution("steps") == log_normal(12, 0.5)
 
 
@@ -135,53 +130,3 @@ def test_engines_of_one_preset_agree_on_the_number_of_steps() -> None:
     counts = [draft.read(prompt).total for prompt in prompts]
     assert counts == [target.read(prompt).total for prompt in prompts]
     assert len(set(counts)) > 20
-
-
-def test_engines_files_without_measured_lengths_write_what_they_always_wrote() -> None:
-    texts = []
-    for role, spec in load_engines(ROOT / "graphs/engines/sim-2xh100.yaml", engine_specs()).items():
-        model = TextModel(spec.model, spec.text)
-        for number in range(40):
-            prompt = DIALECT.generation(f"Problem {number}?")
-            texts.append((role, *write(model, prompt, number)))
-            prompt += texts[-1][1:]
-            texts.append((role, *write(model, prompt, number, limit=30)))
-    assert blake2b(repr(texts).encode(), digest_size=8).hexdigest() == "2a2b9a343efe5dcc"
-
-
-@pytest.mark.parametrize(("accuracy", "correlation"), [(0.5, 1 / 3), (0.8, 0.36), (0.97, 0.5), (0.2, 0.9), (0.9, 0.01)])
-def test_chances_have_the_mean_and_the_correlation(accuracy: float, correlation: float) -> None:
-    found = chances(accuracy, correlation)
-    assert fmean(found) == pytest.approx(accuracy, abs=0.002)
-    assert pvariance(found) / (accuracy * (1 - accuracy)) == pytest.approx(correlation, abs=0.005)
-    assert all(above >= below for above, below in pairwise(found))
-
-
-def right_together(correlation: float, accuracy: float, name: str = "d", steps: int = 600) -> list[int]:
-    """How many of five drafts of a first step are right, over many problems."""
-    text = SimTextSpec(difficulty="beta", step_accuracy=accuracy, step_correlation=correlation, step_tokens_mean=12, step_tokens_sigma=0)
-    model = TextModel(name, text)
-    found = []
-    for number in range(steps):
-        prompt = DIALECT.generation(f"Which is it? ({number})")
-        request = Request(request_id="r", prompt_ids=prompt, max_tokens=64, temperature=1.0, n=5, seed=number, stop=(DELIMITER,))
-        found.append(sum(" no" not in written.text for written in model.write(request, tuple(prompt), 64)))
-    return found
-
-
-def test_drafts_are_right_together_as_often_as_those_published_with_scot() -> None:
-    published = [92, 81, 63, 95, 81, 88]
-    found = right_together(0.36, 0.5)
-    assert [found.count(right) / len(found) for right in range(6)] == pytest.approx([count / 500 for count in published], abs=0.065)
-
-
-def test_a_step_that_is_hard_for_one_engine_is_hard_for_another() -> None:
-    worse, better = right_together(0.5, 0.5, steps=300), right_together(0.5, 0.8, "t", steps=300)
-    easy, hard = ([above for below, above in zip(worse, better, strict=True) if (below > 2) == easy] for easy in (True, False))
-    assert fmean(easy) > fmean(hard) + 1
-
-
-@pytest.mark.parametrize(("correlation", "found"), [(0.0, {1, 2, 3, 4}), (1.0, {0, 5})])
-def test_the_ends_of_the_correlation_are_no_special_case(correlation: float, found: set[int]) -> None:
-    counts = set(right_together(correlation, 0.5, steps=60))
-    assert counts == found if correlation else counts >= found

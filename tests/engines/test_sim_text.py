@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from pipeline.confidence import Confidence
 from pipeline.engine import Candidate, Content, Request
+from pipeline.engines.sim.output import GATE_AUC
 from pipeline.engines.sim.spec import SimTextSpec
 from pipeline.engines.sim.text import TextModel, sim_answer
 from pipeline.engines.sim.tokenizer import SPECIALS, VOCAB_SIZE, SimTokenizer
@@ -137,7 +138,7 @@ def test_a_thought_cut_off_early_is_right_as_often_as_it_is_long() -> None:
 
 
 def test_an_answer_asked_for_early_is_that_of_the_thought_ended_there_and_looks_sure_as_often_as_stated() -> None:
-    text = SimTextSpec(step_accuracy=1, steps_mean=4, steps_sigma=0, trial_auc=0.9)
+    text = SimTextSpec(step_accuracy=1, steps_mean=4, steps_sigma=0)
     sure: dict[bool, list[float]] = {True: [], False: []}
     for number in range(300):
         problem = f"Problem number {number}?"
@@ -288,9 +289,8 @@ def test_a_right_step_is_likelier_than_a_wrong_one() -> None:
     assert means[0] < means[1] < 0
 
 
-@pytest.mark.parametrize("auc", [0.5, 0.75, 0.9])
-def test_a_gate_separates_right_from_wrong_steps_as_well_as_stated(auc: float) -> None:
-    model = TextModel("d", SimTextSpec(step_accuracy=0.6, gate_auc=auc))
+def test_a_gate_separates_right_from_wrong_steps_as_well_as_stated() -> None:
+    model = TextModel("d", SimTextSpec(step_accuracy=0.6))
     found: dict[bool, list[Confidence]] = {True: [], False: []}
     for number in range(1200):
         prompt = DIALECT.generation(f"{PROBLEM} ({number})")
@@ -304,4 +304,4 @@ def test_a_gate_separates_right_from_wrong_steps_as_well_as_stated(auc: float) -
     for measure, sign in (("mean", 1), ("min", 1), ("margin", 1), ("first_entropy", -1)):
         right, wrong = ([sign * getattr(each, measure) for each in found[side]] for side in (True, False))
         above = sum(one > other for one in right for other in wrong) / (len(right) * len(wrong))
-        assert above == pytest.approx(auc, abs=0.05)
+        assert above == pytest.approx(GATE_AUC, abs=0.05)

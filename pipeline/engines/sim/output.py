@@ -21,8 +21,10 @@ _MEAN, _MIN, _ENTROPY = 0.3, 2.4, 0.6
 figures, measured nowhere."""
 
 TRIAL_DOUBT = 0.27
-"""The doubt of a trial answer in steps' doubts: at the default `trial_auc` a right one is as often above a probability of 0.95 a token, the
-threshold of DEER, as a wrong one is below it."""
+"""The doubt of a trial answer in steps' doubts: a right one is as often above a probability of 0.95 a token, the threshold of DEER, as a
+wrong one is below it."""
+GATE_AUC, TRIAL_AUC = 0.75, 0.9
+"""How well log probabilities tell right steps, and right trial answers, from wrong ones: the area under the ROC curve, assumed."""
 
 
 class Output(Struct, frozen=True):
@@ -58,18 +60,6 @@ def simulated_confidence(auc: float, right: bool, uniform: float, doubt: float =
     z = normal_of(uniform) + (_shift(auc) if right else 0.0)
     doubt *= math.exp(-z / 2)
     return Confidence(mean=-_MEAN * doubt, min=-_MIN * doubt, first_entropy=_ENTROPY * doubt, margin=math.exp(-_MEAN * doubt))
-
-
-def judged_score(auc: float, right: bool, own: float, common: float, correlation: float) -> float:
-    """The score of a candidate, 0 in the middle between the means of `right` and wrong ones (`SimTextSpec`). Of the variance of its noise,
-    which is 1, the share `correlation` is by the number `common` of [0, 1), which all candidates of a step have, the rest by `own`."""
-    noise = math.sqrt(correlation) * normal_of(common) + math.sqrt(1 - correlation) * normal_of(own)
-    return noise + (_shift(auc) / 2 if right else -_shift(auc) / 2)
-
-
-def digit_of(score: float) -> int:
-    """The rating, 0 to 9, of a candidate with this `judged_score`: 7 and more above the middle."""
-    return 7 + min(int(score), 2) if score > 0 else 6 - min(int(-2 * score), 6)
 
 
 def normal_of(uniform: float) -> float:

@@ -3,14 +3,9 @@
 from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
-from msgspec.structs import force_setattr
 
 from pipeline.engines.sim.lengths import PRESETS, Distribution, Preset, log_normal
 from pipeline.graph.spec import AdapterName, RestartableSpec, Tokens
-
-_DEFAULTS = {"steps": {"steps_mean": 12.0, "steps_sigma": 0.5}, "step_tokens": {"step_tokens_mean": 40.0, "step_tokens_sigma": 0.6}}
-"""The keys of a length, and the values that hold where nothing else gives it; named as in `SimLengthsSpec`."""
-_VERIFIER_ACCURACY = 0.95
 
 KERNEL_WAIT = 0.55
 """The default of `kernel_wait`: what fits the measured times under CUDA MPS of `bench/results/gpu-*.json` best (`bench/sharing.py`)."""
@@ -52,87 +47,51 @@ class SimDeviceSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 class SimTextSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a simulated engine writes: lengths and quality, drawn from the seeds of the run.
 
-    Lengths of thoughts and steps are log-normal by the keys `steps_*` and `step_tokens_*`, or those of a `preset`, next to which these keys
-    are an error.
-
     A step is correct if a number, uniform in [0, 1), is below `step_accuracy`. For a share `step_correlation` of the steps, picked by
     problem and step number, all candidates have the same number, so they are all correct or all wrong, and if one engine fails, every
     less accurate one does; for the other steps each candidate has its own. Either way a candidate is correct with probability
     a = `step_accuracy`, any two agree with correlation c = `step_correlation`, and all of N are wrong with probability
-    c (1 - a) + (1 - c) (1 - a)^N.
-
-    With `difficulty: beta` every step has a probability of being correct, the same for all candidates of an engine, beta-distributed over
-    the steps with mean a and the parameters a (1/c - 1) and (1 - a) (1/c - 1). Any two candidates agree with correlation c here as well,
-    and a step that is hard for one engine is hard for all. Five drafts of each of 500 problems of GSM8K, published with SCoT: 92, 81, 63,
-    95, 81 and 88 problems have none to five correct, which is a beta with both parameters near 1 (0.88 fits best; a = 0.50, c = 0.36).
-
-    `steps_*` is the ground of a problem, and who writes decides in how many steps it is covered (`verbosity`), and whether errors last
-    (`repair`). Of the candidates that it takes for right, a judge prefers those that mend an error, then those that cover ground.
+    c (1 - a) + (1 - c) (1 - a)^N. One wrong step spoils the answer.
     """
 
     preset: Preset | None = None
-    """Lengths measured on texts of reasoning models."""
-    steps_mean: Annotated[float, Meta(gt=0, le=1e5)] | None = None
-    """Mean number of steps of a thought at `verbosity` 1, log-normal over the problems; null: 12, unless a preset gives it."""
-    steps_sigma: Annotated[float, Meta(ge=0, le=3)] | None = None
-    """Standard deviation of the logarithm of that number; null: 0.5."""
-    step_tokens_mean: Annotated[float, Meta(gt=1, le=1e5)] | None = None
-    """Mean number of tokens of a step, log-normal over the candidates; null: 40, unless a preset gives it."""
-    step_tokens_sigma: Annotated[float, Meta(ge=0, le=3)] | None = None
-    """Standard deviation of the logarithm of that number; null: 0.6."""
+    """Lengths measured on texts of reasoning models, for those of steps and thoughts below."""
+    steps_mean: Annotated[float, Meta(gt=0, le=1e5)] = 12.0
+    """Mean number of steps of a thought at `verbosity` 1, log-normal over the problems."""
+    steps_sigma: Annotated[float, Meta(ge=0, le=3)] = 0.5
+    """Standard deviation of the logarithm of that number."""
+    step_tokens_mean: Annotated[float, Meta(gt=1, le=1e5)] = 40.0
+    """Mean number of tokens of a step, log-normal over the candidates."""
+    step_tokens_sigma: Annotated[float, Meta(ge=0, le=3)] = 0.6
+    """Standard deviation of the logarithm of that number."""
     answer_tokens: Tokens = 40
     """Number of tokens of an answer."""
     verbosity: Annotated[float, Meta(ge=1, le=100)] = 1.0
     """How many times as many steps a thought of this engine alone has, on average, as at 1. A step covers ground with probability
     1 / `verbosity`, drawn for each candidate and whether it is correct or not; after any other, such as a second thought, as much is left
-    as before. So thoughts about one problem differ in length, as drafts published with SCoT do: by a third (standard deviation of five)."""
-    repair: Annotated[float, Meta(ge=0, le=1)] = 0.0
-    """Probability that a correct step of this engine mends all errors before it; 0: one error spoils the answer."""
+    as before. Of the candidates that it takes for right, a judge prefers those that cover ground."""
     step_accuracy: Annotated[float, Meta(ge=0, le=1)] = 0.9
     """Probability that a step of this engine is correct."""
-    difficulty: Literal["mixture", "beta"] = "mixture"
-    """How the candidates of a step are correlated: a share of the steps is the same for all, or each step has its own probability."""
     step_correlation: Annotated[float, Meta(ge=0, le=1)] = 0.5
     """Correlation between two candidates of a step; 0: independent."""
-    verifier_accuracy: Annotated[float, Meta(ge=0, le=1)] | None = None
-    """Probability that this engine judges a candidate correctly, each by itself, so that of more wrong ones more are accepted; null: 0.95,
-    unless `judge_auc` is set."""
-    judge_auc: Annotated[float, Meta(ge=0.5, lt=1)] | None = None
-    """How well this engine tells correct from wrong candidates by a score, in place of `verifier_accuracy`: the probability that of a
-    correct and a wrong one of different steps the correct one scores higher. The candidate with the highest score is taken, unless it is
-    below the middle between the means of correct and wrong ones. Scores are normal with variance 1, of which `step_correlation` is the
-    same for all candidates of a step. A single candidate is judged correctly with probability N(d / 2), where d is sqrt(2) times the normal
-    quantile of this number: 0.82 at 0.9, 0.95 at 0.99."""
-    gate_auc: Annotated[float, Meta(ge=0.5, lt=1)] = 0.75
-    """How well a gate tells correct from wrong steps of this engine by their log probabilities: the probability that of a correct and a
-    wrong one the correct one looks surer (the area under the ROC curve); 0.5: not at all. The default is an assumption. Surety is normal
-    with variance 1, and a correct step's mean is sqrt(2) times the normal quantile of this number above that of a wrong one's."""
-    trial_auc: Annotated[float, Meta(ge=0.5, lt=1)] = 0.9
-    """The same for answers that are asked for before the thought is over (`until.answer_confident`). Such an answer is right, unless
-    a step was wrong, once a share of the steps is written that is uniform over the problems. How sure the engine looks of it depends on the
-    problem and on whether it is right, and so rises there. An assumption, measured nowhere."""
+    verifier_accuracy: Annotated[float, Meta(ge=0, le=1)] = 0.95
+    """Probability that this engine judges a candidate correctly, each by itself, so that of more wrong ones more are accepted."""
 
     def __post_init__(self) -> None:
-        """Raise `ValueError` where one length, or how well it judges, has two sources; fill in the defaults where it has none."""
-        if self.judge_auc is None and self.verifier_accuracy is None:
-            force_setattr(self, "verifier_accuracy", _VERIFIER_ACCURACY)
-        elif self.judge_auc is not None and self.verifier_accuracy is not None:
-            raise ValueError("`judge_auc` and `verifier_accuracy` both say how well it judges; drop one, or set it to null")
-        for part, defaults in _DEFAULTS.items():
-            for key, value in defaults.items():
-                if self.preset is None and getattr(self, key) is None:
-                    force_setattr(self, key, value)
-                elif self.preset is not None and getattr(self, key) is not None:
-                    raise ValueError(f"`preset` and `{key}` both set `{part}`; drop one, or set it to null")
+        """Raise `ValueError` for a length that a preset already sets."""
+        for part in ("steps", "step_tokens"):
+            for key in (f"{part}_mean", f"{part}_sigma"):
+                if self.preset is not None and getattr(self, key) != _DEFAULTS[key]:
+                    raise ValueError(f"`preset` and `{key}` both set `{part}`; drop one")
 
     def distribution(self, part: Literal["steps", "step_tokens"]) -> Distribution:
         """The distribution of the steps of a thought, or of the tokens of a step."""
         if self.preset is not None:
             return PRESETS[self.preset][part]
-        mean, sigma = (getattr(self, key) for key in _DEFAULTS[part])
-        return log_normal(mean, sigma)
+        return log_normal(getattr(self, f"{part}_mean"), getattr(self, f"{part}_sigma"))
 
 
+_DEFAULTS = dict(zip(SimTextSpec.__struct_fields__, SimTextSpec.__struct_defaults__, strict=True))
 Probability = Annotated[float, Meta(ge=0, le=1)]
 Layers = Annotated[int, Meta(ge=1, le=1_000_000)]
 

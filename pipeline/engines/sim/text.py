@@ -3,8 +3,8 @@
 A prompt enters, and what the model would write leaves; nothing here knows of time. Like a language model it keeps no
 state: every step ends in a marker such as `; step 3 of 12 ok`, and the next step reads it at the prompt's tail. A step
 of which the prompt holds the beginning is written on, where it would be this model's. The marker's last word says
-whether the step is right (`ok`), wrong (`no`), or right after an earlier wrong one that nothing mended (`eh`); the boxed
-answer is right if the last step says `ok`. After a step that covers no ground (`verbosity`) the thought is to have one
+whether the step is right (`ok`), wrong (`no`), or right after an earlier wrong one (`eh`); the boxed answer is right if the last
+step says `ok`. After a step that covers no ground (`verbosity`) the thought is to have one
 step more. The draws depend on the model's name, the seed, the candidate's number, the problem and the step alone; at
 temperature 0 on neither seed nor number. Whether a step is right depends for some steps on the problem and the step
 alone (`SimTextSpec`).
@@ -26,8 +26,7 @@ from typing import Protocol
 from msgspec import Struct, structs
 
 from pipeline.engine import Candidate, Content, Fact, Request, Tokenizer, packed
-from pipeline.engines.sim.difficulty import chances
-from pipeline.engines.sim.output import TRIAL_DOUBT, Output, digit_of, judged_score, normal_of, simulated_confidence, written
+from pipeline.engines.sim.output import GATE_AUC, TRIAL_AUC, TRIAL_DOUBT, Output, normal_of, simulated_confidence, written
 from pipeline.engines.sim.spec import SimSpec, SimTextSpec
 from pipeline.engines.sim.tokenizer import ASSISTANT, END, USER, VOCAB_SIZE, SimTokenizer
 from pipeline.graph.prompts import DEFAULT_PROMPTS, DELIMITER, THINK_CLOSE, THINK_OPEN
@@ -223,21 +222,13 @@ def _marked(marker: tuple[int, ...]) -> tuple[int, int, str] | None:
     return _progress(_TOKENIZER.decode(marker))
 
 
-def _is_sound(ids: tuple[int, ...]) -> bool:
-    """True if a step, or a thought, holds no error that it does not mend itself."""
-    return _NO not in ids or next(token for token in reversed(ids) if token in _VERDICTS) == _OK
-
-
-def _worth(shown: Sequence[tuple[int, ...]]) -> list[tuple[bool, bool]]:
-    """What each candidate is worth to the thought, the more important first: whether it mends an error that another right one leaves
-    standing, and whether it covers ground, which is known of single next steps. All are equal where nobody repairs or is verbose."""
+def _cover_ground(shown: Sequence[tuple[int, ...]]) -> list[bool]:
+    """Whether each candidate covers ground, which is known of single next steps; all are equal where nobody is verbose."""
     marks = [_last_marker(ids) for ids in shown]
-    if len({mark[1] for mark in marks if mark}) < 2 and not any(mark and mark[2] == "eh" for mark in marks):
-        return [(False, False)] * len(shown)
-    standing = any(mark and mark[2] == "eh" and _NO not in ids for mark, ids in zip(marks, shown, strict=True))
-    single = len({mark[0] for mark in marks if mark}) == 1
-    least = min((mark[1] for mark in marks if mark), default=0)
-    return [(standing and mark is not None and mark[2] == "ok", not (single and mark and mark[1] > least)) for mark in marks]
+    totals = {mark[1] for mark in marks if mark}
+    if len(totals) < 2 or len({mark[0] for mark in marks if mark}) > 1:
+        return [True] * len(shown)
+    return [mark is None or mark[1] == min(totals) for mark in marks]
 
 
 def _ending(tail: tuple[int, ...]) -> tuple[bool, bool, tuple[int, ...]]:
@@ -255,8 +246,6 @@ class TextModel:
     def __init__(self, name: str, spec: SimTextSpec) -> None:
         self.name, self.spec = name, spec
         self._thought, self._step = spec.distribution("steps"), spec.distribution("step_tokens")
-        graded = spec.difficulty == "beta" and 0 < spec.step_correlation < 1 and 0 < spec.step_accuracy < 1
-        self._chances = chances(spec.step_accuracy, spec.step_correlation) if graded else ()
 
     def read(self, prompt: Sequence[int], content: Content | None = None) -> ThoughtState:
         """How far the thought in `prompt` has come, read from the marker at its end, and its problem: that of its `content`, or else what
@@ -299,9 +288,9 @@ class TextModel:
         problem = state.problem.key if state.problem else ""
         if state.problem and state.asked_early:
             right, sure = text.startswith(f"{state.problem.answer}}}"), _draws(f"{self.name}/{problem}/trial")[0]
-            found = simulated_confidence(self.spec.trial_auc, right, sure, TRIAL_DOUBT)
+            found = simulated_confidence(TRIAL_AUC, right, sure, TRIAL_DOUBT)
         else:
-            found = simulated_confidence(self.spec.gate_auc, _is_sound(whole), _draws(f"{key}/{problem}/{state.done + 1}/sure")[0])
+            found = simulated_confidence(GATE_AUC, _NO not in whole, _draws(f"{key}/{problem}/{state.done + 1}/sure")[0])
         return structs.replace(candidate, cumulative_logprob=found.mean * (len(candidate.ids) + candidate.ended), confidence=found)
 
     def choose(self, request: Request, prompt: Sequence[int]) -> tuple[int, tuple[float, ...]]:
@@ -309,14 +298,13 @@ class TextModel:
         prompt, options = packed(prompt), len(request.option_ids)
         judged = request.content.judged if request.content else ()
         if len(judged) == options:
-            best = self._best(request, [tuple(prompt[start:end]) for start, end in judged])
+            best = self._best([tuple(prompt[start:end]) for start, end in judged])
             chosen = best if best is not None else judged.index((0, 0)) if (0, 0) in judged else 0
         elif judged:
             [(start, end)] = judged
             step = tuple(prompt[max(start, end - 32) : end])
-            opinion = self._opinion(_verdict(prompt, end) != _NO, step, self._shared(request, [step]))
             spread = int(_draws(f"{self.name}/score/{hash(step)}")[0] * 1000)
-            chosen = digit_of(opinion) if self.spec.judge_auc is not None else 7 + spread % 3 if opinion > 0 else spread % 7
+            chosen = 7 + spread % 3 if self._accepts(_verdict(prompt, end) != _NO, step) else spread % 7
         else:
             chosen = int(_draws(f"{self.name}/option/{hash(tuple(prompt[-64:]))}")[0] * options)
         chosen = min(chosen, options - 1)
@@ -324,7 +312,7 @@ class TextModel:
 
     def score(self, prompt: Sequence[int], scored: tuple[int, ...]) -> tuple[float, ...]:
         """Log probability of each of the `scored` ids after `prompt`: likelier in a right step than in a wrong one."""
-        mean = 0.35 if self._opinion(_is_sound(scored), scored) > 0 else 1.1
+        mean = 0.35 if self._accepts(_NO not in scored, scored) else 1.1
         shift = hash((tuple(prompt[-8:]), scored)) % 97
         return tuple(-mean * (0.5 + ((token ^ (position + shift)) * 40503 % 1024) / 1024) for position, token in enumerate(scored))
 
@@ -342,36 +330,17 @@ class TextModel:
     def _is_right(self, problem: SimProblem, step: int, own: float) -> bool:
         """True if a candidate of a step is right: `own` is its draw, and there is one that all candidates share (`SimTextSpec`)."""
         share, common = _difficulty(problem.key, step)
-        if self._chances:
-            return own < self._chances[int(common * len(self._chances))]
         return (common if share < self.spec.step_correlation else own) < self.spec.step_accuracy
 
-    def _best(self, request: Request, shown: Sequence[tuple[int, ...]]) -> int | None:
+    def _best(self, shown: Sequence[tuple[int, ...]]) -> int | None:
         """The place of the best of the candidates `shown`, of which the empty ones are none; None where none is judged right."""
-        worth, shared = _worth(shown), self._shared(request, shown)
-        places = sorted((place for place, ids in enumerate(shown) if ids), key=worth.__getitem__, reverse=True)
-        opinions = ((place, self._opinion(_is_sound(shown[place]), shown[place], shared)) for place in places)
-        taken = ((place, opinion) for place, opinion in opinions if opinion > 0)
-        if self.spec.judge_auc is None:
-            return next((place for place, _ in taken), None)
-        return max(taken, key=lambda each: (worth[each[0]], each[1]), default=(None, 0.0))[0]
+        covers = _cover_ground(shown)
+        places = sorted((place for place, ids in enumerate(shown) if ids), key=covers.__getitem__, reverse=True)
+        return next((place for place in places if self._accepts(_NO not in shown[place], shown[place])), None)
 
-    def _opinion(self, right: bool, ids: tuple[int, ...], shared: str | None = None) -> float:
-        """What the verifier thinks of a candidate that is `right` or not: above 0 if it takes it for right. `shared` is the key of the draw
-        that it has in common with others; None: it has none."""
-        own = _draws(f"{self.name}/judge/{hash(ids)}")[0]
-        if self.spec.judge_auc is not None:
-            common, correlation = (0.5, 0.0) if shared is None else (_draws(shared)[0], self.spec.step_correlation)
-            return judged_score(self.spec.judge_auc, right, own, common, correlation)
-        assert self.spec.verifier_accuracy is not None, "filled in where `judge_auc` is not set"
-        return 1.0 if right == (own < self.spec.verifier_accuracy) else -1.0
-
-    def _shared(self, request: Request, shown: Sequence[tuple[int, ...]]) -> str | None:
-        """The key of what the scores of the candidates of a step have in common: the problem, and the step that the first one states."""
-        if self.spec.judge_auc is None or request.content is None:
-            return None
-        step = next((mark[0] for mark in map(_last_marker, shown) if mark), 0)
-        return f"{self.name}/{_problem(_asked(request.content.problem)).key}/{step}/judge"
+    def _accepts(self, right: bool, ids: tuple[int, ...]) -> bool:
+        """Whether the verifier takes a candidate, which is `right` or not, for right."""
+        return right == (_draws(f"{self.name}/judge/{hash(ids)}")[0] < self.spec.verifier_accuracy)
 
     def _text(self, state: ThoughtState, key: str, limit: int, ends: set[int]) -> Piece:
         """What the model writes: at least `limit` tokens, or less where a piece ends in one of `ends` or the response is over."""
@@ -415,11 +384,9 @@ class TextModel:
         total, spec = state.total, self.spec
         while step < total and not state.closed:
             step += 1
-            place_key = f"{key}/{problem.key}/{step}"
-            length, place, own, ground = _draws(place_key)
+            length, place, own, ground = _draws(f"{key}/{problem.key}/{step}")
             right = self._is_right(problem, step, own)
-            mends = right and not all_right and spec.repair > 0 and _draws(f"{place_key}/repair")[0] < spec.repair
-            all_right = right and (all_right or mends)
+            all_right = right and all_right
             total += ground * spec.verbosity >= 1
             word = "ok" if all_right else "eh" if right else "no"
             yield self._ended(step, total, word, self._tokens(length), place)
