@@ -38,7 +38,6 @@ from pipeline.system.machine import GIB, Gpu, gib, look
 Roles = dict[str, dict[str, Any]]
 """The fields of engines by role, as an engines file holds them."""
 _FORMS = "a Hugging Face name, a folder, bundled:NAME, or http://HOST:PORT/v1#MODEL"
-_SERVER_S = 30.0
 _MOST = 0.92
 """The part of a GPU that engines may have together; the rest is CUDA's."""
 _BESIDE_BYTES = 3 * GIB
@@ -149,7 +148,7 @@ def _listed(where: str, url: str, api_key_env: str | None) -> list[Any]:
     async def ask() -> list[Any]:
         server = Server(where, url, read_key(where, api_key_env))
         try:
-            return await listed_models(where, server, api_key_env, _SERVER_S)
+            return await listed_models(where, server, api_key_env)
         finally:
             await server.aclose()
 

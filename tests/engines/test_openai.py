@@ -11,8 +11,8 @@ import anyio
 import pytest
 
 from pipeline.engine import Asks, Candidate, Completion, Request, Tokenizer
+from pipeline.engines.openai.completions import Terms, answer_ids, prompt_of
 from pipeline.engines.openai.engine import OpenAIEngine
-from pipeline.engines.openai.request import Terms, answer_ids, prompt_of
 from pipeline.engines.openai.spec import OpenAISpec
 from pipeline.errors import BadCompletion, EngineDead, EngineUnavailable, GraphError, PipelineError, RequestRefused
 from pipeline.reasoning.prompts import PromptBuilder
@@ -102,7 +102,7 @@ def test_tokens_of_a_prompt_are_scored_where_the_server_can() -> None:
     request = ask(prompt_ids=PROMPT[:-3], max_tokens=1, scored_ids=tuple(PROMPT[-3:]))
     (scored,) = answers(VLLM, request)
     assert (scored.candidates, scored.scored_logprobs, scored.usage.output_tokens) == ((), (-0.25,) * 3, 0)
-    with pytest.raises(RequestRefused, match="returns no such log probabilities"):
+    with pytest.raises(BadCompletion, match="lacks the log probabilities of some scored tokens"):
         answers(HOSTED, request)
 
 
@@ -154,11 +154,12 @@ def sent(kind: Kind, request: Request, **fields: Any) -> tuple[dict[str, Any], O
 
 
 def test_vllm_is_sent_ids_and_values_that_leave_nothing_to_the_models_own_defaults() -> None:
-    body, engine = sent(VLLM, ask(temperature=0.6, n=2, seed=3, stop=("\n\n",), stop_ids=(THINK_CLOSE,), priority=5, top_k=20, min_p=0.1))
+    request = ask(temperature=0.6, n=2, seed=3, stop=("\n\n",), stop_ids=(THINK_CLOSE,), priority=5, top_k=20, min_p=0.1)
+    body, engine = sent(VLLM, request, priorities=True)
     assert (body["prompt"], body["top_k"], body["min_p"], body["repetition_penalty"]) == (PROMPT, 20, 0.1, 1.0)
     assert (body["n"], body["seed"], body["stop"], body["stop_token_ids"], body["priority"]) == (2, 3, ["\n\n"], [THINK_CLOSE], 5)
-    assert {"prompts": "ids", "cannot": (), "server": "vllm", "priorities": True, "answers": "model"}.items() <= engine.facts.items()
-    body, _ = sent(replace(VLLM, priorities=False), ask(max_tokens=1, option_ids=DIGITS))
+    assert {"prompts": "ids", "cannot": (), "server": "vllm", "answers": "model"}.items() <= engine.facts.items()
+    body, _ = sent(VLLM, ask(max_tokens=1, option_ids=DIGITS, priority=5))
     assert body["logprob_token_ids"] == body["allowed_token_ids"] == list(DIGITS)
     assert not {"seed", "priority"} & body.keys()
     assert sent(VLLM, ask(prompt_ids=PROMPT * 20, max_tokens=400), max_model_len=20 * len(PROMPT) + 7)[0]["max_tokens"] == 7
@@ -194,15 +195,11 @@ def test_an_adapter_is_asked_for_by_its_served_name() -> None:
         assert "the engine has no adapter 'other', but selection" in str(await outcome(engine, ask(adapter="other")))
 
     with small_server(VLLM, TOKENIZER) as server:
-        server.adapters = {"tiny-selection": "tiny", "other-selection": "huge"}
+        server.adapters = {"tiny-selection": "tiny"}
         talk(spec_of(server, adapters={"selection": "tiny-selection"}), conversation)
         assert [body["model"] for body in server.bodies[-2:]] == ["tiny", "tiny-selection"]
-        for name, said in [
-            ("tiny-selektion", "does not serve 'tiny-selektion' as the adapter 'selection'; did you mean `tiny-selection`"),
-            ("other-selection", "serves 'other-selection', configured as the adapter 'selection' of 'tiny', as an adapter of 'huge'"),
-        ]:
-            with pytest.raises(GraphError, match=said):
-                opened(spec_of(server, adapters={"selection": name}))
+        with pytest.raises(GraphError, match="does not serve 'tiny-selektion' as the adapter 'selection'; did you mean `tiny-selection`"):
+            opened(spec_of(server, adapters={"selection": "tiny-selektion"}))
 
 
 @pytest.mark.parametrize("name", ["qwq", "r1-distill-qwen", "tiny-target"])
@@ -234,12 +231,10 @@ def test_a_wrong_key_is_named_by_its_variable(monkeypatch: pytest.MonkeyPatch, e
     assert KEY not in "".join(traceback.format_exception(caught.value))
 
 
-@pytest.mark.parametrize(
-    ("value", "says"), [("  \n", "is not set or is empty"), ("two words", "is not a valid key"), ("schlüssel", "is not")]
-)
-def test_a_variable_that_holds_no_key_is_named(monkeypatch: pytest.MonkeyPatch, value: str, says: str) -> None:
+@pytest.mark.parametrize("value", ["  \n", "two words", "schlüssel"])
+def test_a_variable_that_holds_no_key_is_named(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
     monkeypatch.setenv("SMALL_KEY", value)
-    with pytest.raises(GraphError, match=f"SMALL_KEY.* {says}"):
+    with pytest.raises(GraphError, match=r"SMALL_KEY.* is not set, or is no key"):
         answers(VLLM, api_key_env="SMALL_KEY")
 
 
@@ -285,7 +280,7 @@ def at(fails: Mapping[str, Any]) -> Any:
         (VLLM, {"/models": status(500)}, {}, "answered 500: not now; start it, or check base_url"),
         (VLLM, {"/models": status(503, "loading")}, {}, "answered 503: loading"),
         (VLLM, {"/completions": status(429, "later")}, {}, "answered 429: later"),
-        (VLLM, {"/models": hang}, {"startup_timeout_s": 0.5}, r"did not say .* within startup_timeout_s=0\.5; increase it if"),
+        (VLLM, {"/models": hang}, {}, r"has not answered for 0\.5 s; start it, or check base_url"),
         (VLLM, {"": status(302, "", {"Location": "https://login.invalid/"})}, {}, "redirects to https://login.invalid/, which is not"),
         (VLLM, {"/models": raw(b'{"data": [{"id": "b"}]}')}, {}, "does not serve 'tiny'; known are"),
         (HOSTED, {"/models": raw(b"[" * 100_000), "/completions": raw(b'{"choices": []}')}, {}, "has 0 choices, not 1"),
@@ -294,15 +289,22 @@ def at(fails: Mapping[str, Any]) -> Any:
         (replace(HOSTED, keeps=20), {}, {}, r"counts 20 tokens for a prompt of \d+: the server truncates prompts"),
         (VLLM, {}, {"tokenizer": OTHER}, "belongs to another prompt, or `tokenizer` does not match its model"),
         (HOSTED, {}, {"tokenizer": OTHER}, "`tokenizer` does not match its model"),
-        (replace(HOSTED, bos=True), {}, {"adds_bos": False}, "the server wraps .* or adds special tokens"),
-        (HOSTED, {}, {"adds_bos": True}, "the server truncates"),
+        (
+            VLLM,
+            {"/completions": status(400, "Priority scheduling is not enabled")},
+            {"priorities": True},
+            "400: Priority scheduling is not",
+        ),
     ],
 )
-def test_what_cannot_start_says_why_in_one_sentence(kind: Kind, fails: Mapping[str, Any], fields: dict[str, Any], says: str) -> None:
+def test_what_cannot_start_says_why_in_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, kind: Kind, fails: Mapping[str, Any], fields: dict[str, Any], says: str
+) -> None:
+    monkeypatch.setattr("pipeline.engines.openai.engine.ASK_S", 0.5)
     with small_server(kind, TOKENIZER) as server:
         server.always = at(fails)
         with pytest.raises(GraphError, match=says) as caught:
-            opened(spec_of(server, **{"reconnect_s": 0.3} | fields))
+            opened(spec_of(server, **fields))
     assert str(caught.value).startswith("engine 'draft': ")
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 800
@@ -344,31 +346,12 @@ def unnamed(answer: dict[str, Any]) -> None:
         logprobs["top_logprobs"] = [{"": -0.1}]
 
 
-def test_a_server_that_is_loading_is_waited_for() -> None:
-    with small_server(VLLM, TOKENIZER) as server:
-        server.faults.extend([status(503, headers={"Retry-After": "0.01"}), status(429, headers={"Retry-After": "0.01"})])
-        assert opened(spec_of(server)).facts["cannot"] == ()
-
-
-@pytest.mark.parametrize(
-    ("kind", "adds_bos", "sent"),
-    [
-        (HOSTED, None, TOKENIZER.decode(PROMPT)),
-        (replace(HOSTED, bos=True), None, TOKENIZER.decode(PROMPT[1:])),
-        (replace(HOSTED, counts=False), True, TOKENIZER.decode(PROMPT[1:])),
-    ],
-)
-def test_a_beginning_of_sequence_is_there_once(kind: Kind, adds_bos: bool | None, sent: object) -> None:
-    """As the server's count shows, or the file says."""
-
-    async def conversation(engine: OpenAIEngine) -> None:
-        assert ("does not report how many tokens it read" in str(engine.facts["doubts"])) is not kind.counts
+def test_a_beginning_of_sequence_is_there_once_as_the_server_s_count_shows() -> None:
+    for kind, text in [(HOSTED, TOKENIZER.decode(PROMPT)), (replace(HOSTED, bos=True), TOKENIZER.decode(PROMPT[1:]))]:
+        body, engine = sent(kind, ask())
+        assert body["prompt"] == text
         assert "</think> is a special token of its model: no thought ends unless the server" in str(engine.facts["doubts"])
-        await engine.generate(ask())
-
-    with small_server(kind, TOKENIZER) as server:
-        talk(spec_of(server, adds_bos=adds_bos), conversation)
-        assert server.bodies[-1]["prompt"] == sent
+    assert "does not report how many tokens it read" in str(sent(replace(HOSTED, counts=False), ask())[1].facts["doubts"])
 
 
 def test_a_server_without_log_probabilities_and_the_context_length_that_both_allow() -> None:

@@ -39,8 +39,6 @@ class Kind:
     newer_logprobs: bool = False
     logprobs: bool = True
     """Gives log probabilities; else they are null."""
-    priorities: bool = True
-    """Takes priorities; else it refuses them."""
     bos: bool = False
     """Counts a token of its own before a text prompt."""
     wraps: int = 0
@@ -232,8 +230,6 @@ class Writer:
             return refusal(400, f"Unrecognized request argument supplied: {unknown[0]}")
         if isinstance(body["prompt"], list) and not kind.ids:
             return refusal(400, "prompt must be a string")
-        if body.get("priority") and not kind.priorities:
-            return refusal(400, "Got priority 1 but Priority scheduling is not enabled.")
         if (body.get("logprobs") or 0) > (max_logprobs := 20 if kind.ids else 5):
             return refusal(400, f"logprobs must be at most {max_logprobs}")
         if len(self.prompt) + body["max_tokens"] > 512:

@@ -4,6 +4,7 @@ The only module that imports `aiohttp`, and only when a server is opened. It nev
 where a refusal repeats it, it is removed.
 """
 
+import asyncio
 import os
 import re
 from collections.abc import Mapping
@@ -17,20 +18,18 @@ _CONNECT_S, _KEEPALIVE_S = 10.0, 3.0
 """Longest wait for a connection. An idle one is kept for less than the 5 s after which uvicorn closes it."""
 _MAX_MESSAGE_CHARS = 300
 
-Verdict = Literal["busy", "failing", "malformed", "cut", "refused"]
+Verdict = Literal["busy", "failing", "malformed", "refused"]
 """The fate of a request without an answer. The server is `busy`, or `failing`; what it sent is `malformed`: no JSON, or no answer to the
-request; its answer was `cut` by something that is no end of a text. Such requests are sent again. What it `refused` by its status is not,
-unless it refuses everything."""
+request. Such requests are sent again. What it `refused` by its status is not, unless it refuses everything."""
 
 
 class NoAnswer(PipelineError):
     """A reply is no answer to its request, or there is no complete reply."""
 
-    def __init__(self, verdict: Verdict, words: str, *, retry_after_s: float | None = None, excess: int = 0) -> None:
-        """`words` are the end of a sentence about the server; of a `malformed` or `cut` answer, about the answer. `excess`: how many more
-        prompt tokens the server counts than were sent."""
-        super().__init__(f"sent an answer that {words}" if verdict in ("malformed", "cut") else words)
-        self.verdict, self.words, self.retry_after_s, self.excess = verdict, words, retry_after_s, excess
+    def __init__(self, verdict: Verdict, words: str, retry_after_s: float | None = None) -> None:
+        """`words` are the end of a sentence about the server; of a `malformed` answer, about the answer."""
+        super().__init__(f"sent an answer that {words}" if verdict == "malformed" else words)
+        self.verdict, self.words, self.retry_after_s = verdict, words, retry_after_s
 
 
 class Reply(NamedTuple):
@@ -50,11 +49,9 @@ def quoted(words: str) -> str:
 def read_key(where: str, api_key_env: str | None) -> str | None:
     """The key in the environment variable `api_key_env`, None where that is None; raises `GraphError` where the variable holds no key."""
     key = None if api_key_env is None else os.environ.get(api_key_env, "").strip()
-    if key == "":
-        raise GraphError(where, f"the environment variable {api_key_env}, named by api_key_env, is not set or is empty")
     if key is not None and not re.fullmatch(r"[!-~]+", key):
-        what = "is not a valid key: it has spaces or control characters"
-        raise GraphError(where, f"what the environment variable {api_key_env} holds {what}")
+        what = f"the environment variable {api_key_env}, named by api_key_env, is not set, or is no key: empty, spaces, control characters"
+        raise GraphError(where, what)
     return key
 
 
@@ -78,16 +75,21 @@ class Server:
         )
         self.aclose = self._session.close
 
-    async def ask(self, url: str, body: bytes | None = None) -> Reply:
-        """The reply to a question about the server itself, or to a request with a `body`. Raises `NoAnswer`."""
+    async def ask(self, url: str, body: bytes | None = None, limit_s: float | None = None) -> Reply:
+        """The reply to a question about the server itself, or to a request with a `body`, within `limit_s`. Raises `NoAnswer`."""
         method, headers = ("GET", None) if body is None else ("POST", {"Content-Type": "application/json"})
         try:
-            async with self._session.request(method, url, data=body, headers=headers, allow_redirects=False) as response:
+            async with (
+                asyncio.timeout(limit_s),
+                self._session.request(method, url, data=body, headers=headers, allow_redirects=False) as response,
+            ):
                 read, size = bytearray(), response.content_length or 0  # of a packed one, more is unpacked as it is read
                 while size <= MAX_BODY_BYTES and (piece := await response.content.readany()):
                     read += piece
                     size = max(size, len(read))
         except self._failures as error:
+            if type(error) is TimeoutError:
+                raise NoAnswer("failing", f"has not answered for {limit_s:g} s") from None
             cause: Exception = getattr(error, "os_error", error)  # of one that names no port
             fate = "cannot be reached" if isinstance(error, self._unreachable) else "broke the connection"
             raise NoAnswer("failing", f"{fate}: {quoted(str(cause)) or type(cause).__name__}") from None

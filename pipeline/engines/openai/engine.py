@@ -5,36 +5,35 @@ bodies, and answers completions. While a server answers nobody it is asked again
 engine dies.
 """
 
+import math
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+import time
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from typing import TypeVar
 
 import anyio
 import msgspec
-from anyio.abc import TaskGroup
 from msgspec import Struct, structs
 
 from pipeline.engine import Asks, Backend, Completion, EngineStatistics, Fact, Request, Tokenizer
 from pipeline.engines.meter import UsageMeter
 from pipeline.engines.models import resolve
 from pipeline.engines.openai.client import NoAnswer, Server, quoted, read_key
-from pipeline.engines.openai.replies import Body, body_in, completion_of, named_logprobs, refusal_of
-from pipeline.engines.openai.request import CLOSE, Prompt, Terms, body_of, prompt_of
+from pipeline.engines.openai.completions import CLOSE, Body, Prompt, Terms, body_in, body_of, completion_of, prompt_of, refusal_of
 from pipeline.engines.openai.spec import OpenAISpec
 from pipeline.engines.startup import READY, tell_phase
 from pipeline.engines.tokenizer import HFTokenizer
 from pipeline.engines.validate import validate_request
 from pipeline.errors import BadCompletion, EngineDead, EngineUnavailable, GraphError, RequestRefused, did_you_mean
-from pipeline.system.tasks import background_tasks, gather
+from pipeline.system.tasks import gather
 
 T = TypeVar("T")
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 10.0
-"""First and longest wait before a server that does not answer, or still loads its model, is asked again; each is twice the last."""
-REFUSED_S, ASK_S, _MOMENT_S = 5.0, 30.0, 1.0
-"""For how long a server may refuse everything, or answer nonsense, until the engine dies; may take for a small request; may fail to answer
-the first questions."""
+"""First and longest wait before a server that does not answer is asked again; each is twice the last."""
+REFUSED_S, ASK_S = 5.0, 30.0
+"""For how long a server may refuse everything, or answer nonsense, until the engine dies; may take for a question or a small request."""
 _TIMED_OUT = 0.9
 """A call that is cancelled after this share of `timeout_s`, or of `hang_s`, has timed out."""
 PADDING_IDS = 4096
@@ -65,13 +64,10 @@ class OpenAIEngine:
     After a failure the next call first asks whether the server answers a small request; while it does not, all calls wait.
     """
 
-    def __init__(
-        self, role: str, server: Server, terms: Terms, tokens: HFTokenizer, max_model_len: int, facts: Mapping[str, Fact], tasks: TaskGroup
-    ) -> None:
-        """`tasks` must live as long as the engine."""
+    def __init__(self, role: str, server: Server, terms: Terms, tokens: HFTokenizer, max_model_len: int, facts: Mapping[str, Fact]) -> None:
         self.role, self.max_model_len, self.facts, self.vocab_size = role, max_model_len, facts, tokens.vocab_size + PADDING_IDS
         self.tokenizer: Tokenizer = tokens
-        self._server, self._terms, self._spec, self._tasks = server, terms, terms.spec, tasks
+        self._server, self._terms, self._spec = server, terms, terms.spec
         self._limit_s = min(self._spec.hang_s, self._spec.timeout_s or self._spec.hang_s)
         self._small, self._meter = small_request(tokens), UsageMeter()
         self._doubted, self._asking = False, anyio.Lock()
@@ -79,8 +75,6 @@ class OpenAIEngine:
 
     async def generate(self, request: Request) -> Completion:
         validate_request(request, self.max_model_len, self.vocab_size, self._spec.adapters)
-        if (request.scored_ids and "scoring" in self._terms.cannot) or (request.option_ids and not self._terms.logprobs):
-            raise RequestRefused(f"request {request.request_id!r}: the server of {self.role!r} returns no such log probabilities")
         self._meter.begin()
         try:
             self._check_alive()
@@ -98,12 +92,9 @@ class OpenAIEngine:
         length = 0 if self._spec.max_model_len is None else min(asks.context or self.max_model_len, self.max_model_len) - max_tokens
         self._small = small = small_request(self.tokenizer, max_tokens, length, options=asks.options, candidates=asks.candidates)
         try:
-            with anyio.move_on_after(ASK_S):  # what is refused is refused at once
-                body, _ = await self._answer(small)
-                named = named_logprobs(body.choices[0]) if small.option_ids else {}
-                if small.option_ids and named.keys().isdisjoint([*small.option_ids, "0", "1"]):
-                    said = quoted(", ".join(map(repr, named)))
-                    raise NoAnswer("malformed", f"names neither '0' nor '1' in its log probabilities, so no option can be read: {said}")
+            completion = await self._answer(small, ASK_S)
+            if small.option_ids and max(completion.option_logprobs) == -math.inf:
+                raise NoAnswer("malformed", "names neither '0' nor '1' in its log probabilities, so no option can be read")
         except NoAnswer as found:
             if found.verdict not in ("busy", "failing"):  # which passes, or ends the run
                 asked = f"{max_tokens:,} tokens after a prompt of {len(small.prompt_ids):,}, as the run may ask"
@@ -119,84 +110,74 @@ class OpenAIEngine:
         return self._meter.statistics(waiting=calls) if self._doubted else self._meter.statistics(running=calls)
 
     async def aclose(self) -> None:
-        self._die("it was closed")
-        with anyio.CancelScope(shield=True):
-            await self._server.aclose()
+        await self._die("it was closed")
 
-    async def _answer(self, request: Request) -> tuple[Body, Completion]:
+    async def _answer(self, request: Request, limit_s: float | None = None) -> Completion:
         """The answer of the server; raises `NoAnswer`."""
-        max_tokens = min(request.max_tokens, self.max_model_len - len(request.prompt_ids))
-        body, prompt = await exchange(self._server, request, self._terms, self.tokenizer, max_tokens)
-        return body, completion_of(request, body, prompt, self._terms, self.tokenizer)
+        prompt = prompt_of(request, self._terms, self.tokenizer)
+        room = self.max_model_len - len(request.prompt_ids)
+        body = await _asked(self._server, request, prompt, self._terms, self.tokenizer, room, limit_s)
+        return completion_of(request, body, prompt, self._terms, self.tokenizer)
 
     async def _sent(self, request: Request) -> Completion:
         """The answer of the server; raises the error to raise where there is none."""
-        sent = anyio.current_time()
+        sent = time.monotonic()
         try:
-            return (await self._answer(request))[1]
+            return await self._answer(request)
         except anyio.get_cancelled_exc_class():
-            self._doubted = self._doubted or anyio.current_time() - sent >= _TIMED_OUT * self._limit_s
+            self._doubted = self._doubted or time.monotonic() - sent >= _TIMED_OUT * self._limit_s
             raise
         except NoAnswer as found:
             failure, words = found, f"at {self._server.url} {quoted(found.words)}"
         self._check_alive()
-        self._doubted = self._doubted or failure.verdict in ("failing", "malformed", "refused")
+        self._doubted = self._doubted or failure.verdict != "busy"
         if failure.verdict == "refused" and not await self._wait_certain():  # it answers others
             raise RequestRefused(f"request {request.request_id!r}: engine {self.role!r} {words}")
-        if failure.verdict in ("malformed", "cut"):
+        if failure.verdict == "malformed":
             raise BadCompletion(self.role, request.request_id, f"its answer {quoted(failure.words)}")
         raise EngineUnavailable(self.role, words, failure.retry_after_s)
 
     async def _wait_certain(self) -> bool:
         """Ask the server, after pauses that grow, until it answers; whether it did not at first. Ends the engine where that takes too
         long."""
+        reconnect_s = self._spec.reconnect_s
         async with self._asking:
-            since, pause_s, away = anyio.current_time(), FIRST_PAUSE_S, False
+            since, pause_s, away = time.monotonic(), FIRST_PAUSE_S, not self._doubted
             while self._doubted:
                 self._check_alive()
-                if (failure := await self._failure()) is None:
+                try:
+                    await self._answer(self._small, min(ASK_S, self._limit_s, reconnect_s))
                     self._doubted = False
-                    return away
-                away, limit_s, suffix = True, self._spec.reconnect_s, f"it has not answered for reconnect_s={self._spec.reconnect_s:g}"
-                if failure.verdict in ("refused", "malformed") and limit_s > REFUSED_S:
-                    limit_s, suffix = REFUSED_S, f"it has given no valid answer for {REFUSED_S:g} s"
-                if (left_s := since + limit_s - anyio.current_time()) <= 0:
-                    self._die(f"the server at {self._server.url} {quoted(str(failure))}; {suffix}")
-                with anyio.move_on_after(min(pause_s, max(left_s, 0.0))):
-                    await self._dead.wait()
-                pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+                except NoAnswer as found:
+                    away = True
+                    limit_s, suffix = reconnect_s, f"it has not answered for reconnect_s={reconnect_s:g}"
+                    if found.verdict in ("refused", "malformed") and limit_s > REFUSED_S:
+                        limit_s, suffix = REFUSED_S, f"it has given no valid answer for {REFUSED_S:g} s"
+                    if (left_s := since + limit_s - time.monotonic()) <= 0:
+                        await self._die(f"the server at {self._server.url} {quoted(str(found))}; {suffix}")
+                    with anyio.move_on_after(min(pause_s, max(left_s, 0.0))):
+                        await self._dead.wait()
+                    pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
             self._check_alive()
-            return True
+            return away
 
-    async def _failure(self) -> NoAnswer | None:
-        """Why the server does not answer a small request; None where it does."""
-        limit_s = min(ASK_S, self._limit_s, self._spec.reconnect_s)
-        with anyio.move_on_after(limit_s):
-            try:
-                await self._answer(self._small)
-            except NoAnswer as found:
-                return None if found.verdict == "cut" else found  # one that cuts its answers short does answer
-            return None
-        return NoAnswer("failing", f"has not answered a small request for {limit_s:g} s")
-
-    def _die(self, exit_reason: str) -> None:
+    async def _die(self, exit_reason: str) -> None:
         """Make every call raise `EngineDead` from now on, those that wait, and those in flight as their connections close."""
         self._exit_reason = self._exit_reason or exit_reason
         self._dead.set()
-        self._tasks.start_soon(self._server.aclose)
+        with anyio.CancelScope(shield=True):
+            await self._server.aclose()
 
     def _check_alive(self) -> None:
         if self._exit_reason:
             raise EngineDead(self.role, self._exit_reason)
 
 
-async def exchange(
-    server: Server, request: Request, terms: Terms, tokenizer: Tokenizer, max_tokens: int, prompt: Prompt | None = None
-) -> tuple[Body, Prompt]:
-    """The body of the server's answer to `request`, and the prompt that it was sent; raises `NoAnswer`."""
-    prompt = prompt or prompt_of(request, terms, tokenizer)
-    reply = await server.ask(f"{server.url}/completions", body_of(request, prompt, terms, tokenizer, max_tokens))
-    return body_in(reply), prompt
+async def _asked(
+    server: Server, request: Request, prompt: Prompt, terms: Terms, tokenizer: Tokenizer, room: int, limit_s: float | None
+) -> Body:
+    """The body of the server's answer to `request`, as `prompt` puts it, of at most `room` tokens; raises `NoAnswer`."""
+    return body_in(await server.ask(f"{server.url}/completions", body_of(request, prompt, terms, tokenizer, room), limit_s))
 
 
 def small_request(tokenizer: Tokenizer, max_tokens: int = 1, length: int = 0, *, options: bool = True, candidates: int = 1) -> Request:
@@ -215,71 +196,58 @@ async def open_openai(specs: Mapping[str, OpenAISpec]) -> AsyncIterator[Mapping[
 
     Raises `GraphError` when a server cannot be reached, refuses the key, does not serve the model or cannot do what is needed.
     """
-    one = anyio.CapacityLimiter(1)  # transformers cannot be imported by two threads at once
-    async with AsyncExitStack() as stack, background_tasks() as tasks:
+    one = anyio.CapacityLimiter(1)  # transformers, which some tokenizers need, cannot be imported by two threads at once
+    async with AsyncExitStack() as stack:
         jobs = []
         for role, spec in specs.items():
             server = Server(f"engine {role!r}", spec.base_url, read_key(f"engine {role!r}", spec.api_key_env))
             stack.push_async_callback(server.aclose)
-            jobs.append(partial(_open, role, spec, server, tasks, one))
+            jobs.append(partial(_open, role, spec, server, one))
         engines = {engine.role: engine for engine in await gather(jobs)}
-        try:
-            yield engines
-        finally:
-            for engine in engines.values():
-                await engine.aclose()
+        for engine in engines.values():
+            stack.push_async_callback(engine.aclose)
+        yield engines
 
 
-async def _open(role: str, spec: OpenAISpec, server: Server, tasks: TaskGroup, one: anyio.CapacityLimiter) -> OpenAIEngine:
+async def _open(role: str, spec: OpenAISpec, server: Server, one: anyio.CapacityLimiter) -> OpenAIEngine:
     where, url = f"engine {role!r}", server.url
-    with anyio.move_on_after(spec.startup_timeout_s):
-        tell_phase(role, f"connecting to {url}")
-        models = await listed_models(where, server, spec.api_key_env, spec.reconnect_s)
-        model = _served(where, url, models, spec.model)
-        for name, served in spec.adapters.items():
-            if (parent := _served(where, url, models, served, f" as the adapter {name!r}").parent) not in (None, spec.model):
-                what = f"serves {served!r}, configured as the adapter {name!r} of {spec.model!r}, as an adapter of {quoted(str(parent))!r}"
-                raise GraphError(where, f"{url} {what}; name another, or correct model")
-        lengths = [length for length in (model.max_model_len, spec.max_model_len) if length is not None and length > 0]
-        if (max_model_len := min(lengths, default=None)) is None:
-            raise GraphError(where, f"{url} does not report the context length of {spec.model!r}; set max_model_len")
-        tell_phase(role, "loading the tokenizer")
-        tokenizer = await anyio.to_thread.run_sync(_load_tokenizer, role, spec, abandon_on_cancel=True, limiter=one)
-        tell_phase(role, "asking what the server can do")
-        terms, counts = await _terms(where, server, spec, tokenizer, model)
-        facts: dict[str, Fact] = {"answers": "model", "servers": (url,), "server": model.owned_by or "unknown", "cannot": terms.cannot}
-        facts |= {"prompts": "ids" if terms.ids else "text", "priorities": terms.priorities}
-        doubts = [] if counts else ["does not report how many tokens it read: whether it truncates prompts, or adds a token, is not known"]
-        if not terms.ids:
-            hidden = "a special token of its model: no thought ends unless the server shows those (llama-server: --special)"
-            closing = [text for text, id_ in tokenizer.special_ids.items() if CLOSE.fullmatch(text) and tokenizer.hides(id_)]
-            doubts += [f"returns text, and {text} is {hidden}" for text in closing]
-        facts |= {"doubts": tuple(f"its server {each}" for each in doubts)} if doubts else {}
-        facts |= await _cache_facts(server) if model.owned_by == "vllm" else {}
-        tell_phase(role, READY)
-        return OpenAIEngine(role, server, terms, tokenizer, max_model_len, facts, tasks)
-    what = f"{url} did not say what it can do within startup_timeout_s={spec.startup_timeout_s:g}; increase it if it needs more"
-    raise GraphError(where, what)
+    tell_phase(role, f"connecting to {url}")
+    models = await listed_models(where, server, spec.api_key_env)
+    model = _served(where, url, models, spec.model)
+    for name, served in spec.adapters.items():
+        _served(where, url, models, served, f" as the adapter {name!r}")
+    lengths = [length for length in (model.max_model_len, spec.max_model_len) if length is not None and length > 0]
+    if (max_model_len := min(lengths, default=None)) is None:
+        raise GraphError(where, f"{url} does not report the context length of {spec.model!r}; set max_model_len")
+    tell_phase(role, "loading the tokenizer")
+    tokenizer = await anyio.to_thread.run_sync(_load_tokenizer, role, spec, abandon_on_cancel=True, limiter=one)
+    tell_phase(role, "asking what the server can do")
+    terms, counts = await _terms(where, server, spec, tokenizer, model)
+    facts: dict[str, Fact] = {"answers": "model", "servers": (url,), "server": model.owned_by or "unknown", "cannot": terms.cannot}
+    facts |= {"prompts": "ids" if terms.ids else "text"} | (await _cache_facts(server) if model.owned_by == "vllm" else {})
+    doubts = [] if counts else ["does not report how many tokens it read: whether it truncates prompts, or adds a token, is not known"]
+    if not terms.ids:
+        hidden = "a special token of its model: no thought ends unless the server shows those (llama-server: --special)"
+        closing = [text for text, id_ in tokenizer.special_ids.items() if CLOSE.fullmatch(text) and tokenizer.hides(id_)]
+        doubts += [f"returns text, and {text} is {hidden}" for text in closing]
+    tell_phase(role, READY)
+    return OpenAIEngine(role, server, terms, tokenizer, max_model_len, facts | {"doubts": tuple(f"its server {each}" for each in doubts)})
 
 
-async def listed_models(where: str, server: Server, api_key_env: str | None, max_s: float) -> list[ServedModel]:
+async def listed_models(where: str, server: Server, api_key_env: str | None) -> list[ServedModel]:
     """The models that a server lists, which may be none; raises `GraphError` where nothing listens or the key is not accepted."""
-
-    async def ask() -> list[ServedModel]:
-        reply = await server.ask(f"{server.url}/models")
+    try:
+        reply = await server.ask(f"{server.url}/models", limit_s=ASK_S)
         if reply.status not in (200, 404, 405, 501):
             raise refusal_of(reply)
-        try:
-            return msgspec.json.decode(reply.content, type=_Models).data
-        except (ValueError, RecursionError):
-            return []
-
-    try:
-        return await _until_loaded(ask, max_s)
     except NoAnswer as error:
         key = f"check the key in {api_key_env}" if api_key_env else "if it wants a key, set api_key_env to the name of its variable"
         remedy = key if error.verdict == "refused" else "start it, or check base_url"
         raise GraphError(where, f"the server at {server.url} {error}; {remedy}") from None
+    try:
+        return msgspec.json.decode(reply.content, type=_Models).data
+    except (ValueError, RecursionError):
+        return []
 
 
 def _served(where: str, url: str, models: list[ServedModel], name: str, purpose: str = "") -> ServedModel:
@@ -300,55 +268,36 @@ def _load_tokenizer(role: str, spec: OpenAISpec) -> HFTokenizer:
 async def _terms(where: str, server: Server, spec: OpenAISpec, tokenizer: Tokenizer, model: ServedModel) -> tuple[Terms, bool]:
     """How the server is spoken to, by its answer to a small request, and whether it says how many tokens it read."""
     ids = spec.server == "vllm" or (spec.server == "auto" and model.owned_by == "vllm")
-    full = Terms(spec=spec, ids=ids, priorities=ids, adds_bos=bool(spec.adds_bos) and not ids)
-    tries = [full, structs.replace(full, priorities=False) if ids else structs.replace(full, logprobs=False)]
-    tries += [] if ids or spec.adds_bos is not None else [structs.replace(each, adds_bos=True) for each in tries]
-    failures: list[NoAnswer] = []
-    for terms in tries:
-        request = small_request(tokenizer, options=terms.logprobs)
-        # To vLLM as a text, too: it repeats the ids that its own tokenizer makes of that.
-        text = Prompt(tokenizer.decode(request.prompt_ids), len(request.prompt_ids)) if ids else None
-        try:
-            body, _ = await _until_loaded(partial(exchange, server, request, terms, tokenizer, 1, text), spec.reconnect_s)
-            completion_of(request, body, prompt_of(request, terms, tokenizer), terms, tokenizer)
-        except NoAnswer as found:
-            failures.append(found)
-            if found.verdict not in ("refused", "malformed"):  # that says nothing of what it can do
-                break
-        else:
-            return terms, body.count("prompt_tokens") is not None
-    asked = "vLLM's own, which `server: generic` would change" if ids else "one of OpenAI's kind"
-    raise GraphError(where, f"{server.url} does not answer as a server of {spec.model!r} does, {asked}: it {quoted(str(failures[0]))}")
-
-
-async def _until_loaded(ask: Callable[[], Awaitable[T]], max_s: float) -> T:
-    """The result of `ask`, which is repeated for up to `max_s` seconds while the server is busy, as it is while it loads its model, and for
-    a moment while it fails."""
-    since, pause_s = anyio.current_time(), FIRST_PAUSE_S
-    while True:
-        try:
-            return await ask()
-        except NoAnswer as found:
-            left_s = since + {"busy": max_s, "failing": min(max_s, _MOMENT_S)}.get(found.verdict, 0.0) - anyio.current_time()
-            if left_s <= 0:
-                raise
-            await anyio.sleep(min(found.retry_after_s or pause_s, LONGEST_PAUSE_S, left_s))
-        pause_s *= 2
+    terms, request = Terms(spec=spec, ids=ids), small_request(tokenizer)
+    prompt = prompt_of(request, terms, tokenizer)
+    # vLLM is sent a text, too: it repeats the ids that its own tokenizer makes of that.
+    sent = Prompt(tokenizer.decode(request.prompt_ids), prompt.tokens) if ids else prompt
+    try:
+        body = await _asked(server, request, sent, terms, tokenizer, 1, ASK_S)
+        stated = body.count("prompt_tokens")
+        if not ids:
+            terms = structs.replace(terms, adds_bos=stated == prompt.tokens + 1, logprobs=any(choice.logprobs for choice in body.choices))
+        answered = request if terms.logprobs else small_request(tokenizer, options=False)
+        completion_of(answered, body, Prompt(prompt.sent, prompt.tokens + terms.adds_bos), terms, tokenizer)
+    except NoAnswer as found:
+        kind = "vLLM's own, which `server: generic` would change" if ids else "one of OpenAI's kind"
+        what = f"{server.url} does not answer as a server of {spec.model!r} does, {kind}: it {quoted(str(found))}"
+        raise GraphError(where, what) from None
+    return terms, stated is not None
 
 
 async def _cache_facts(server: Server) -> dict[str, Fact]:
     """The size of a vLLM server's cache, over all of its engines, as its page `/metrics` states it; empty where it does not."""
     try:
-        page = (await server.ask(f"{server.url.removesuffix('/v1')}/metrics")).content.decode(errors="replace")
+        page = (await server.ask(f"{server.url.removesuffix('/v1')}/metrics", limit_s=ASK_S)).content.decode(errors="replace")
     except NoAnswer:
         return {}
-    tokens, sizes = 0, set[int]()
-    for labels in re.findall(r"^vllm:cache_config_info\{(.*)\}", page, re.MULTILINE):
-        found = {name: int(value) for name, value in re.findall(r'(\w+)="(\d{1,12})"', labels)}
-        sizes.add(size := found.get("effective_attention_block_size") or found.get("block_size", 0))
-        # Where layers have caches of their own kinds, a block is shared out among them: vLLM works out what fits.
-        tokens += found.get("kv_cache_size_tokens") or size * found.get("num_gpu_blocks", 0)
-    return {"kv_cache_tokens": tokens, "block_size": sizes.pop()} if tokens and len(sizes) == 1 else {}
+    rows = [dict(re.findall(r'(\w+)="(\d+)"', labels)) for labels in re.findall(r"^vllm:cache_config_info\{(.*)\}", page, re.MULTILINE)]
+    sizes = [int(row.get("effective_attention_block_size") or row.get("block_size", 0)) for row in rows]
+    # Where layers have caches of their own kinds, a block is shared out among them: vLLM works out what fits.
+    fit = [row.get("kv_cache_size_tokens") or size * int(row.get("num_gpu_blocks", 0)) for row, size in zip(rows, sizes, strict=True)]
+    tokens = sum(map(int, fit))
+    return {"kv_cache_tokens": tokens, "block_size": sizes[0]} if tokens and len(set(sizes)) == 1 else {}
 
 
 BACKEND = Backend(spec=OpenAISpec, open=open_openai, tokenizer=_load_tokenizer)

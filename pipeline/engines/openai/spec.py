@@ -40,8 +40,6 @@ class OpenAISpec(EngineSpec, frozen=True, kw_only=True, tag="openai"):
     reconnect_s: PositiveSeconds = 180.0
     """Seconds without an answer from the server after which the run stops; it can be resumed. If the server refuses everything (an expired
     key) or sends no valid answer (a sign-in page), the run stops after at most 5 s."""
-    startup_timeout_s: PositiveSeconds = 600.0
-    """Time limit in seconds for the server to report what it can do, before the run starts."""
     chat_template_kwargs: Mapping[str, Any] = {}
     """Arguments of the chat template, such as `enable_thinking: false` for Qwen3."""
     extra: Mapping[str, Any] = {}
@@ -57,9 +55,8 @@ class OpenAISpec(EngineSpec, frozen=True, kw_only=True, tag="openai"):
     """The kind of server. `vllm`: prompts and answers as token ids, log probabilities of any option, all sampling fields. `generic`: texts,
     the log probabilities of the 5 likeliest tokens, and OpenAI's own fields alone; a prompt in which a problem or an answer spells out a
     special token is refused. `auto`: `vllm` where the server says that it is vLLM (`owned_by`), else `generic`."""
-    adds_bos: bool | None = None
-    """Whether the server adds a BOS token to prompts sent as text; they are then sent without their own. Null: as the server's count of
-    prompt tokens shows, which not every server reports."""
+    priorities: bool = False
+    """Whether older chains go first in the queue of a vLLM server that was started with `--scheduling-policy priority`."""
 
     def __post_init__(self) -> None:
         """Reject further fields that every request has, and what may hold a key or a password, which is not repeated."""

@@ -1,24 +1,28 @@
-"""The meaning of a server's reply: a `Reply` enters, a `Completion` leaves, or `NoAnswer` says what is wrong. Pure.
+"""OpenAI's completions endpoint: a `Request` enters and the body to send leaves; a `Reply` enters and a `Completion` leaves, or `NoAnswer`
+says what is wrong. Pure.
 
-Counts, times and names are not the answer: one that is missing, of a wrong type or cannot be true is set aside. Whatever the bytes are,
-nothing but `NoAnswer` is raised. What every engine's answer must be, `pipeline.engines.validate` checks afterwards.
+There are two kinds of servers. vLLM's takes and gives token ids, and honours every field; any other takes and gives text, and OpenAI's own
+fields alone. It looks for the texts of special tokens in all that it is sent: a prompt in which a text spells one out is refused.
+
+Counts and names are not the answer: one that is missing, of a wrong type or cannot be true is set aside. Whatever the bytes are, nothing
+but `NoAnswer` is raised. What every engine's answer must be, `pipeline.engines.validate` checks afterwards.
 """
 
-import json
 import math
 import re
 from codecs import BOM_UTF8
-from typing import Annotated, Any
+from collections.abc import Mapping
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
-from pipeline.confidence import confidence_of
-from pipeline.engine import Candidate, Completion, FinishReason, Request, Timing, Tokenizer, Usage
+from pipeline.confidence import LIKELIEST, confidence_of
+from pipeline.engine import Candidate, Completion, FinishReason, Request, Tokenizer, Usage
 from pipeline.engines.openai.client import NoAnswer, Reply, Verdict, quoted
-from pipeline.engines.openai.request import Prompt, Terms, answer_ids, candidates_asked, stop_texts
+from pipeline.engines.openai.spec import OpenAISpec
 from pipeline.engines.tokenizer import count_through_stop
-from pipeline.engines.validate import flaw_in_timing
+from pipeline.errors import RequestRefused
 
 Stop = str | int | None
 """What ended a candidate: a stop string, a stop id, or an end of sequence."""
@@ -27,9 +31,114 @@ AGREEING = 256
 _MIN_LOGPROB, _MAX_LOGPROB = -9998.0, 0.01
 """A log probability of the first or less means minus infinity: vLLM writes -9999, because JSON has no infinity. One may be above 0 as much
 as the second: half-precision servers round."""
-_ID_LABEL = re.compile(r"token_id:([0-9]{1,10})")
-"""vLLM's label of a token."""
 _NULL = Raw(b"null")
+_VLLM: Mapping[str, Any] = {
+    **{"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0},
+    **{"skip_special_tokens": False, "add_special_tokens": False, "include_stop_str_in_output": True},
+    **{"return_token_ids": True, "return_tokens_as_token_ids": True},
+}
+"""Fields that every request to vLLM has: without them it would use the model's own generation config, and give no ids."""
+TOP_LOGPROBS = 5
+"""Most alternatives of a token for which OpenAI's own endpoint gives log probabilities."""
+_SEEDS_64, _SEEDS_32 = 1 << 62, 1 << 31
+"""Bounds of a seed: candidate j of vLLM draws from seed + j, which must stay below 2^63; other servers keep a seed in 32 bits."""
+CLOSE = re.compile(r"</(\w+:)?think(ing)?>|\[/THINK(ING)?\]", re.IGNORECASE)
+"""How models write the closing reasoning tag: `</think>`, `</seed:think>`, `[/THINK]`."""
+
+
+class Terms(Struct, frozen=True, kw_only=True):
+    """How one server is spoken to."""
+
+    spec: OpenAISpec
+    ids: bool
+    """True for vLLM's own server: ids, every sampling field, log probabilities of any option."""
+    logprobs: bool = True
+    """False if it gives no log probabilities at all."""
+    adds_bos: bool = False
+    """True if it puts a beginning-of-sequence token before a text prompt."""
+
+    @property
+    def cannot(self) -> tuple[str, ...]:
+        """The fact of that name of `Engine.facts`."""
+        return (*(() if self.logprobs else ("options", "logprobs")), *(() if self.ids else ("scoring", "top_k", "min_p")))
+
+
+class Prompt(NamedTuple):
+    """A prompt as the server takes it."""
+
+    sent: Raw | str
+    """Ids in JSON, or a text."""
+    tokens: int
+    """How many tokens the server must read, one that it adds included."""
+
+
+def prompt_of(request: Request, terms: Terms, tokenizer: Tokenizer) -> Prompt:
+    """The prompt of `request`, followed by the tokens to score. Raises `RequestRefused` for a text that a server would read otherwise."""
+    ids = [*request.prompt_ids, *request.scored_ids]
+    if terms.ids:
+        return Prompt(Raw(msgspec.json.encode(ids)), len(ids))
+    controls, text = tokenizer.control_ids, tokenizer.decode(ids)
+    read = tokenizer.encode(text)
+    if [id_ for id_ in read if id_ in controls] != [id_ for id_ in ids if id_ in controls]:
+        what = "the prompt spells out a special token of the model, which a server that accepts text would not read as text"
+        raise RequestRefused(f"request {request.request_id!r}: {what}")
+    if terms.adds_bos and ids[0] in tokenizer.special_ids.values():
+        return Prompt(text.removeprefix(tokenizer.decode(ids[:1])), len(read))
+    return Prompt(text, len(read) + terms.adds_bos)
+
+
+def body_of(request: Request, prompt: Prompt, terms: Terms, tokenizer: Tokenizer, room: int) -> bytes:
+    """The body to send for `request`, of which no candidate is to have more than `room` tokens."""
+    body: dict[str, Any] = {
+        "model": terms.spec.model if request.adapter is None else terms.spec.adapters[request.adapter],
+        "prompt": prompt.sent,
+        "max_tokens": 1 if request.scored_ids else min(request.max_tokens, room),
+        "temperature": request.temperature,
+        "top_p": request.top_p,
+    }
+    if request.temperature:
+        body["seed"] = request.seed % (_SEEDS_64 if terms.ids else _SEEDS_32)
+    if (n := candidates_asked(request)) > 1:
+        body["n"] = n
+    if stops := stop_texts(request, terms, tokenizer):
+        body["stop"] = stops
+    if terms.logprobs and (request.option_ids or request.logprobs):
+        body["logprobs"] = (len(request.option_ids) or LIKELIEST) if terms.ids else TOP_LOGPROBS
+    if terms.ids:
+        body |= {**_VLLM, "top_k": request.top_k or -1, "min_p": request.min_p, "stop_token_ids": request.stop_ids}
+        if request.option_ids:
+            body |= {"logprob_token_ids": request.option_ids, "allowed_token_ids": request.option_ids}
+        if request.scored_ids:
+            body["prompt_logprobs"] = 0
+        if terms.spec.priorities:
+            body["priority"] = request.priority
+    return msgspec.json.encode(body | terms.spec.extra)  # type: ignore[operator]
+
+
+def candidates_asked(request: Request) -> int:
+    """The number of candidates that the server is asked for: greedy ones are all the same."""
+    return 1 if request.temperature == 0 else request.n
+
+
+def stop_texts(request: Request, terms: Terms, tokenizer: Tokenizer) -> tuple[str, ...]:
+    """The stop strings to send: a server that returns text must stop at the text of a stop id, too.
+
+    It may not tell which stop ended a text, so it is sent either the stop strings or those of the ids: with both there would be no telling
+    which one it trimmed. The text is cut at the others when it comes back.
+    """
+    if terms.ids or request.stop:
+        return request.stop
+    return tuple(dict.fromkeys(tokenizer.decode([stop]) for stop in request.stop_ids))
+
+
+def answer_ids(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:
+    """The ids of what a server wrote: the first mark that closes a thought does so, no other special token has a meaning in it."""
+    found = next((mark for mark in CLOSE.finditer(text) if mark[0] in tokenizer.special_ids), None)
+    parts = [text] if found is None else [text[: found.start()], found[0], text[found.end() :]]
+    return tuple(tokenizer.encode_parts(["", *parts]))
+
+
+# Replies.
 
 
 class TokenLogprob(Struct, frozen=True):
@@ -47,29 +156,16 @@ class Logprobs(Struct, frozen=True):
     top_logprobs: tuple[dict[str, float | None] | None, ...] | None = None
     content: tuple[TokenLogprob, ...] | None = None
 
-    @property
-    def sampled(self) -> list[float]:
-        """Those of the sampled tokens."""
-        values = self.token_logprobs or () if self.content is None else [entry.logprob for entry in self.content]
-        return [_logprob(value) for value in values]
-
-    @property
-    def places(self) -> list[dict[str, float]]:
-        """By place, those of the likeliest tokens there, by their names."""
-        found = self.top_logprobs or ()
-        if self.content is not None:
-            found = tuple([{one.token: one.logprob for one in (entry, *entry.top_logprobs)} for entry in self.content])
-        return [{name: _logprob(value) for name, value in (place or {}).items()} for place in found]
-
 
 class Choice(Struct, frozen=True):
     """One candidate as the server sent it (OpenAI's word for it is choice)."""
 
+    finish_reason: FinishReason
+    """Any other is no end of a text: a server that was stopped, a filter, a call of a tool."""
     index: int | None = None
     text: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
-    finish_reason: str | None = None
     token_ids: tuple[Annotated[int, Meta(ge=0, lt=1 << 31)], ...] | None = None
     logprobs: Logprobs | None = None
     stop_reason: Stop | UnsetType = UNSET
@@ -86,13 +182,15 @@ class Choice(Struct, frozen=True):
         return text
 
     @property
-    def finish(self) -> FinishReason:
-        """How it ended; raises `NoAnswer` for what is no end of a text: a server that was stopped, a filter, a call of a tool."""
-        if self.finish_reason is None:
-            raise _malformed("does not say how it ended")
-        if self.finish_reason not in ("stop", "length"):
-            raise NoAnswer("cut", f"ended with finish_reason {quoted(self.finish_reason)!r}")
-        return "stop" if self.finish_reason == "stop" else "length"
+    def places(self) -> list[tuple[float, dict[str, float]]]:
+        """By place, the log probability of the sampled token there, and those of the likeliest ones by their names."""
+        given = self.logprobs or Logprobs()
+        if given.content is not None:
+            found = [(one.logprob, {each.token: each.logprob for each in (one, *one.top_logprobs)}) for one in given.content]
+        else:
+            sampled, likeliest = given.token_logprobs or (), given.top_logprobs or ()
+            found = [(one, likeliest[place] or {} if place < len(likeliest) else {}) for place, one in enumerate(sampled)]
+        return [(_logprob(one), {name: _logprob(value) for name, value in named.items()}) for one, named in found]
 
 
 class Body(Struct, frozen=True):
@@ -101,7 +199,6 @@ class Body(Struct, frozen=True):
     choices: tuple[Choice, ...]
     usage: Any = None
     model: Any = None
-    metrics: Any = None
 
     def count(self, name: str, part: str | None = None) -> int | None:
         """A token count that the server states; None where it states none that can be one."""
@@ -109,23 +206,12 @@ class Body(Struct, frozen=True):
         value = found.get(name) if isinstance(found, dict) else None
         return value if isinstance(value, int) and 0 <= value < 1 << 31 else None
 
-    @property
-    def timing(self) -> Timing:
-        """The times that vLLM states with `--enable-per-request-metrics`; empty for others, and where they cannot be true."""
-        if not isinstance(self.metrics, dict):
-            return Timing()
-        found = [self.metrics.get(name) for name in ("queue_time_ms", "time_to_first_token_ms", "generation_time_ms")]
-        queue, first, decode = (max(0.0, ms / 1000) if isinstance(ms, int | float) else None for ms in found)
-        prefill = None if queue is None or first is None else max(0.0, first - queue)
-        timing = Timing(queue_time_s=queue, prefill_time_s=prefill, decode_time_s=decode, time_to_first_token_s=first)
-        return Timing() if flaw_in_timing(timing) else timing
-
 
 _BODY = msgspec.json.Decoder(Body)
 
 
-def _malformed(words: str, excess: int = 0) -> NoAnswer:
-    return NoAnswer("malformed", words, excess=excess)
+def _malformed(words: str) -> NoAnswer:
+    return NoAnswer("malformed", words)
 
 
 def body_in(reply: Reply) -> Body:
@@ -135,28 +221,13 @@ def body_in(reply: Reply) -> Body:
     if reply.headers.get("Content-Type", "").startswith("text/event-stream"):
         raise _malformed("streams, though not asked to")
     try:
-        return _decoded(reply.content)
+        return _BODY.decode(reply.content.removeprefix(BOM_UTF8))
     except msgspec.ValidationError as error:
         words = words_in(reply.content)
         failure = NoAnswer("failing", f"answered with an error: {quoted(words)}") if words else _malformed(f"is not a completion: {error}")
     except (ValueError, RecursionError) as error:
         failure = _malformed(f"is not JSON: {quoted(str(error))}")
     raise failure
-
-
-def _decoded(content: bytes) -> Body:
-    """The answer in `content`, also behind a byte-order mark, with half a character (as U+FFFD) or with `-Infinity` in it."""
-    content = content.removeprefix(BOM_UTF8)
-    try:
-        return _BODY.decode(content)
-    except msgspec.ValidationError:
-        raise
-    except msgspec.DecodeError as error:
-        try:
-            lenient = json.dumps(json.loads(content, parse_constant={"-Infinity": _MIN_LOGPROB}.get), ensure_ascii=False)
-        except ValueError:
-            raise error from None
-        return _BODY.decode(lenient.encode(errors="surrogatepass").decode(errors="replace"))
 
 
 def words_in(content: bytes) -> str:
@@ -166,10 +237,9 @@ def words_in(content: bytes) -> str:
         fields = msgspec.json.decode(content, type=dict[str, Any])
     except (ValueError, RecursionError):
         return ""
-    error = fields.get("error")
-    said = [error.get("message") if isinstance(error, dict) else None, error, fields.get("message"), fields.get("detail")]
-    found = next(filter(None, said), "")
-    return found if isinstance(found, str) else msgspec.json.encode(found).decode()
+    said = fields.get("error") or fields.get("message") or fields.get("detail") or ""
+    said = said.get("message") or said if isinstance(said, dict) else said
+    return said if isinstance(said, str) else msgspec.json.encode(said).decode()
 
 
 def refusal_of(reply: Reply) -> NoAnswer:
@@ -181,7 +251,7 @@ def refusal_of(reply: Reply) -> NoAnswer:
     said = words_in(reply.content) or reply.content.decode(errors="replace")
     verdict: Verdict = "busy" if status in (429, 503) else "refused" if 400 <= status < 500 and status not in (408, 409, 425) else "failing"
     retry_after_s = float(wait) if re.fullmatch(r"[0-9]{1,9}(\.[0-9]+)?", wait) else None
-    return NoAnswer(verdict, f"answered {status}: {quoted(said)}".removesuffix(": "), retry_after_s=retry_after_s)
+    return NoAnswer(verdict, f"answered {status}: {quoted(said)}".removesuffix(": "), retry_after_s)
 
 
 def completion_of(request: Request, body: Body, prompt: Prompt, terms: Terms, tokenizer: Tokenizer) -> Completion:
@@ -205,7 +275,6 @@ def completion_of(request: Request, body: Body, prompt: Prompt, terms: Terms, to
         candidates=tuple(candidates * (request.n // asked)),
         option_logprobs=options,
         usage=_usage(request, body, sum([len(candidate.ids) for candidate in candidates])),
-        timing=body.timing,
         model=quoted(body.model) if isinstance(body.model, str) else None,
     )
 
@@ -221,8 +290,7 @@ def _check_prompt(body: Body, prompt: Prompt, terms: Terms) -> None:
     agreeing = 0 if terms.ids else sent // AGREEING
     if stated and all(abs(stated - sent * copies) > agreeing * copies for copies in (1, len(body.choices))):
         fewer = "the server truncates prompts" if stated < sent else "the server wraps prompts in a chat template or adds special tokens"
-        what = f"counts {stated:,} tokens for a prompt of {sent:,}: {fewer}, or `tokenizer` does not match its model"
-        raise _malformed(what, stated - sent)
+        raise _malformed(f"counts {stated:,} tokens for a prompt of {sent:,}: {fewer}, or `tokenizer` does not match its model")
 
 
 def _usage(request: Request, body: Body, sampled: int) -> Usage:
@@ -240,7 +308,7 @@ def _usage(request: Request, body: Body, sampled: int) -> Usage:
 def _candidate(request: Request, choice: Choice, terms: Terms, tokenizer: Tokenizer) -> Candidate:
     if terms.ids:
         ids, sampled, stop = _end_of_ids(request, choice, tokenizer)
-        text, finish = tokenizer.decode(ids), choice.finish
+        text, finish = tokenizer.decode(ids), choice.finish_reason
     else:
         text, finish, stop = _end_of_text(request, choice, terms, tokenizer)
         ids, sampled = answer_ids(tokenizer, text), None
@@ -249,15 +317,14 @@ def _candidate(request: Request, choice: Choice, terms: Terms, tokenizer: Tokeni
             text, finish, stop = tokenizer.decode(ids), "length", None
     if not request.logprobs:
         return Candidate(ids=ids, text=text, cumulative_logprob=None, finish_reason=finish, stop_reason=stop)
-    given = choice.logprobs or Logprobs()
-    logprobs = given.sampled
-    if len(logprobs) != len(choice.token_ids or logprobs) or (ids and not logprobs):
-        raise _malformed(f"has log probabilities for {len(logprobs)} tokens, not {len(choice.token_ids or ids)}")
-    logprobs = logprobs[:sampled]
-    places = [sorted(place.values(), reverse=True) for place in given.places[: len(logprobs)]]
-    if len(places) < len(logprobs) or not all(places):
+    places = choice.places
+    if len(places) != len(choice.token_ids or places) or (ids and not places):
+        raise _malformed(f"has log probabilities for {len(places)} tokens, not {len(choice.token_ids or ids)}")
+    places = places[:sampled]
+    if not all(likeliest for _, likeliest in places):
         raise _malformed("lacks the log probabilities of the likeliest tokens")
-    confidence = confidence_of(logprobs, places) if logprobs else None
+    logprobs = [logprob for logprob, _ in places]
+    confidence = confidence_of(logprobs, [sorted(each.values(), reverse=True) for _, each in places]) if places else None
     total = math.fsum(logprobs)
     return Candidate(ids=ids, text=text, cumulative_logprob=total, finish_reason=finish, stop_reason=stop, confidence=confidence)
 
@@ -266,9 +333,9 @@ def _end_of_ids(request: Request, choice: Choice, tokenizer: Tokenizer) -> tuple
     """The ids to keep, how many were sampled, and the stop that ended them. An end of sequence was sampled, though it is not kept; what
     token-level speculation wrote beyond a stop string was not."""
     ids, reported = choice.token_ids, choice.stop_reason
-    if ids is None or not (ids or choice.finish == "stop"):
+    if ids is None or not (ids or choice.finish_reason == "stop"):
         raise _malformed("has no token ids")
-    if choice.finish == "length":
+    if choice.finish_reason == "length":
         return ids, len(ids), None
     if ids and ids[-1] in request.stop_ids:
         return ids, len(ids), ids[-1]
@@ -285,7 +352,7 @@ def _end_of_text(request: Request, choice: Choice, terms: Terms, tokenizer: Toke
     # The stop reason of each text that can end a candidate; None for an end of sequence that is no stop id.
     stops: dict[str, Stop] = {tokenizer.decode([token]): None for token in tokenizer.eos_ids}
     stops |= {tokenizer.decode([token]): token for token in request.stop_ids} | {stop: stop for stop in request.stop}
-    text, finish, trimmed = choice.written, choice.finish, choice.stop_reason
+    text, finish, trimmed = choice.written, choice.finish_reason, choice.stop_reason
     if found := [(start, start + len(stop), reason) for stop, reason in stops.items() if (start := text.find(stop)) >= 0]:
         start, end, reason = min(found, key=lambda each: each[:2])
         return text[: start if reason is None else end], "stop", reason
@@ -300,22 +367,16 @@ def _end_of_text(request: Request, choice: Choice, terms: Terms, tokenizer: Toke
     return text + trimmed, "stop", stops[trimmed]
 
 
-def named_logprobs(choice: Choice) -> dict[str | int, float]:
-    """Log probabilities of the tokens named at the first place, by id where the server says it, else by text."""
-    if not (first := next(iter(choice.logprobs.places if choice.logprobs else []), None)):
-        raise _malformed("lacks the requested log probabilities of the options")
-    return {int(label[1]) if (label := _ID_LABEL.fullmatch(name)) else name: value for name, value in first.items()}
-
-
 def _chosen(request: Request, choice: Choice, terms: Terms, tokenizer: Tokenizer) -> tuple[Candidate, tuple[float, ...]]:
-    """The chosen option as a candidate, and the log probability of each option, -inf for one that the server did not name."""
-    options, known = request.option_ids, named_logprobs(choice) if choice.finish else {}
-    logprobs = tuple([known.get(token, known.get(tokenizer.decode([token]), -math.inf)) for token in options])
-    ids: tuple[int, ...] = (options[max(range(len(options)), key=logprobs.__getitem__)],)
-    if terms.ids:
-        if not known.keys() >= set(options):
-            raise _malformed("lacks the log probabilities of some options")
-        ids = choice.token_ids or ()
+    """The chosen option as a candidate, and the log probability of each option, -inf for one that a text server did not name."""
+    options = request.option_ids
+    if not (known := choice.places[0][1] if choice.places else {}):
+        raise _malformed("lacks the requested log probabilities of the options")
+    names = [f"token_id:{token}" if terms.ids else tokenizer.decode([token]) for token in options]
+    if terms.ids and not known.keys() >= set(names):
+        raise _malformed("lacks the log probabilities of some options")
+    logprobs = tuple([known.get(name, -math.inf) for name in names])
+    ids = choice.token_ids or () if terms.ids else (options[max(range(len(options)), key=logprobs.__getitem__)],)
     total = next((logprob for token, logprob in zip(options, logprobs, strict=True) if (token,) == ids), None)
     return Candidate(ids=ids, text=tokenizer.decode(ids), cumulative_logprob=total, finish_reason="length"), logprobs
 
