@@ -10,7 +10,6 @@ from contextlib import AbstractAsyncContextManager
 from functools import lru_cache, reduce
 from hashlib import blake2b
 from itertools import zip_longest
-from operator import add, sub
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from msgspec import Struct, structs
@@ -173,26 +172,21 @@ class Speculation(Struct, frozen=True, kw_only=True):
     accepted_by_position: tuple[int, ...]
     """For each position in a proposal, from the first: how often the token there was accepted."""
 
-    def plus(self, other: "Speculation") -> "Speculation":
-        """The totals of two engines together."""
-        return self._each(other, add)
-
-    def since(self, before: "Speculation") -> "Speculation":
-        """What was counted since `before`, earlier totals of the same engine."""
-        return self._each(before, sub)
-
-    def _each(self, other: "Speculation", combined: Callable[[int, int], int]) -> "Speculation":
+    def plus(self, other: "Speculation", sign: int = 1) -> "Speculation":
+        """The totals of two engines together; with `sign` -1 what was counted since `other`, earlier totals of the same engine."""
         pairs = zip_longest(self.accepted_by_position, other.accepted_by_position, fillvalue=0)
         return Speculation(
-            drafts=combined(self.drafts, other.drafts),
-            draft_tokens=combined(self.draft_tokens, other.draft_tokens),
-            accepted_tokens=combined(self.accepted_tokens, other.accepted_tokens),
-            accepted_by_position=tuple(combined(one, two) for one, two in pairs),
+            drafts=self.drafts + sign * other.drafts,
+            draft_tokens=self.draft_tokens + sign * other.draft_tokens,
+            accepted_tokens=self.accepted_tokens + sign * other.accepted_tokens,
+            accepted_by_position=tuple(one + sign * two for one, two in pairs),
         )
 
 
 TOTALS = ("requests", "input_tokens", "output_tokens", "busy_s", "restarts")
 """The fields of `EngineStatistics` that only grow, and are never null."""
+_STATED = ("cached_input_tokens", "written_tokens")
+"""Those that only grow, and are null where an engine does not state them."""
 
 
 class EngineStatistics(Struct, frozen=True, kw_only=True):
@@ -220,28 +214,27 @@ class EngineStatistics(Struct, frozen=True, kw_only=True):
 
     @classmethod
     def together(cls, found: Sequence["EngineStatistics"]) -> "EngineStatistics":
-        """The statistics of several engines of one role, at least one: sums, and the mean of the shares of their caches."""
-        sums = {name: sum(getattr(each, name) for each in found) for name in ("running", "waiting", *TOTALS)}
-        written = [each.written_tokens for each in found if each.written_tokens is not None]
-        speculation = [each.speculation for each in found if each.speculation is not None]
-        usage = [each.kv_cache_usage for each in found if each.kv_cache_usage is not None]
-        cached = [each.cached_input_tokens for each in found if each.cached_input_tokens is not None]
+        """The statistics of several engines of one role, at least one: sums of what they state, and the mean share of their caches."""
+
+        def stated(name: str) -> list[Any]:
+            return [value for each in found if (value := getattr(each, name)) is not None]
+
+        sums = {name: sum(stated(name)) for name in ("running", "waiting", *TOTALS)}
+        known: dict[str, Any] = {name: sum(values) if (values := stated(name)) else None for name in _STATED}
+        usage, speculation = stated("kv_cache_usage"), stated("speculation")
         return cls(
             **sums,
+            **known,
             kv_cache_usage=sum(usage) / len(usage) if usage else None,
-            cached_input_tokens=sum(cached) if cached else None,
-            written_tokens=sum(written) if len(written) == len(found) else None,
-            speculation=reduce(Speculation.plus, speculation) if len(speculation) == len(found) else None,
+            speculation=reduce(Speculation.plus, speculation) if speculation else None,
         )
 
     def since(self, before: "EngineStatistics") -> "EngineStatistics":
         """These statistics with only what was counted since `before`, earlier ones of the same engine."""
-        now: dict[str, Any] = {name: getattr(self, name) - getattr(before, name) for name in TOTALS}
-        for name in ("cached_input_tokens", "written_tokens"):
-            if (count := getattr(self, name)) is not None:
-                now[name] = count - (getattr(before, name) or 0)
+        counted = [*TOTALS, *(name for name in _STATED if getattr(self, name) is not None)]
+        now: dict[str, Any] = {name: getattr(self, name) - (getattr(before, name) or 0) for name in counted}
         if self.speculation is not None and before.speculation is not None:
-            now["speculation"] = self.speculation.since(before.speculation)
+            now["speculation"] = self.speculation.plus(before.speculation, -1)
         return structs.replace(self, **now)
 
 

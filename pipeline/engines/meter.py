@@ -5,8 +5,9 @@ calls enter, `EngineStatistics` leave.
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from typing import Any
 
-from pipeline.engine import EngineStatistics, Speculation, Usage
+from pipeline.engine import EngineStatistics, Usage
 
 
 class UsageMeter:
@@ -51,29 +52,14 @@ class UsageMeter:
                 now = self._now()
         return self._busy_s + (now - self._busy_since)
 
-    def statistics(
-        self,
-        *,
-        running: int = 0,
-        waiting: int = 0,
-        kv_cache_usage: float | None = None,
-        busy_s: float | None = None,
-        written_tokens: int | None = None,
-        speculation: Speculation | None = None,
-        restarts: int = 0,
-    ) -> EngineStatistics:
+    def statistics(self, **now: Any) -> EngineStatistics:
         """The totals so far, with what the engine says of this moment; `busy_s` is given where the engine itself knows how long it
         computed."""
-        return EngineStatistics(
-            running=running,
-            waiting=waiting,
-            kv_cache_usage=kv_cache_usage,
-            requests=self._requests,
-            input_tokens=self._input_tokens,
-            cached_input_tokens=self._cached_input_tokens if self._says_cached or not self._requests else None,
-            output_tokens=self._output_tokens,
-            busy_s=self.busy_s if busy_s is None else busy_s,
-            written_tokens=written_tokens,
-            speculation=speculation,
-            restarts=restarts,
-        )
+        known = {
+            "requests": self._requests,
+            "input_tokens": self._input_tokens,
+            "cached_input_tokens": self._cached_input_tokens if self._says_cached or not self._requests else None,
+            "output_tokens": self._output_tokens,
+            "busy_s": self.busy_s,
+        }
+        return EngineStatistics(**known | now)

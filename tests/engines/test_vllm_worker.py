@@ -73,13 +73,15 @@ class Line:
 def answers(llm: ScriptedLLM, *messages: Any) -> list[Any]:
     """What a worker over `llm` sends."""
     with warnings.catch_warnings(action="ignore"):  # vLLM's own, while it is imported
-        from pipeline.engines.vllm.worker import Gauges, VllmServer
+        from pipeline.engines.vllm.worker import Reporter, VllmServer
 
-        server = VllmServer(llm, VllmSpec(model="bundled:tiny-draft"), resolve("draft", "bundled:tiny-draft"), Gauges())  # type: ignore[arg-type]
-    line = Line(list(messages))
+    line: Any = Line(list(messages))
+    spec, folder = VllmSpec(model="bundled:tiny-draft"), resolve("draft", "bundled:tiny-draft")
+    server = VllmServer(llm, spec, folder, Reporter(line, speculates=False))  # type: ignore[arg-type]
     with closing(line.socket), closing(line.far):
-        asyncio.run(server.serve(line))  # type: ignore[arg-type]
-    return line.got
+        asyncio.run(server.serve(line))
+    got: list[Any] = line.got
+    return got
 
 
 def asked(first: int, **options: Any) -> Request:

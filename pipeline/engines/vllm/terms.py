@@ -70,10 +70,6 @@ def lora_rank(paths: Sequence[str]) -> int:
     return next((step for step in _RANKS if step >= most), most)
 
 
-class Unusable(Exception):
-    """vLLM's output is no answer to the request; the text says why, in one clause."""
-
-
 def sampling_params(request: Request, max_model_len: int, *, speculates: bool) -> list[SamplingParams]:
     """The sampling parameters of each candidate of `request`, of one where it is greedy, with nothing left to the model's own defaults.
 
@@ -131,14 +127,15 @@ def first_line(error: BaseException) -> str:
     return text.splitlines()[0] if text else type(error).__name__
 
 
-def stat_logger(gauges: Any) -> Any:
-    """A class of vLLM's stat loggers that calls `gauges.record` after every iteration."""
+def stat_logger(taken: Callable[..., None]) -> Any:
+    """A class of vLLM's stat loggers that calls `taken` after every iteration."""
 
     class StatLogger(StatLoggerBase):
         def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
             pass
 
-        record = gauges.record
+        def record(self, *args: Any, **more: Any) -> None:
+            taken(*args, **more)
 
         def log_engine_initialized(self) -> None:
             pass
@@ -155,7 +152,7 @@ def prompt(request: Request) -> dict[str, Any]:
 def completion(request: Request, outputs: Sequence[Any], decode: Decode, eos: frozenset[int]) -> Completion:
     """The completion of `request` that vLLM's final `RequestOutput` of each candidate holds; `eos` are the end-of-sequence ids.
 
-    Raises `Unusable` for what is no answer. The candidate that had the least of the prompt in the cache says what was there before them.
+    Raises an error for what is no answer. The candidate that had the least of the prompt in the cache says what was there before them.
     """
     read = len(outputs[0].prompt_token_ids)
     sampled = [each.outputs[0] for each in outputs]
@@ -185,10 +182,10 @@ _FINISH: dict[str | None, FinishReason] = {"stop": "stop", "length": "length"}
 def candidate(request: Request, output: Any, decode: Decode, eos: frozenset[int]) -> Candidate:
     """The candidate that a `CompletionOutput` holds: cut after its stop, without an end-of-sequence id that is no stop id.
 
-    Raises `Unusable` where the model did not write it to its end.
+    Raises `ValueError` where the model did not write it to its end.
     """
     if (finish := _FINISH.get(output.finish_reason)) is None:
-        raise Unusable(f"vLLM ended it with finish reason {output.finish_reason!r}")
+        raise ValueError(f"vLLM ended it with finish reason {output.finish_reason!r}")
     ids, stop = list(output.token_ids), output.stop_reason
     sampled = len(ids)
     if isinstance(stop, str):

@@ -10,10 +10,9 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from pipeline.engine import Completion, EngineStatistics, Fact, Request, Speculation
+from pipeline.engine import Fact, Request, Speculation
 from pipeline.engines.meter import UsageMeter
 from pipeline.engines.process.wire import Abort, Failed, Loading, Ready, Report, ResetPrefixCache, Setup, Submit
 from pipeline.engines.process.worker import REPORT_EVERY_S, ParentConnection, end_with_parent
@@ -24,37 +23,39 @@ if TYPE_CHECKING:
 
     from pipeline.engines.vllm.spec import VllmSpec
 
-
+MOST_SCORED = 2048
+"""Most tokens of an iteration with which model runner V1 may score tokens of prompts (`Request.scored_ids`) on a GPU."""
 _RESET_AGAIN_S = 0.02
 """How soon again vLLM is asked to empty its prefix cache: with asynchronous scheduling the blocks of an answered request are freed an
 iteration later, and until then it keeps all."""
 
 
-MOST_SCORED = 2048
-"""Most tokens of an iteration with which model runner V1 may score tokens of prompts (`Request.scored_ids`) on a GPU."""
+class Reporter:
+    """Counts requests and iterations, and reports them to the main process; `record` is called as a stat logger of vLLM."""
 
+    def __init__(self, connection: ParentConnection, *, speculates: bool) -> None:
+        self._connection, self._speculates = connection, speculates
+        self.meter = UsageMeter(lambda: self._last_s)
+        """Busy from the arrival at an idle engine to the last iteration: an engine that hangs is not busy."""
+        self._last_s = self._reported_s = 0.0
+        self._running = self._waiting = self._written = 0
+        self._usage = 0.0
+        self._speculation = Speculation(drafts=0, draft_tokens=0, accepted_tokens=0, accepted_by_position=())
 
-class Gauges:
-    """The latest statistics that vLLM gave after an iteration, and totals of its speculation; `record` is called as a stat logger."""
-
-    def __init__(self) -> None:
-        self.last_s = 0.0
-        """When the last iteration ended, in seconds of the monotonic clock."""
-        self.on_iteration: Callable[[], None] = lambda: None
-        """Called after every iteration."""
-        self.running = self.waiting = self.written_tokens = 0
-        self.kv_cache_usage = 0.0
-        self.speculation = Speculation(drafts=0, draft_tokens=0, accepted_tokens=0, accepted_by_position=())
-        """The totals of speculation since the engine started."""
+    def begin(self) -> None:
+        """Count the arrival of a request."""
+        if not self.meter.open_calls:
+            self._last_s = time.monotonic()
+        self.meter.begin()
 
     def record(self, scheduler_stats: Any, iteration_stats: Any, *rest: Any, **more: Any) -> None:
-        """Keep the statistics of one iteration, with the signature that vLLM calls."""
+        """Take the statistics of one iteration, with the signature that vLLM calls."""
         if scheduler_stats is None:
             return
-        self.running, self.waiting = scheduler_stats.num_running_reqs, scheduler_stats.num_waiting_reqs
-        self.kv_cache_usage = scheduler_stats.kv_cache_usage
-        self.last_s = time.monotonic()
-        self.written_tokens += iteration_stats.num_generation_tokens if iteration_stats else 0
+        self._last_s = time.monotonic()
+        self._running, self._waiting = scheduler_stats.num_running_reqs, scheduler_stats.num_waiting_reqs
+        self._usage = scheduler_stats.kv_cache_usage
+        self._written += iteration_stats.num_generation_tokens if iteration_stats else 0
         if (counts := scheduler_stats.spec_decoding_stats) is not None:
             new = Speculation(
                 drafts=counts.num_drafts,
@@ -62,40 +63,49 @@ class Gauges:
                 accepted_tokens=counts.num_accepted_tokens,
                 accepted_by_position=tuple(counts.num_accepted_tokens_per_pos),
             )
-            self.speculation = self.speculation.plus(new)
-        self.on_iteration()
+            self._speculation = self._speculation.plus(new)
+        if self.meter.open_calls and self._last_s - self._reported_s >= REPORT_EVERY_S:
+            self.report()
+
+    def report(self, **answer: list[tuple[int, Any]]) -> None:
+        """Send the statistics, and what became of a request."""
+        self._reported_s, busy = time.monotonic(), self.meter.open_calls > 0
+        statistics = self.meter.statistics(
+            running=self._running if busy else 0,
+            waiting=self._waiting if busy else 0,
+            kv_cache_usage=self._usage,
+            written_tokens=self._written,
+            speculation=self._speculation if self._speculates else None,
+        )
+        self._connection.send(Report(statistics, **answer))
 
 
 class VllmServer:
-    """Passes requests on to an `AsyncLLM`, and completions and statistics back."""
+    """Passes requests on to an `AsyncLLM`, and completions back."""
 
-    def __init__(self, engine: "AsyncLLM", spec: "VllmSpec", model: str, gauges: Gauges) -> None:
+    def __init__(self, engine: "AsyncLLM", spec: "VllmSpec", model: str, reporter: Reporter) -> None:
         from pipeline.engines.models import load_tokenizer
         from pipeline.engines.vllm import terms as vllm_terms
 
-        self._engine, self._gauges, self._terms = engine, gauges, vllm_terms
+        self._engine, self._reporter, self._terms = engine, reporter, vllm_terms
         self._tokenizer = load_tokenizer(model, spec)
-        self._adapters = vllm_terms.lora_requests(spec)
+        self.adapters = vllm_terms.lora_requests(spec)
         self._speculates = spec.speculative_config is not None
         self.max_model_len = int(engine.model_config.max_model_len)
         self.vocab_size = int(engine.model_config.get_vocab_size())
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._reset: asyncio.Task[None] | None = None
         """The last reset of the prefix cache, for which later requests wait."""
-        self._meter = UsageMeter()
-        self._busy_s = self._busy_since = self._reported_s = 0.0
-        gauges.on_iteration = self._iterated
 
     async def serve(self, connection: ParentConnection) -> None:
         """Serve requests until the main process closes the socket."""
         loop, closed = asyncio.get_running_loop(), asyncio.Event()
-        self._connection = connection
         async with asyncio.TaskGroup() as tasks:
 
             def take() -> None:
                 for message in connection.receive(wait=True):
                     if isinstance(message, Submit):
-                        self._begin()
+                        self._reporter.begin()
                         self._tasks[message.number] = tasks.create_task(self._answer(message.number, message.request))
                     elif isinstance(message, Abort) and message.number in self._tasks:
                         self._tasks[message.number].cancel()
@@ -112,97 +122,50 @@ class VllmServer:
 
     async def _answer(self, number: int, request: Request) -> None:
         """Have a request computed and report what became of it. Only the death of the engine is raised."""
-        answer: dict[str, list[tuple[int, Any]]] = {}
+        outputs, answer = None, dict[str, list[tuple[int, Any]]]()
         try:
             if self._reset is not None and not self._reset.done():
                 await asyncio.wait([self._reset])
             outputs = await self._outputs(number, request)
-            answer = {"done": [(number, self._completion(request, outputs))]}
+            completion = self._terms.completion(request, outputs, self._tokenizer.decode, self._tokenizer.eos_ids)
+            self._reporter.meter.count(completion.usage)
+            answer = {"done": [(number, completion)]}
         except self._terms.DEAD:
             raise
-        except self._terms.REFUSALS as error:
-            answer = {"refused": [(number, self._terms.first_line(error))]}
         except Exception as error:
-            answer = {"again": [(number, self._terms.first_line(error))]}
+            refused = outputs is None and isinstance(error, self._terms.REFUSALS)
+            why = self._terms.first_line(error) if outputs is None else f"vLLM's output cannot be read: {error!r}"
+            answer = {"refused" if refused else "again": [(number, why)]}
         finally:
             del self._tasks[number]
-            self._end()
-            self._report(**answer)
-
-    def _completion(self, request: Request, outputs: Sequence[Any]) -> Completion:
-        """The completion that vLLM's `outputs` hold; raises `Unusable`, whatever is wrong with them."""
-        try:
-            completion = self._terms.completion(request, outputs, self._tokenizer.decode, self._tokenizer.eos_ids)
-        except (AttributeError, LookupError, TypeError, ValueError) as error:
-            raise self._terms.Unusable(f"vLLM's output cannot be read: {type(error).__name__}: {error}") from error
-        self._meter.count(completion.usage)
-        return completion
+            self._reporter.meter.end()
+            self._reporter.report(**answer)
 
     async def _reset_prefix_cache(self) -> None:
         while not await self._engine.reset_prefix_cache():  # noqa: ASYNC110 - vLLM tells nobody
             await asyncio.sleep(_RESET_AGAIN_S)
 
-    def _iterated(self) -> None:
-        """Send the statistics after an iteration, unless that was done less than `REPORT_EVERY_S` ago."""
-        if self._tasks and self._gauges.last_s - self._reported_s >= REPORT_EVERY_S:
-            self._report()
-
-    def _report(self, **answer: list[tuple[int, Any]]) -> None:
-        self._reported_s = time.monotonic()
-        self._connection.send(Report(self.statistics(), **answer))
-
     async def _outputs(self, number: int, request: Request) -> list[Any]:
         """vLLM's final output for each candidate of a request; raises the error of one of them. vLLM aborts them all if this task is
         cancelled, or if one fails."""
         params = self._terms.sampling_params(request, self.max_model_len, speculates=self._speculates)
-        parts = [self._output(f"{number}-{index}", request, each) for index, each in enumerate(params)]
         try:
-            if len(parts) == 1:
-                return [await parts[0]]
             async with asyncio.TaskGroup() as tasks:
-                started = [tasks.create_task(part) for part in parts]
+                started = [tasks.create_task(self._output(f"{number}-{index}", request, each)) for index, each in enumerate(params)]
             return [task.result() for task in started]
         except ExceptionGroup as group:
             error = next((each for each in group.exceptions if isinstance(each, self._terms.DEAD)), group.exceptions[0])
             raise error from error.__cause__
 
     async def _output(self, request_id: str, request: Request, params: Any) -> Any:
+        prompt, adapter = self._terms.prompt(request), self.adapters.get(request.adapter)
         last = None
-        async for output in self._engine.generate(
-            self._terms.prompt(request),
-            params,
-            request_id=request_id,
-            lora_request=self._adapters.get(request.adapter),
-            priority=request.priority,
-        ):
+        async for output in self._engine.generate(prompt, params, request_id=request_id, lora_request=adapter, priority=request.priority):
             last = output
         return last
 
-    def statistics(self) -> EngineStatistics:
-        idle = not self._tasks
-        return self._meter.statistics(
-            running=0 if idle else self._gauges.running,
-            waiting=0 if idle else self._gauges.waiting,
-            kv_cache_usage=self._gauges.kv_cache_usage,
-            written_tokens=self._gauges.written_tokens,
-            busy_s=self._busy_s + (0.0 if idle else self._busy_spell_s()),
-            speculation=self._gauges.speculation if self._speculates else None,
-        )
 
-    def _begin(self) -> None:
-        if not self._tasks:
-            self._busy_since = time.monotonic()
-
-    def _end(self) -> None:
-        if not self._tasks:
-            self._busy_s += self._busy_spell_s()
-
-    def _busy_spell_s(self) -> float:
-        """Seconds from the arrival at an idle engine to the last iteration: an engine that hangs is not busy."""
-        return max(0.0, self._gauges.last_s - self._busy_since)
-
-
-def load(setup: Setup, spec: "VllmSpec", gauges: Gauges) -> "AsyncLLM":
+def load(setup: Setup, spec: "VllmSpec", reporter: Reporter) -> "AsyncLLM":
     """Start vLLM with the model of `setup`; raises what vLLM raises."""
     with without_collections():
         from vllm.engine.arg_utils import AsyncEngineArgs
@@ -215,13 +178,13 @@ def load(setup: Setup, spec: "VllmSpec", gauges: Gauges) -> "AsyncLLM":
 
         apply_cpu_patch()
         on_cpu = current_platform.is_cpu()
-        # A server's: requests come one by one, and what is computed together is for vLLM to choose (`batched_tokens`).
+        # A server's: requests come one by one, and what is computed together is for vLLM to choose.
         usage = UsageContext.OPENAI_API_SERVER
         config = AsyncEngineArgs(**arguments(setup.role, spec, setup.model, on_cpu=on_cpu)).create_engine_config(usage)  # imports more
         gc.freeze()
     if on_cpu and spec.threads == spec.args.get("tensor_parallel_size", 1) == 1:
         compute_in_one_fork(config, setup.cores)
-    return AsyncLLM.from_vllm_config(config, usage_context=usage, stat_loggers=[stat_logger(gauges)])
+    return AsyncLLM.from_vllm_config(config, usage_context=usage, stat_loggers=[stat_logger(reporter.record)])
 
 
 def facts(engine: "AsyncLLM", setup: Setup, spec: "VllmSpec") -> dict[str, Fact]:
@@ -231,49 +194,40 @@ def facts(engine: "AsyncLLM", setup: Setup, spec: "VllmSpec") -> dict[str, Fact]
 
     from pipeline.engines.cores import core_facts
 
-    config = engine.vllm_config
-    cache = config.cache_config
+    config, scheduler, cache = engine.vllm_config, engine.vllm_config.scheduler_config, engine.vllm_config.cache_config
     block_size = getattr(cache, "effective_attention_block_size", None) or cache.block_size
     device, on_cpu = str(current_platform.get_device_name()), current_platform.is_cpu()
-    gpus = tuple(f"GPU {number}" for number in spec.gpus)
-    runner, batched = "V2" if config.use_v2_model_runner else "V1", config.scheduler_config.max_num_batched_tokens
+    gpus: dict[str, Fact] = {"devices": tuple(f"GPU {gpu}" for gpu in spec.gpus), "device_model": device, "accelerators": len(spec.gpus)}
     # Model runner V1 makes the log probabilities of all tokens of an iteration at once, outside of the engine's share of a GPU.
-    cannot = (*spec.unable(on_cpu=on_cpu), *(("scoring",) if not on_cpu and runner == "V1" and batched > MOST_SCORED else ()))
+    scores = on_cpu or config.use_v2_model_runner or scheduler.max_num_batched_tokens <= MOST_SCORED
     return {
         "answers": "model",
-        **(core_facts(setup.role, setup.cores, spec.threads) if on_cpu else {"devices": gpus, "device_model": device}),
-        "accelerators": 0 if on_cpu else len(gpus),
+        **(core_facts(setup.role, setup.cores, spec.threads) if on_cpu else gpus),
         "vllm": __version__,
         "device": device,
         "dtype": str(config.model_config.dtype).removeprefix("torch."),
         "kv_cache_tokens": cache.kv_cache_size_tokens or (cache.num_gpu_blocks or 0) * block_size,
         "block_size": block_size,
-        "max_num_seqs": config.scheduler_config.max_num_seqs,
-        "max_num_batched_tokens": batched,
-        "model_runner": runner,
+        "max_num_seqs": scheduler.max_num_seqs,
+        "max_num_batched_tokens": scheduler.max_num_batched_tokens,
+        "model_runner": "V2" if config.use_v2_model_runner else "V1",
         "batch_invariant": bool(envs.VLLM_BATCH_INVARIANT),
-        "cannot": cannot,
+        "cannot": (*spec.unable(on_cpu=on_cpu), *(() if scores else ("scoring",))),
     }
-
-
-async def load_adapters(engine: "AsyncLLM", spec: "VllmSpec") -> None:
-    """Load every adapter now, so that one that vLLM refuses keeps the engine from starting; raises what vLLM raises."""
-    from pipeline.engines.vllm.terms import lora_requests
-
-    for adapter in dict.fromkeys(lora_requests(spec).values()):
-        await engine.add_lora(adapter)
 
 
 async def work(connection: ParentConnection, setup: Setup) -> None:
     """Load the model, answer requests until the socket closes, and shut vLLM down."""
     from pipeline.engines.vllm.spec import VllmSpec
 
-    spec, gauges = setup.spec_as(VllmSpec), Gauges()
+    spec = setup.spec_as(VllmSpec)
+    reporter = Reporter(connection, speculates=spec.speculative_config is not None)
     try:
         connection.send(Loading(f"loading {setup.model} into vLLM"))
-        engine = load(setup, spec, gauges)
-        await load_adapters(engine, spec)
-        server = VllmServer(engine, spec, setup.model, gauges)
+        engine = load(setup, spec, reporter)
+        server = VllmServer(engine, spec, setup.model, reporter)
+        for adapter in server.adapters.values():  # one that vLLM refuses keeps the engine from starting
+            await engine.add_lora(adapter)
     except Exception as error:
         traceback.print_exc()
         text = str(error).strip()
