@@ -6,9 +6,9 @@ The libraries that load models ask again and again: where nothing answers, for m
 import json
 import os
 import re
+from concurrent.futures import Future
 from http.client import HTTPException
 from pathlib import Path
-from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import Any
 from urllib.error import HTTPError
@@ -58,18 +58,15 @@ def check_hub(model: str) -> None:
 
 def hub_json(path: str) -> dict[str, Any]:
     """The JSON object at a path of the hub, asked for once; empty where there is none. Raises `NotOnHub`."""
-    answers: SimpleQueue[dict[str, Any] | NotOnHub] = SimpleQueue()
-    Thread(target=lambda: answers.put(_asked(path)), daemon=True).start()  # the search for an address has no limit of time
+    answer: Future[dict[str, Any]] = Future()
+    Thread(target=_ask, args=(path, answer), daemon=True).start()  # the search for an address has no limit of time
     try:
-        found = answers.get(timeout=HUB_S)
-    except Empty:
-        found = NotOnHub(f"not on this machine, and the Hugging Face hub did not answer within {HUB_S:g} s")
-    if isinstance(found, NotOnHub):
-        raise found
-    return found
+        return answer.result(HUB_S)
+    except TimeoutError:
+        raise NotOnHub(f"not on this machine, and the Hugging Face hub did not answer within {HUB_S:g} s") from None
 
 
-def _asked(path: str) -> dict[str, Any] | NotOnHub:
+def _ask(path: str, answer: "Future[dict[str, Any]]") -> None:
     from huggingface_hub import get_token
     from huggingface_hub.constants import ENDPOINT
 
@@ -77,13 +74,16 @@ def _asked(path: str) -> dict[str, Any] | NotOnHub:
     if token := get_token():
         asked.add_unredirected_header("Authorization", f"Bearer {token}")
     try:
-        with urlopen(asked, timeout=HUB_S) as answer:
-            found = json.loads(answer.read(_MAX_BYTES))
+        with urlopen(asked, timeout=HUB_S) as page:
+            found = json.loads(page.read(_MAX_BYTES))
+        answer.set_result(found if isinstance(found, dict) else {})
     except HTTPError as error:
-        known = error.headers.get("X-Error-Code") not in _ABSENT
-        return {} if known else NotOnHub("unknown to the Hugging Face hub, or you have no access to it (HF_TOKEN)")
+        if error.headers.get("X-Error-Code") in _ABSENT:
+            answer.set_exception(NotOnHub("unknown to the Hugging Face hub, or you have no access to it (HF_TOKEN)"))
+        else:
+            answer.set_result({})
     except ValueError:
-        return {}
+        answer.set_result({})
     except (OSError, HTTPException) as error:
-        return NotOnHub(f"not on this machine, and the Hugging Face hub cannot be reached ({reason(getattr(error, 'reason', error))})")
-    return found if isinstance(found, dict) else {}
+        why = reason(getattr(error, "reason", error))
+        answer.set_exception(NotOnHub(f"not on this machine, and the Hugging Face hub cannot be reached ({why})"))

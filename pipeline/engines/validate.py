@@ -73,25 +73,24 @@ def _all_in(ids: Sequence[int], vocab_size: int) -> bool:
 def _flaw_in_options(request: Request) -> str | None:
     if request.option_ids and request.scored_ids:
         return "option_ids and scored_ids exclude each other"
-    if request.option_ids and (request.max_tokens != 1 or request.n != 1):
-        return f"a choice among option_ids is one token of one candidate, not max_tokens={request.max_tokens}, n={request.n}"
-    if request.scored_ids and request.n != 1:
-        return f"scored_ids are scored once, not n={request.n} times"
+    if (request.option_ids and (request.max_tokens, request.n) != (1, 1)) or (request.scored_ids and request.n != 1):
+        return f"a choice or a scoring is of one token or text, not max_tokens={request.max_tokens}, n={request.n}"
     return None
 
 
 def _flaw_in_sampling(request: Request) -> str | None:
-    if request.n < 1 or request.max_tokens < 1:
-        return f"n and max_tokens must be at least 1, not {request.n} and {request.max_tokens}"
-    if not 0 <= request.temperature < math.inf or not 0 < request.top_p <= 1:
-        return f"temperature={request.temperature} or top_p={request.top_p} is out of range"
-    if request.top_k < 0 or not 0 <= request.min_p <= 1:
-        return f"top_k={request.top_k} or min_p={request.min_p} is out of range"
-    if not 0 <= request.seed <= _MAX_SEED:
-        return f"seed {request.seed} is not a 63-bit number"
-    if "" in request.stop:
-        return "a stop string is empty"
-    return None
+    fits = {
+        "n": request.n >= 1,
+        "max_tokens": request.max_tokens >= 1,
+        "temperature": 0 <= request.temperature < math.inf,
+        "top_p": 0 < request.top_p <= 1,
+        "top_k": request.top_k >= 0,
+        "min_p": 0 <= request.min_p <= 1,
+        "seed": 0 <= request.seed <= _MAX_SEED,
+        "stop": "" not in request.stop,
+    }
+    wrong = next((name for name, fit in fits.items() if not fit), None)
+    return wrong and f"{wrong}={getattr(request, wrong)!r} is out of range"
 
 
 def _flaw_in_adapter(request: Request, adapters: Collection[str] | None) -> str | None:
@@ -117,7 +116,7 @@ def validate_completion(completion: Completion, request: Request, vocab_size: in
 def _flaw_in_completion(completion: Completion, request: Request, vocab_size: int) -> str | None:
     wanted = 0 if request.scored_ids else request.n
     if len(completion.candidates) != wanted:
-        return f"it has {_many(len(completion.candidates), 'candidate')}, not {wanted}"
+        return f"it has {len(completion.candidates)} candidates, not {wanted}"
     for candidate in completion.candidates:
         if flaw := _flaw_in_candidate(candidate, request, vocab_size, completion.usage.output_tokens):
             return flaw
@@ -126,7 +125,7 @@ def _flaw_in_completion(completion: Completion, request: Request, vocab_size: in
         return f"it chose {list(chosen)}, which is none of the options"
     return (
         _flaw_in_logprobs(completion.option_logprobs, len(request.option_ids), "option")
-        or _flaw_in_logprobs(completion.scored_logprobs, len(request.scored_ids), "scored token")
+        or _flaw_in_logprobs(completion.scored_logprobs, len(request.scored_ids), "scored")
         or flaw_in_usage(completion.usage, request)
         or flaw_in_timing(completion.timing)
     )
@@ -137,9 +136,9 @@ def flaw_in_usage(usage: Usage, request: Request) -> str | None:
     read, cached, sampled = index(usage.input_tokens), index(usage.cached_input_tokens or 0), index(usage.output_tokens)
     given = len(request.prompt_ids) + len(request.scored_ids)
     if not 0 <= cached <= read <= request.n * (_MAX_COUNTED * given + _SPARE_TOKENS):
-        return f"it counts {_shown(read)} prompt tokens, {_shown(cached)} of them cached, for a prompt of {given}"
+        return f"it counts {read:.9g} prompt tokens, {cached:.9g} of them cached, for a prompt of {given}"
     if not 0 <= sampled <= request.n * (request.max_tokens + 1):
-        return f"it counts {_shown(sampled)} sampled tokens where {request.n * request.max_tokens} may be sampled"
+        return f"it counts {sampled:.9g} sampled tokens where {request.n * request.max_tokens} may be sampled"
     return None
 
 
@@ -147,7 +146,7 @@ def flaw_in_timing(timing: Timing) -> str | None:
     """Why `timing` cannot be that of any request, in one clause; None where it can be."""
     for seconds in (timing.queue_time_s, timing.prefill_time_s, timing.decode_time_s, timing.time_to_first_token_s):
         if seconds is not None and not -_ROUNDING_S <= seconds <= _MAX_SECONDS:
-            return f"{_shown(seconds)} s is not a valid time"
+            return f"{seconds} s is not a valid time"
     return None
 
 
@@ -155,7 +154,7 @@ def _flaw_in_candidate(candidate: Candidate, request: Request, vocab_size: int, 
     ids, total, max_tokens = candidate.ids, candidate.cumulative_logprob, request.max_tokens
     if ids and not _all_in(ids, vocab_size):
         wrong = next(i for i in ids if not 0 <= i < vocab_size)
-        return f"token id {_shown(wrong)} is not in the model's vocabulary of {vocab_size}"
+        return f"token id {wrong:.9g} is not in the model's vocabulary of {vocab_size}"
     if len(ids) > max_tokens:
         return f"a candidate has {len(ids)} tokens, more than max_tokens={max_tokens}"
     if candidate.finish_reason not in _FINISH_REASONS:
@@ -164,7 +163,7 @@ def _flaw_in_candidate(candidate: Candidate, request: Request, vocab_size: int, 
     if not ids and (candidate.text or candidate.stop_reason is not None or not (candidate.ended or unshown)):
         return "a candidate has no tokens and did not end its turn"
     if total is not None and not total <= _ROUNDING * max(1, len(ids)):
-        return f"{_shown(total)} is not a log probability"
+        return f"{total} is not a log probability"
     if candidate.confidence is not None and (flaw := candidate.confidence.flaw):
         return flaw
     if request.logprobs and candidate.confidence is None and ids and not request.option_ids:
@@ -176,23 +175,11 @@ def _flaw_in_candidate(candidate: Candidate, request: Request, vocab_size: int, 
 
 def _flaw_in_logprobs(logprobs: Sequence[float], wanted: int, what: str) -> str | None:
     if len(logprobs) != wanted:
-        return f"it has {_many(len(logprobs), 'log probability', 'log probabilities')} for {_many(wanted, what)}"
+        return f"its {what} log probabilities are {len(logprobs)}, not {wanted}"
     if not logprobs:
         return None
     wrong = [logprob for logprob in array("d", logprobs) if not logprob <= _ROUNDING]
     return f"{wrong[0]} is not a log probability" if wrong else None
-
-
-def _shown(number: float) -> str:
-    """A number of any size, in few characters."""
-    if isinstance(number, float) or abs(number) < 1 << 63:
-        return str(number)
-    return f"about {'-' if number < 0 else ''}2^{abs(number).bit_length()}"
-
-
-def _many(count: int, one: str, several: str | None = None) -> str:
-    """A count with its noun, `1 candidate` or `2 candidates`."""
-    return f"{count} {one if count == 1 else several or one + 's'}"
 
 
 def is_another_model(asked: str, answered: str | None) -> bool:

@@ -9,6 +9,7 @@ import platform
 from collections.abc import Iterable
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
+from itertools import takewhile
 from pathlib import Path
 
 import psutil
@@ -34,23 +35,18 @@ class Gpu(Struct, frozen=True, kw_only=True):
     name: str
     """The model, such as `NVIDIA H200`."""
     memory_bytes: int | None = None
-    """Size of its memory; None where the driver does not tell, as for memory shared with the CPU."""
+    """None where the driver does not tell, as for memory shared with the CPU."""
     free_bytes: int | None = None
-    """Memory that was free when the machine was looked at; None where the driver does not tell."""
 
 
 class Machine(Struct, frozen=True, kw_only=True):
-    """A machine, as far as an engine's start depends on it; sizes in bytes."""
+    """What `cores`, `memory`, `gpus` and `versions` found; sizes in bytes."""
 
     cores: tuple[int, ...]
-    """CPU cores this process may use, by their numbers."""
     memory_bytes: int
-    """Main memory."""
     free_memory_bytes: int
-    """Main memory that was free when the machine was looked at."""
     gpus: tuple[Gpu, ...] = ()
     versions: dict[str, str] = {}
-    """Version of Python and of each installed package in `PACKAGES`, by name."""
 
 
 def look() -> Machine:
@@ -70,13 +66,12 @@ def system() -> str:
 
 
 def cores() -> tuple[int, ...]:
-    """CPU cores this process may use."""
+    """The numbers of the CPU cores that this process may use."""
     affinity = getattr(os, "sched_getaffinity", None)
     return tuple(sorted(affinity(0))) if affinity else tuple(range(os.cpu_count() or 1))
 
 
 def core_count() -> int:
-    """How many CPU cores this process may use."""
     return len(cores())
 
 
@@ -99,18 +94,14 @@ def versions(packages: Iterable[str] = PACKAGES) -> dict[str, str]:
 
 
 def gpus() -> tuple[Gpu, ...]:
-    """The NVIDIA GPUs that this process may use, in the order of `CUDA_VISIBLE_DEVICES`, whose first unknown entry ends the list as it does
-    for CUDA; none where there is no driver."""
+    """The NVIDIA GPUs that this process may use; none where there is no driver."""
     try:
         import pynvml
     except ImportError:
         return ()
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return ()
     found: dict[str, Gpu] = {}
     try:
+        pynvml.nvmlInit()
         for index in range(pynvml.nvmlDeviceGetCount()):
             handle = pynvml.nvmlDeviceGetHandleByIndex(index)
             gpu = Gpu(index=index, cuda_name=str(index), name=str(pynvml.nvmlDeviceGetName(handle)))
@@ -118,23 +109,13 @@ def gpus() -> tuple[Gpu, ...]:
                 size = pynvml.nvmlDeviceGetMemoryInfo(handle)
                 gpu = structs.replace(gpu, memory_bytes=int(size.total), free_bytes=int(size.free))
             found |= {gpu.cuda_name: gpu, str(pynvml.nvmlDeviceGetUUID(handle)): gpu}
+        pynvml.nvmlShutdown()
     except pynvml.NVMLError:
         return ()
-    finally:
-        pynvml.nvmlShutdown()
-    return _visible(found, os.environ.get("CUDA_VISIBLE_DEVICES"))
-
-
-def _visible(found: dict[str, Gpu], wanted: str | None) -> tuple[Gpu, ...]:
-    """The GPUs, which are `found` by index and by UUID, that CUDA shows where `CUDA_VISIBLE_DEVICES` is `wanted`, counted from 0."""
-    if wanted is None:
-        return tuple(gpu for name, gpu in found.items() if name == gpu.cuda_name)
-    shown: list[Gpu] = []
-    for name in map(str.strip, wanted.split(",")):
-        if name not in found:
-            break
-        shown.append(structs.replace(found[name], index=len(shown)))
-    return tuple(shown)
+    wanted = os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = [gpu.cuda_name for name, gpu in found.items() if name == gpu.cuda_name] if wanted is None else wanted.split(",")
+    shown = takewhile(lambda gpu: gpu is not None, (found.get(name.strip()) for name in names))  # as CUDA, to the first unknown one
+    return tuple(structs.replace(gpu, index=place) for place, gpu in enumerate(shown) if gpu is not None)
 
 
 def cuda_mps() -> bool | None:
