@@ -30,7 +30,7 @@ from pipeline.engines.process.wire import Setup
 from pipeline.engines.registry import open_engines
 from pipeline.engines.vllm.backend import is_cpu_build, program, setup
 from pipeline.engines.vllm.spec import VllmSpec
-from pipeline.graph.loader import load_engines
+from pipeline.graph.load import load_engines
 from pipeline.graph.plugins import engine_specs
 from pipeline.reasoning.prompts import PromptBuilder
 from pipeline.system.machine import look

@@ -19,7 +19,7 @@ from msgspec import NODEFAULT, Meta, Struct, structs
 import pipeline
 from pipeline.cli.main import cli
 from pipeline.data.recipe import Recipe
-from pipeline.graph.loader import Preset
+from pipeline.graph.load import Preset
 from pipeline.graph.plugins import engine_specs, stage_specs
 from pipeline.graph.prompts import ChoosePrompt, Example, Marks, Prompts, Question
 from pipeline.graph.schema import field_docs

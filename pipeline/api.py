@@ -31,8 +31,8 @@ from pipeline.engines.registry import notices
 from pipeline.engines.sim.replay import bindings
 from pipeline.errors import MissingExtra, Unfinished, UsageError, nearest
 from pipeline.grading.plugins import register_grader
-from pipeline.graph.loader import PRESET, load_preset
-from pipeline.graph.loader import load_graph as load_bound
+from pipeline.graph.load import PRESET, load_preset
+from pipeline.graph.load import load_graph as load_bound
 from pipeline.graph.plan import Plan
 from pipeline.graph.plugins import engine_specs, register, stage_specs
 from pipeline.graph.spec import EngineSpec, OpenSpec

@@ -3,7 +3,6 @@
 PipelineError
 ├── UsageError            the graph, the options or the input are wrong; nothing was started (exit code 2)
 │   ├── GraphError        a graph or engines file
-│   │   └── GraphErrors       several flaws of one
 │   ├── InputError        a problems file
 │   ├── StoreError        an object store cannot be used
 │   └── MissingExtra      an optional package is not installed
@@ -27,7 +26,7 @@ PipelineError
 
 import os
 import traceback
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
 from typing import Any, TypeVar
@@ -67,17 +66,6 @@ class GraphError(UsageError):
     def __init__(self, where: str, what: str) -> None:
         super().__init__(f"{where}: {what}")
         self.where, self.what = where, what
-
-
-class GraphErrors(GraphError):
-    """Several flaws of one graph or engines file; its text has a line for each."""
-
-    def __init__(self, errors: Sequence[GraphError]) -> None:
-        super().__init__(errors[0].where, errors[0].what)
-        self.errors = tuple(errors)
-
-    def __str__(self) -> str:
-        return "\n".join(map(str, self.errors))
 
 
 class MissingExtra(UsageError):

@@ -7,7 +7,7 @@ import pytest
 from pipeline.bundled import FOLDERS, FileKind, bundled_files, find_file
 from pipeline.data.recipe import find_recipe
 from pipeline.errors import GraphError, UsageError
-from pipeline.graph.loader import load_engines
+from pipeline.graph.load import load_engines
 from pipeline.graph.plugins import engine_specs
 from pipeline.rewards.spec import load_reward_model
 from pipeline.session.options import RunOptions, resume_options

@@ -13,7 +13,7 @@ import numpy as np
 
 from pipeline.engine import Engine, Request
 from pipeline.engines.registry import open_engines
-from pipeline.graph.loader import load_engines
+from pipeline.graph.load import load_engines
 from pipeline.graph.plugins import engine_specs
 
 ROLES = ("target", "draft")

@@ -13,7 +13,7 @@ from msgspec import NODEFAULT, structs
 from pipeline.cli.commands import F, headed, option
 from pipeline.cli.terminal import NoticeOptions, notices_as, print_notice
 from pipeline.errors import UsageError
-from pipeline.graph.loader import PRESET, Preset, load_preset, outline, own_params
+from pipeline.graph.load import PRESET, Preset, load_preset, outline, own_params
 from pipeline.session.options import ABOUT, RunOptions
 
 Address = tuple[str, int] | None

@@ -18,7 +18,7 @@ from pipeline.data.options import shuffled
 from pipeline.data.rows import Flaw, as_text, keys_of, value_at
 from pipeline.errors import GraphError, did_you_mean
 from pipeline.grading.stated import boxed
-from pipeline.graph.loader import load_struct
+from pipeline.graph.load import load_struct
 from pipeline.graph.prompts import LETTERS
 from pipeline.graph.spec import NAME_PATTERN
 

@@ -4,8 +4,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from msgspec import Struct, structs
 
+from pipeline.graph.load import OWN
 from pipeline.graph.plan import Block, Condition, LoopNode, Plan, StageNode
-from pipeline.graph.prompt_files import OWN
 from pipeline.graph.prompts import DEFAULT_PROMPTS
 from pipeline.graph.rules import CONDITIONS
 from pipeline.graph.spec import PLAIN_SAMPLING, StageSpec

@@ -29,7 +29,7 @@ from pipeline.engines.openai.engine import listed_models
 from pipeline.engines.openai.spec import flaw_in_url
 from pipeline.engines.vllm.backend import SHARE, is_cpu_build
 from pipeline.errors import UsageError, did_you_mean, install_command
-from pipeline.graph.loader import PRESET, Graph, load_graph, outline
+from pipeline.graph.load import PRESET, Graph, load_graph, outline
 from pipeline.graph.plan import Plan
 from pipeline.graph.plugins import engine_specs, stage_specs
 from pipeline.graph.yaml_file import read_yaml

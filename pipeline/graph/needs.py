@@ -10,7 +10,6 @@ from collections.abc import Collection, Iterator, Mapping
 from msgspec import Struct
 
 from pipeline.errors import GraphError
-from pipeline.graph.document import raise_all
 from pipeline.graph.plan import Plan
 
 _LACKS = {
@@ -74,8 +73,10 @@ def unmet_needs(plan: Plan, cannot: Mapping[str, Collection[str]]) -> Iterator[U
 
 
 def check_needs(plan: Plan, cannot: Mapping[str, Collection[str]]) -> None:
-    """Raise the `GraphError`, or the `GraphErrors`, of all needs without which `plan` cannot do its work."""
-    raise_all(unmet.error for unmet in unmet_needs(plan, cannot) if unmet.fatal)
+    """Raise the `GraphError` of the first need without which `plan` cannot do its work."""
+    for unmet in unmet_needs(plan, cannot):
+        if unmet.fatal:
+            raise unmet.error
 
 
 def _needs(plan: Plan) -> Iterator[tuple[str, str, str, object]]:

@@ -5,7 +5,7 @@ tag after every step (Math-Shepherd, Wang et al. 2023), or in a chat of one turn
 number on each step with a head of their own, such as Qwen2.5-Math-PRM, answer with no token and are not covered.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -13,7 +13,7 @@ from msgspec import Meta, Struct
 
 from pipeline.bundled import model_name
 from pipeline.errors import GraphError, UsageError
-from pipeline.graph.document import Document, unknown_key
+from pipeline.graph.document import Document
 from pipeline.graph.spec import EngineSpec, StageSpec
 from pipeline.graph.yaml_file import Keys
 
@@ -77,61 +77,43 @@ def read_reward_file(path: Path) -> Document:
     document = Document.read(path)
     for key in ("reward", "prompt"):
         if key not in document.values:
-            raise GraphError(
-                document.file, f"has no `{key}`; the file of a reward model holds the engine `reward` and the `prompt` it is asked with"
-            )
-    for key in document.values.keys() - {"reward", "prompt"}:
-        document.flaw((), unknown_key(key, RewardSpec), key=key)
+            what = f"has no `{key}`; the file of a reward model holds the engine `reward` and the `prompt` it is asked with"
+            raise GraphError(document.file, what)
+    if odd := document.values.keys() - {"reward", "prompt"}:
+        raise document.flaw((), f"unknown key `{min(odd)}`; known are `prompt`, `reward`", key=min(odd))
     return document
 
 
-def fill_rewards(document: Document, stages: Iterable[Keys], kinds: Mapping[str, type[StageSpec]], find: Callable[[str], Path]) -> None:
+def fill_rewards(document: Document, stages: Sequence[Keys], kinds: Mapping[str, type[StageSpec]], find: Callable[[str], Path]) -> None:
     """Write into each of the `stages` of a graph that asks a reward model, by their paths, what the file of that says, which `find` finds
     by its name: how it is asked and, where the graph's engines have no such role, what serves it."""
-    params, askers, writers = document.at(("params",)), list[Keys](), set[str]()
-    for keys in stages:
-        kind = kinds.get(str(document.at(keys).get("kind")))
-        if kind is not None and kind.rewards:
-            askers.append(keys)
-        else:
-            writers.add(str(document.at(keys).get("engine")))
-    for keys in askers:
-        stage = document.at(keys)
-        named = stage.get("prm")
-        of_param = isinstance(named, str) and named.startswith("$")
-        prm = params.get(named[1:]) if of_param else named
+    asks = {keys: getattr(kinds.get(str(document.at((*keys, "kind")))), "rewards", False) for keys in stages}
+    writers = {document.at((*keys, "engine")) for keys, rewards in asks.items() if not rewards}
+    for keys in (keys for keys, rewards in asks.items() if rewards):
+        stage, prm = document.mapping(keys), document.at((*keys, "prm"))
         if not isinstance(prm, str):
-            document.close((*keys, "engine"))  # which its file may have
             continue
         try:
             file = read_reward_file(find(prm))
-            file.check()
+        except GraphError:
+            raise
         except UsageError as error:
-            if isinstance(error, GraphError):
-                document.add(error)
-            else:
-                document.flaw(("params", named[1:]) if of_param else (*keys, "prm"), str(error))
-            document.close((*keys, "engine"))
-        else:
-            _bind(document, keys, prm, file, writes=str(stage.get("engine")) in writers)
+            raise document.flaw((*keys, "prm"), str(error)) from error
+        if stage.get("prompt") is None:
+            document.put((*keys, "prompt"), file.at(("prompt",)), file.place(("prompt",)))
+        role = ("engines", str(stage.get("engine")))
+        if document.at(role) is None:
+            document.put(role, file.at(("reward",)), file.place(("reward",)))
+        elif stage.get("engine") not in writers:
+            _check_model(document, role, file, prm)
 
 
-def _bind(document: Document, keys: Keys, prm: str, file: Document, *, writes: bool) -> None:
-    """Write what the `file` of the reward model `prm` says into the stage at `keys`; that its engine also `writes` is another flaw."""
-    stage = document.at(keys)
-    if stage.get("prompt") is None:
-        document.put((*keys, "prompt"), file.at(("prompt",)), file.origin(("prompt",)))
-    role, served = str(stage.get("engine")), file.at(("reward",))
-    there = document.at(("engines", role))
-    if there is None:
-        document.put(("engines", role), served, file.origin(("reward",)))
-        return
-    if writes:
-        return
-    models = [model_name(str(each.get("model") or "")) for each in (served, there) if isinstance(each, dict)]
-    if len(models) == 2 and all(models) and models[0] != models[1]:
+def _check_model(document: Document, role: Keys, file: Document, prm: str) -> None:
+    """Raise `GraphError` where the engine of a `role` serves another model than the file of the reward model."""
+    models = [model_name(str(of.at((*keys, "model")) or "")) for of, keys in ((file, ("reward",)), (document, role))]
+    if all(models) and models[0] != models[1]:
         what = f"serves `{models[1]}`, not the reward model `{models[0]}` of `prm: {prm}`"
-        document.flaw(("engines", role), f"{what}; leave this role out, or set `prm` to the file of its model")
+        raise document.flaw(role, f"{what}; leave this role out, or set `prm` to the file of its model")
 
 
 def _check_holds(name: str, text: str, *needed: str) -> None:

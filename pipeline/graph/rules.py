@@ -1,13 +1,14 @@
 """Every rule that a graph must obey beyond the types of its fields: stages and engines enter, flaws leave, a path and a clause each. Pure.
 
-A stage that could not be decoded is an `Undecoded`: of it is said what its names tell, and nothing of the stages that depend on it.
+Each rule takes it that those before it hold; who asks takes the first flaw.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from graphlib import CycleError, TopologicalSorter
+from itertools import combinations
 
 from pipeline.errors import did_you_mean
-from pipeline.graph.spec import EndSpec, EngineSpec, RepeatSpec, StageSpec, Undecoded, UntilSpec
+from pipeline.graph.spec import EndSpec, EngineSpec, RepeatSpec, StageSpec, UntilSpec
 from pipeline.graph.yaml_file import Keys
 
 Stages = Mapping[str, StageSpec]
@@ -24,14 +25,15 @@ TRIAL = "trial"
 """Name of the stage that asks for the answer before the thought is over."""
 
 
-def flaws_in(stages: Stages, engines: Mapping[str, EngineSpec | None] | None) -> Iterator[Flaw]:
-    """Every flaw of a graph's `stages` on these `engines`, of which None could not be decoded; None where they are not known at all."""
+def flaws_in(stages: Stages, engines: Mapping[str, EngineSpec]) -> Iterator[Flaw]:
+    """The flaws of a graph's `stages` on these `engines`."""
     yield from _block_flaws(stages, inside=False)
-    if not any(isinstance(spec, Undecoded) and spec.may_finish for spec in stages.values()) and not any(map(finishes, stages.values())):
+    if not any(map(finishes, stages.values())):
         yield (), "no stage finishes the chain; end with an `answer` stage"
     yield from _end_flaws(stages)
     yield from _role_flaws(stages, engines)
     yield from _reward_flaws(stages)
+    yield from _speculation_flaws(stages)
 
 
 def early_end(spec: StageSpec) -> EndSpec | None:
@@ -45,7 +47,7 @@ def _end_flaws(stages: Stages) -> Iterator[Flaw]:
     for name, spec in stages.items():
         if early_end(spec) is None:
             continue
-        if not any(isinstance(each, Undecoded) or (each.answers and each.when is None) for each in stages.values()):
+        if not any(each.answers and each.when is None for each in stages.values()):
             yield (name, "until"), "asks for the answer before the thought is over, of the engine of the `answer` stage; add one after it"
         if TRIAL in stages or any(TRIAL in each.stages for each in stages.values() if isinstance(each, RepeatSpec)):
             yield (name, "until"), f"adds a stage named `{TRIAL}`, which asks for the answer; rename yours"
@@ -63,27 +65,22 @@ def waits_for(spec: StageSpec) -> tuple[str, ...]:
 
 def _block_flaws(stages: Stages, *, inside: bool) -> Iterator[Flaw]:
     """The flaws of the stages of a graph or of a `repeat` (`inside`)."""
-    unsure = {name for name, spec in stages.items() if isinstance(spec, Undecoded)}
     for name, spec in stages.items():
         for other in waits_for(spec):
             if other not in stages:
-                unsure.add(name)
                 yield (name, "after"), f"no stage `{other}` in this block; {did_you_mean(other, stages.keys() - {name})}"
-        for what in _when_names(name, spec, stages):
-            unsure.add(name)
-            yield (name, "when"), what
+        yield from (((name, "when"), what) for what in _when_names(name, spec, stages))
     try:
-        order = list(TopologicalSorter({name: [o for o in waits_for(spec) if o in stages] for name, spec in stages.items()}).static_order())
+        order = list(TopologicalSorter({name: waits_for(spec) for name, spec in stages.items()}).static_order())
     except CycleError as error:
         circle = _circle(error.args[1], list(stages))
         yield (circle[0], "after"), f"stages wait for each other in a cycle: {' -> '.join(circle)}; only a `repeat` may loop"
-    else:
-        yield from _order_flaws(stages, order, unsure, inside)
+        return
+    yield from _order_flaws(stages, order, inside)
     for name, spec in stages.items():
-        if isinstance(spec, RepeatSpec | Undecoded):
-            body = [(("stages", *keys), what) for keys, what in _block_flaws(spec.stages, inside=True)]
-            flaws = [*_repeat_flaws(spec, whole=not body), *body] if isinstance(spec, RepeatSpec) else body
-            yield from (((name, *keys), what) for keys, what in flaws)
+        if isinstance(spec, RepeatSpec):
+            yield from (((name, "stages", *keys), what) for keys, what in _block_flaws(spec.stages, inside=True))
+            yield from (((name, *keys), what) for keys, what in _repeat_flaws(spec))
 
 
 def _circle(found: list[str], order: list[str]) -> list[str]:
@@ -105,30 +102,25 @@ def _when_names(name: str, spec: StageSpec, stages: Stages) -> Iterator[str]:
         yield f"no stage `{judge}` in this block; {did_you_mean(judge, judges)}"
 
 
-def _order_flaws(stages: Stages, order: list[str], unsure: set[str], inside: bool) -> Iterator[Flaw]:
-    """What is wrong with what comes before and after each stage, as far as that is known."""
+def _order_flaws(stages: Stages, order: list[str], inside: bool) -> Iterator[Flaw]:
+    """What is wrong with what comes before and after each stage."""
     ancestors: dict[str, frozenset[str]] = {}
     for name in order:
-        direct = [other for other in waits_for(stages[name]) if other in stages]
+        direct = waits_for(stages[name])
         ancestors[name] = frozenset(direct).union(*(ancestors[other] for other in direct))
     for name, spec in stages.items():
-        if unsure.isdisjoint((name, *ancestors[name])):
-            before = {other: stages[other] for other in ancestors[name]}
-            flaws = list(_stage_flaws(name, spec, stages, before, inside))
-            own = spec.flaws(before, inside_repeat=inside) if not flaws else ()
-            flaws += [((field,) if field else (), what) for field, what in own]
-            yield from (((name, *keys), what) for keys, what in flaws)
+        yield from (((name, *keys), what) for keys, what in _when_flaws(name, spec, stages, ancestors[name]))
+    for name, spec in stages.items():
+        before = {other: stages[other] for other in ancestors[name]}
+        yield from (((name, *keys), what) for keys, what in _stage_flaws(name, spec, stages, before, inside))
+        yield from (((name, field) if field else (name,), what) for field, what in spec.flaws(before, inside_repeat=inside))
         looked_at = any((s.judges or s.gates) and name in ancestors[other] for other, s in stages.items())
-        if not unsure and spec.drafts and not looked_at:
+        if spec.drafts and not looked_at:
             yield (name,), f"nothing judges what this stage drafts; add {JUDGES} after it"
-    if unsure:
-        return
     writers = [name for name, s in stages.items() if s.writes or s.judges or s.gates or s.answers or isinstance(s, RepeatSpec)]
-    for place, b in enumerate(writers):
-        for a in writers[:place]:
-            if a not in ancestors[b] and b not in ancestors[a] and not _exclusive(stages[a], stages[b]):
-                yield (b,), f"`{a}` and `{b}` both continue the thought and neither waits for the other; add `after: {a}`"
-                return
+    for a, b in combinations(writers, 2):
+        if a not in ancestors[b] and b not in ancestors[a] and not _exclusive(stages[a], stages[b]):
+            yield (b,), f"`{a}` and `{b}` both continue the thought and neither waits for the other; add `after: {a}`"
 
 
 def _exclusive(a: StageSpec, b: StageSpec) -> bool:
@@ -137,7 +129,6 @@ def _exclusive(a: StageSpec, b: StageSpec) -> bool:
 
 
 def _stage_flaws(name: str, spec: StageSpec, stages: Stages, before: Stages, inside: bool) -> Iterator[Flaw]:
-    yield from _when_flaws(name, spec, stages, before)
     if spec.gates:
         yield from _gate_flaws(name, spec, stages)
     if spec.judges:
@@ -151,10 +142,10 @@ def _stage_flaws(name: str, spec: StageSpec, stages: Stages, before: Stages, ins
         yield (), "is not allowed inside a `repeat`; put it after"
 
 
-def _when_flaws(name: str, spec: StageSpec, stages: Stages, before: Stages) -> Iterator[Flaw]:
-    judge, _, verdict = (spec.when or "").partition(".")
-    if judge not in stages or verdict not in (*VERDICTS, *READINGS) or isinstance(stages[judge], Undecoded):
+def _when_flaws(name: str, spec: StageSpec, stages: Stages, before: Collection[str]) -> Iterator[Flaw]:
+    if spec.when is None:
         return
+    judge, _, verdict = spec.when.partition(".")
     if verdict in VERDICTS and stages[judge].gates:
         yield ("when",), f"`{judge}` is a gate, which gives no verdict; write `{judge}.flagged` or `{judge}.passed`"
     elif verdict in READINGS and not stages[judge].gates:
@@ -183,13 +174,10 @@ def _gate_flaws(name: str, spec: StageSpec, stages: Stages) -> Iterator[Flaw]:
         yield (), f"nothing writes a step when it passes; drop `accept: false`, or add a stage with `when: {name}.passed`"
 
 
-def _repeat_flaws(spec: RepeatSpec, *, whole: bool) -> Iterator[Flaw]:
-    """The flaws of a loop; its body is judged where that is `whole`."""
+def _repeat_flaws(spec: RepeatSpec) -> Iterator[Flaw]:
     if not any(getattr(spec.until, name) for name in CONDITIONS):
         yield ("until",), f"has no stop condition; set one of {', '.join(f'`{f}`' for f in CONDITIONS)}"
     body = spec.stages
-    if not body or not whole or any(isinstance(each, Undecoded) for each in body.values()):
-        return
     always = any(s.writes and s.when is None for s in body.values())
     for name, judge in body.items():
         if judge.gates and not always and not _gate_continues(name, judge, body, ()):
@@ -218,21 +206,20 @@ def _gate_continues(name: str, spec: StageSpec, body: Stages, seen: tuple[str, .
     return _continues(f"{name}.flagged", body, seen) and (spec.commits_passed or _continues(f"{name}.passed", body, seen))
 
 
-def _role_flaws(stages: Stages, engines: Mapping[str, EngineSpec | None] | None) -> Iterator[Flaw]:
+def _role_flaws(stages: Stages, engines: Mapping[str, EngineSpec]) -> Iterator[Flaw]:
     for name, spec in stages.items():
-        if isinstance(spec, RepeatSpec | Undecoded) and spec.stages:
-            yield from (((name, "stages", *keys), what) for keys, what in _role_flaws(spec.stages, engines))
         if isinstance(spec, RepeatSpec):
+            yield from (((name, "stages", *keys), what) for keys, what in _role_flaws(spec.stages, engines))
             if spec.adapter is not None:
                 yield (name, "adapter"), "a `repeat` calls no engine; set the adapter on one of its stages"
             if spec.prompts is not None:
                 yield (name, "prompts"), "a `repeat` sends nothing to an engine; set the prompts on its stages"
-        elif engines is None or spec.role is None:
+        elif spec.role is None:
             continue
         elif spec.role not in engines:
             yield (name, "engine"), f"no engine named `{spec.role}`; {did_you_mean(spec.role, engines)}"
-        elif spec.adapter is not None and (engine := engines[spec.role]) is not None:
-            known = engine.adapter_names
+        elif spec.adapter is not None:
+            known = engines[spec.role].adapter_names
             if known is not None and spec.adapter not in known:
                 there = f"it has {', '.join(f'`{each}`' for each in known)}" if known else "its engines file lists none under `adapters`"
                 yield (name, "adapter"), f"the engine `{spec.role}` has no adapter named `{spec.adapter}`; {there}"
@@ -243,8 +230,7 @@ def _reward_flaws(stages: Stages) -> Iterator[Flaw]:
     every = list(_with_keys(stages, ()))
     writers: dict[str, list[str]] = {}
     for keys, spec in every:
-        kind = spec.of if isinstance(spec, Undecoded) else type(spec)
-        if spec.role and kind is not None and not kind.rewards:
+        if spec.role and not spec.rewards:
             writers.setdefault(spec.role, []).append(f"`{keys[-1]}`")
     for keys, spec in every:
         if spec.rewards and spec.role in writers:
@@ -255,32 +241,31 @@ def _reward_flaws(stages: Stages) -> Iterator[Flaw]:
 def _with_keys(stages: Stages, above: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], StageSpec]]:
     for name, spec in stages.items():
         yield (*above, name), spec
-        if isinstance(spec, RepeatSpec | Undecoded):
+        if isinstance(spec, RepeatSpec):
             yield from _with_keys(spec.stages, (*above, name, "stages"))
 
 
-def speculation_flaw(stages: Stages) -> Flaw | None:
-    """Why a graph that obeys all other rules cannot be without speculation, where its loop is `never`.
+def _speculation_flaws(stages: Stages) -> Iterator[Flaw]:
+    """Why a graph cannot be without speculation, where its loop is `never`.
 
     Such a graph has a plain path without it: nothing but guidance before the loop, nothing but the answer after it, and in the loop a
     `generate` stage, the fallback.
     """
     found = next(((name, s) for name, s in stages.items() if isinstance(s, RepeatSpec) and s.speculate == "never"), None)
     if found is None:
-        return None
+        return
     name, loop = found
     place, asked = (name, "speculate"), "`speculate: never`"
     if not any(spec.drafts for spec in loop.stages.values()):
-        return place, f"{asked} has no effect where nothing is drafted; drop it"
+        yield place, f"{asked} has no effect where nothing is drafted; drop it"
     guides = [other for other in waits_for(loop) if stages[other].purpose == "guide"]
     plain = {name, *guides[:1], *(other for other, spec in stages.items() if spec.answers and not spec.when)}
     if loop.when or stages.keys() > plain:
         odd = "this loop has a condition" if loop.when else f"this one also has `{next(other for other in stages if other not in plain)}`"
-        return place, f"{asked} works only in graphs of the form [guidance], repeat, answer; {odd}"
+        yield place, f"{asked} works only in graphs of the form [guidance], repeat, answer; {odd}"
     if RESPONSE in stages or RESPONSE in loop.stages:
-        return place, f"{asked} adds a stage named `{RESPONSE}`; rename yours"
+        yield place, f"{asked} adds a stage named `{RESPONSE}`; rename yours"
     if loop.until.token_budget is None:
-        return (name, "until"), f"{asked} needs a `token_budget`, the maximum number of tokens of the target's response"
+        yield (name, "until"), f"{asked} needs a `token_budget`, the maximum number of tokens of the target's response"
     if not any(spec.kind == "generate" for spec in loop.stages.values()):
-        return place, f"{asked} needs a `generate` stage in the loop, whose engine and temperature the target's response uses"
-    return None
+        yield place, f"{asked} needs a `generate` stage in the loop, whose engine and temperature the target's response uses"

@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args
 import msgspec
 from msgspec import Struct, structs
 
-from pipeline.graph.loader import PARAM_PATTERN, PARAMS
+from pipeline.graph.load import PARAM_PATTERN, PARAMS
 from pipeline.graph.prompts import Prompts
 from pipeline.graph.spec import EngineSpec, GraphSpec, StageSpec
 

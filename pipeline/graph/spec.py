@@ -240,20 +240,6 @@ class FunctionJudgeSpec(StageSpec, frozen=True, kw_only=True, tag=False):
     """The judge's name."""
 
 
-class Undecoded(StageSpec, frozen=True, kw_only=True, tag="undecoded"):
-    """A stage of a graph file with flaws: the names in it, for the rules that are about names."""
-
-    of: type[StageSpec] | None
-    """Its kind; None: not known."""
-    engine: str | None = None
-    stages: dict[Name, StageSpec] = {}
-
-    @property
-    def may_finish(self) -> bool:
-        """True if it may be a stage with which chains end."""
-        return self.of is None or self.of.answers or self.of.finishes is not StageSpec.finishes
-
-
 class EngineSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="backend"):
     """The keys that every engine of an engines file may have."""
 

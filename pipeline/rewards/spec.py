@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pipeline.bundled import find_file
-from pipeline.graph.loader import Backends, apply_setting
+from pipeline.graph.load import Backends, apply_setting
 from pipeline.graph.rewards import FORMS, RewardSpec, read_reward_file
 
 
@@ -15,10 +15,5 @@ def load_reward_model(path: Path, backends: Backends, settings: Sequence[str] = 
     """
     document = read_reward_file(find_file(path, "reward model"))
     for setting in settings:
-        with document.noted():
-            apply_setting(setting, document, ())
-    reward, prompt = document.tagged(("reward",), "backend", backends), document.tagged(("prompt",), "form", FORMS)
-    document.check()
-    assert reward is not None
-    assert prompt is not None
-    return RewardSpec(reward=reward, prompt=prompt)
+        apply_setting(setting, document, ())
+    return RewardSpec(reward=document.tagged(("reward",), "backend", backends), prompt=document.tagged(("prompt",), "form", FORMS))

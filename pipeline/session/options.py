@@ -19,7 +19,7 @@ from pipeline.engine import Engine
 from pipeline.engines.sim.replay import PREFIX, replayed
 from pipeline.errors import InputError, UsageError, boundary
 from pipeline.grading.plugins import FunctionGrader, Same, grader_names
-from pipeline.graph.loader import anywhere
+from pipeline.graph.load import anywhere
 from pipeline.graph.plan import Plan
 from pipeline.graph.plugins import stage_kinds
 from pipeline.graph.spec import EngineSpec, OpenSpec

@@ -20,7 +20,7 @@ from pipeline.engines.sim.replay import bindings
 from pipeline.engines.sim.spec import SimSpec
 from pipeline.errors import InputError, UsageError
 from pipeline.grading.plugins import graders_of_this_process, takes_problem
-from pipeline.graph.loader import load_graph
+from pipeline.graph.load import load_graph
 from pipeline.graph.plan import Plan
 from pipeline.graph.plugins import engine_specs, registered_alone, stage_specs
 from pipeline.graph.source import source_of

@@ -17,8 +17,8 @@ from pipeline.analysis.compare.runs import data_name
 from pipeline.analysis.compare.studies import Place, Study, StudyTables
 from pipeline.bundled import FOLDERS, bundled_files, find_file
 from pipeline.data.recipe import load_recipe
-from pipeline.errors import GraphErrors, RunError, UsageError, did_you_mean
-from pipeline.graph.loader import PRESET, GraphNames, load_preset, outline, own_params
+from pipeline.errors import GraphError, RunError, UsageError, did_you_mean
+from pipeline.graph.load import PRESET, GraphNames, load_preset, outline, own_params
 from pipeline.graph.plugins import engine_specs
 from pipeline.graph.spec import Param
 from pipeline.graph.yaml_file import setting, shown, written
@@ -59,10 +59,8 @@ def plan_study(options: StudyOptions) -> SweepPlan:
     several = len(_engines_names(file)) > 1
     told: dict[str, None] = {}
     groups = [group for part in file.parts for group in _groups(file, part, told, several=several)]
-    file.document.check()
     run_of = _merged(file, groups)
     tables = tuple(_tables(file, groups, run_of))
-    file.document.check()
     points = list({point.name: point for point in run_of.values()}.values())
     real = [point for point in points if not point.system.virtual]
     study = Study(
@@ -80,21 +78,21 @@ def plan_study(options: StudyOptions) -> SweepPlan:
 
 
 def _engines_names(file: StudyFile) -> set[str]:
-    """What the engines files are called; a flaw where two are called the same."""
+    """What the engines files are called; raises `GraphError` where two are called the same."""
     known: dict[str, EnginesEntry] = {}
     for part in file.parts:
         for place, entry in enumerate(part.engines):
             if entry is not None and known.setdefault(entry.name, entry) != entry:
-                _flawed(file, part, "engines", f"two engines files are named `{entry.name}`; give one of them another `name`", place)
-    file.document.check()
+                raise _flawed(file, part, "engines", f"two engines files are named `{entry.name}`; give one of them another `name`", place)
     return set(known)
 
 
 def _groups(file: StudyFile, part: StudyPart, told: dict[str, None], *, several: bool) -> Iterator[_Group]:
-    """The points of a part, those that are compared with each other together; flaws in its keys are noted in the file's document."""
+    """The points of a part, those that are compared with each other together; raises `GraphError`."""
     named = _graphs(file, part)
-    if named is None or not (_params_fit(file, part, named) and _preset_fits(file, part, named) and _scores(file, part)):
-        return
+    _check_params(file, part, named)
+    _check_preset(file, part, named)
+    _check_reward_model(file, part)
     own = {name: values for name, values in part.params.items() if name not in named[part.baseline].params}
     others = [name for name in part.params if name not in own]
     for values in product(*(part.params[name] for name in others)):
@@ -106,62 +104,52 @@ def _groups(file: StudyFile, part: StudyPart, told: dict[str, None], *, several:
             yield _Group(part, heading, points)
 
 
-def _graphs(file: StudyFile, part: StudyPart) -> dict[str, GraphNames] | None:
-    """The names in the graphs of a part, its baseline included; None, and a flaw, where one cannot be read."""
+def _graphs(file: StudyFile, part: StudyPart) -> dict[str, GraphNames]:
+    """The names in the graphs of a part, its baseline included."""
     found: dict[str, GraphNames] = {}
     for key, graph in [*(("systems", entry.graph) for entry in part.systems), ("baseline", part.baseline)]:
         try:
             found[graph] = outline(Path(graph))
         except UsageError as error:
-            _flawed(file, part, key, error)
-            return None
+            raise _flawed(file, part, key, error) from error
     return found
 
 
-def _params_fit(file: StudyFile, part: StudyPart, named: Mapping[str, GraphNames]) -> bool:
-    """False, and a flaw, where the file names a param that its graph, or any of them, does not have."""
+def _check_params(file: StudyFile, part: StudyPart, named: Mapping[str, GraphNames]) -> None:
+    """Raise `GraphError` where the file names a param that its graph, or any of them, does not have."""
     for place, entry in enumerate(part.systems):
         params = named[entry.graph].params
         if entry.set and entry.graph == part.baseline:
-            _flawed(file, part, "systems", "is the graph of the baseline, with other values; name them under `params`", place)
-            return False
+            raise _flawed(file, part, "systems", "is the graph of the baseline, with other values; name them under `params`", place)
         if unknown := next((name for name in entry.set if name not in params), None):
-            _flawed(file, part, "systems", f"`{unknown}` is no param of {entry.graph}; {did_you_mean(unknown, params)}", place)
-            return False
+            raise _flawed(file, part, "systems", f"`{unknown}` is no param of {entry.graph}; {did_you_mean(unknown, params)}", place)
     known = frozenset[str]().union(*(names.params for names in named.values()))
     if unknown := next((name for name in part.params if name not in known), None):
-        _flawed(file, part, "params", f"none of the graphs has a param `{unknown}`; {did_you_mean(unknown, known)}", unknown)
-    return unknown is None
+        raise _flawed(file, part, "params", f"none of the graphs has a param `{unknown}`; {did_you_mean(unknown, known)}", unknown)
 
 
-def _preset_fits(file: StudyFile, part: StudyPart, named: Mapping[str, GraphNames]) -> bool:
-    """False, and a flaw, where a graph that drafts has none of the params by which the preset describes its own speculation."""
+def _check_preset(file: StudyFile, part: StudyPart, named: Mapping[str, GraphNames]) -> None:
+    """Raise `GraphError` where a graph that drafts has none of the params by which the preset describes its own speculation."""
     if part.preset is None:
-        return True
+        return
     try:
         own = own_params(load_preset(part.preset))
     except UsageError as error:
-        _flawed(file, part, "preset", error)
-        return False
+        raise _flawed(file, part, "preset", error) from error
     for entry in part.systems:
         graph = named[entry.graph]
         if own and "draft" in graph.kinds and not graph.params & {*own}:
             has = f"which has no param `{own[0]}`" if len(own) == 1 else f"which has none of the params {', '.join(own)}"
             what = f"`{part.preset}` does not fit the graph {entry.graph}, {has}; give it a part of its own with the preset of its paper"
-            _flawed(file, part, "preset", what)
-            return False
-    return True
+            raise _flawed(file, part, "preset", what)
 
 
-def _scores(file: StudyFile, part: StudyPart) -> bool:
-    """False, and a flaw, where the reward model cannot be read."""
+def _check_reward_model(file: StudyFile, part: StudyPart) -> None:
     try:
         if part.prm is not None:
             load_reward_model(find_file(part.prm, "reward model"), engine_specs())
     except UsageError as error:
-        _flawed(file, part, "prm", error)
-        return False
-    return True
+        raise _flawed(file, part, "prm", error) from error
 
 
 def _systems(
@@ -174,20 +162,15 @@ def _systems(
     *,
     several: bool,
 ) -> list[tuple[SweepSystem, SweepOptions]]:
-    """The systems of a part on one engines file, with the options that they share; nothing, and a flaw, where they cannot be read."""
+    """The systems of a part on one engines file, with the options that they share; raises `GraphError`."""
     options = _options(part, engines, common, own)
     try:
         systems = read_systems(options)
-    except GraphErrors as error:
-        file.document.add(error)
-        return []
     except UsageError as error:
-        _flawed(file, part, "", error)
-        return []
+        raise _flawed(file, part, "", error) from error
     if (unknown := unknown_setting(systems, options)) is not None:
         name = unknown.partition("=")[0]
-        _flawed(file, part, "set" if name in part.set else "engines", f"none of the graphs and engines has `{name}`")
-        return []
+        raise _flawed(file, part, "set" if name in part.set else "engines", f"none of the graphs and engines has `{name}`")
     told |= dict.fromkeys(remarks(systems, options))
     return [(_named(system, common, engines.name if several and engines is not None else ""), options) for system in systems]
 
@@ -267,8 +250,8 @@ def _label(data: DataEntry) -> str:
 
 
 def _merged(file: StudyFile, groups: Sequence[_Group]) -> dict[str, PlannedPoint]:
-    """By the name of every point the one that is run for it, the first that runs the same; flaws where two parts call different systems or
-    problems by one name."""
+    """By the name of every point the one that is run for it, the first that runs the same; raises `GraphError` where two parts call
+    different systems or problems by one name."""
     points: dict[str, PlannedPoint] = {}
     systems: dict[str, SweepSystem] = {}
     runs: dict[str, PlannedPoint] = {}
@@ -279,12 +262,10 @@ def _merged(file: StudyFile, groups: Sequence[_Group]) -> dict[str, PlannedPoint
             if system.plan != point.system.plan:
                 unlike = sorted({*system.settings} ^ {*point.system.settings}) or ["other engines"]
                 what = f"{system.label} is a system of another part too, with other settings: {', '.join(unlike)}"
-                _flawed(file, group.part, "", f"{what}; give both the same, or name them under `params`")
-                return {}
+                raise _flawed(file, group.part, "", f"{what}; give both the same, or name them under `params`")
             if (other.sweep.rows, other.sweep.samples) != (point.sweep.rows, point.sweep.samples):
                 what = f"{point.name} is a run of another part too, with other problems or samples; give both the same"
-                _flawed(file, group.part, "", what)
-                return {}
+                raise _flawed(file, group.part, "", what)
     return {name: runs.setdefault(_content(point), point) for name, point in points.items()}
 
 
@@ -302,13 +283,13 @@ def _same(groups: Sequence[_Group], run_of: Mapping[str, PlannedPoint]) -> Itera
 
 
 def _tables(file: StudyFile, groups: Sequence[_Group], run_of: Mapping[str, PlannedPoint]) -> Iterator[StudyTables]:
-    """The tables over all runs and those of each part; flaws for unknown ones, and for those some of whose systems are missing."""
+    """The tables over all runs and those of each part; raises `GraphError` for one that is unknown or lacks systems."""
     asked: list[tuple[StudyPart | None, tuple[TableEntry, ...]]] = [(None, file.tables), *((part, part.tables) for part in file.parts)]
     for part, entries in asked:
         points = {point.name: point for group in groups if part is None or group.part is part for point in group.points}
         for place, entry in enumerate(entries):
             if points and (flaw := _table_flaw(entry, [point.system for point in points.values()])):
-                _flawed(file, part, "tables", flaw, place)
+                raise _flawed(file, part, "tables", flaw, place)
         if entries:
             runs = dict.fromkeys(run_of[name].name for name in points if name in run_of)
             yield StudyTables(names=tuple(entry.table for entry in entries), runs=tuple(runs))
@@ -350,10 +331,10 @@ def _rewards(groups: Sequence[_Group], run_of: Mapping[str, PlannedPoint]) -> di
     return {prm: tuple(runs) for prm, runs in found.items()}
 
 
-def _flawed(file: StudyFile, part: StudyPart | None, key: str, what: UsageError | str, *below: str | int) -> None:
-    """Note a flaw of a key of a part, or of all of it."""
+def _flawed(file: StudyFile, part: StudyPart | None, key: str, what: UsageError | str, *below: str | int) -> GraphError:
+    """The error of a key of a part, or of all of it."""
     place = ("tables",) if part is None else part.where.get(key, ("parts", part.name) if part.name else ())
-    file.document.flaw((*place, *below), str(what))
+    return file.document.flaw((*place, *below), str(what))
 
 
 def score_steps(folder: Path, study: Study, tell: Tell) -> list[str]:

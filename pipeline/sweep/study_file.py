@@ -162,9 +162,8 @@ def read_study_file(name: Path | str, *, small: bool) -> StudyFile:
     """The study in a file, which may be the name of a bundled one; raises `GraphError` for what is wrong in it."""
     path = find_file(name, "study file")
     document = Document.read(path)
-    spec = document.decoded(StudySpec)
-    parts = tuple(filter(None, (_part(name, layers, document) for name, layers in _layers(spec, small))))
-    document.check()
+    spec = document.decode((), StudySpec)
+    parts = tuple(_part(name, layers, document) for name, layers in _layers(spec, small))
     tables = spec.small.tables if small and spec.small.tables is not UNSET else spec.tables
     over_all = () if tables is UNSET or not spec.parts else _tables(tables)  # without parts they are those of the only one
     return StudyFile(name=path.stem, spec=spec, document=document, tables=over_all, parts=parts, small=small)
@@ -181,16 +180,16 @@ def _layers(spec: StudySpec, small: bool) -> Iterator[tuple[str, list[tuple[Keys
         yield name, [*own, *([((*keys, "small"), part.small)] if small else [])]
 
 
-def _part(name: str, layers: Sequence[tuple[Keys, PartKeys]], document: Document) -> StudyPart | None:
-    """The part with these layers of keys; None, and flaws, where it lacks one."""
+def _part(name: str, layers: Sequence[tuple[Keys, PartKeys]], document: Document) -> StudyPart:
+    """The part with these layers of keys; raises `GraphError` where it lacks one."""
     said: dict[str, Any] = {}
     where: dict[str, Keys] = {}
     for keys, layer in layers:
         if layer.limit and layer.random:
-            document.flaw((*keys, "random"), "is given beside `limit`; give only one of them")
+            raise document.flaw((*keys, "random"), "is given beside `limit`; give only one of them")
         for number, entry in enumerate(layer.data or ()):
             if isinstance(entry, DataEntry) and entry.limit and entry.random:
-                document.flaw((*keys, "data", number), "has both `limit` and `random`; give only one of them")
+                raise document.flaw((*keys, "data", number), "has both `limit` and `random`; give only one of them")
         for field in structs.fields(PartKeys):
             value = getattr(layer, field.name)
             if value and (other := OTHER_SUBSET.get(field.name)):
@@ -199,11 +198,9 @@ def _part(name: str, layers: Sequence[tuple[Keys, PartKeys]], document: Document
             if value is not UNSET and not inherited:
                 said[field.name], where[field.name] = value, (*keys, field.name)
     place: Keys = ("parts", name) if name else ()
-    lacking = [key for key in ("systems", "data", "batch_sizes") if key not in said]
-    for key in lacking:
-        document.flaw(place, f"has no `{key}`, and neither has the study" if name else f"the key `{key}` is missing")
-    if lacking:
-        return None
+    for key in ("systems", "data", "batch_sizes"):
+        if key not in said:
+            raise document.flaw(place, f"has no `{key}`, and neither has the study" if name else f"the key `{key}` is missing")
     limits = {key: said.pop(key, None) for key in ("limit", "random")}
     said["systems"] = tuple(SystemEntry(graph=each) if isinstance(each, str) else each for each in said["systems"])
     said["data"] = tuple(_data(each, limits) for each in said["data"])

@@ -15,7 +15,7 @@ from pipeline.bundled import find_file
 from pipeline.engines.registry import by_backend
 from pipeline.engines.sim.replay import PREFIX, bindings
 from pipeline.errors import GraphError, UsageError
-from pipeline.graph.loader import load_engines, outline
+from pipeline.graph.load import load_engines, outline
 from pipeline.graph.plan import Plan
 from pipeline.graph.plugins import engine_specs
 from pipeline.graph.spec import EngineSpec

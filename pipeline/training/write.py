@@ -16,7 +16,7 @@ from pipeline.engines.tokenizer import HFTokenizer
 from pipeline.errors import RunFolderError, UsageError, boundary
 from pipeline.export.answers_file import Form, form_of, write_rows
 from pipeline.grading.grader import Grader
-from pipeline.graph.prompt_files import load_prompts
+from pipeline.graph.load import load_prompts
 from pipeline.graph.prompts import Prompts
 from pipeline.store.columns import schema_of
 from pipeline.training.examples import Origin, PreferenceRow, SftRow

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.engines.vllm.spec import VllmSpec
-from pipeline.graph.loader import load_engines
+from pipeline.graph.load import load_engines
 from pipeline.graph.plugins import engine_specs
 from pipeline.session.prepare import load_plan
 

@@ -16,7 +16,7 @@ from pipeline.engines.sim.output import GATE_AUC
 from pipeline.engines.sim.spec import SimTextSpec
 from pipeline.engines.sim.text import TextModel, sim_answer
 from pipeline.engines.sim.tokenizer import SPECIALS, VOCAB_SIZE, SimTokenizer
-from pipeline.graph.loader import load_engines
+from pipeline.graph.load import load_engines
 from pipeline.graph.plugins import engine_specs
 from pipeline.graph.prompts import DEFAULT_PROMPTS, DELIMITER, LABELS, WORDINGS
 from pipeline.reasoning.prompts import OptionPrompt, PromptBuilder

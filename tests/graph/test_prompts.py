@@ -8,8 +8,8 @@ from msgspec import structs
 
 from pipeline.bundled import bundled_files
 from pipeline.errors import GraphError
+from pipeline.graph.load import load_prompts
 from pipeline.graph.plan import Plan
-from pipeline.graph.prompt_files import load_prompts
 from pipeline.graph.prompts import CHOOSE_QUESTION, DEFAULT_PROMPTS, Example, Prompts, filled, flaws
 from pipeline.session.prepare import load_plan
 from tests.support.paths import ROOT, SIM

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from pipeline.errors import GraphError
-from pipeline.graph.loader import load_graph
+from pipeline.graph.load import load_graph
 from pipeline.graph.plan import Plan
 from pipeline.graph.plugins import engine_specs, stage_specs
 from pipeline.graph.source import plan_of, source_of

@@ -6,7 +6,7 @@ import pytest
 
 from pipeline.engines.tokenizer import HFTokenizer
 from pipeline.errors import GraphError, RequestRefused
-from pipeline.graph.prompt_files import load_prompts
+from pipeline.graph.load import load_prompts
 from pipeline.graph.prompts import (
     CHOOSE_INTRO,
     CHOOSE_PREFILL,

@@ -6,7 +6,7 @@ import pytest
 
 from pipeline.bundled import bundled_files
 from pipeline.errors import GraphError
-from pipeline.graph.prompt_files import load_prompts
+from pipeline.graph.load import load_prompts
 from pipeline.graph.prompts import ChoosePrompt, Example, Marks, Prompts, ScorePrompt
 from pipeline.reasoning.prompts import OptionPrompt, PromptBuilder
 from tests.support.chat_models import R1_BOS, R1_EOS, R1_SAYS, R1_USER, chat_model

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from pipeline.engines.sim.spec import SimSpec
-from pipeline.graph.loader import load_engines
+from pipeline.graph.load import load_engines
 from pipeline.graph.plugins import engine_specs
 from pipeline.session.options import RunOptions
 from pipeline.session.run import run

@@ -12,7 +12,7 @@ from msgspec import structs
 
 from pipeline.engine import EngineStatistics
 from pipeline.errors import InputError
-from pipeline.graph.loader import load_graph
+from pipeline.graph.load import load_graph
 from pipeline.graph.plan import Plan
 from pipeline.graph.plugins import engine_specs, stage_specs
 from pipeline.graph.source import source_of

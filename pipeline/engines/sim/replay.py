@@ -19,9 +19,8 @@ from pipeline.engines.sim.spec import SimSpec
 from pipeline.engines.sim.tokenizer import SimTokenizer
 from pipeline.engines.tokenizer import HFTokenizer
 from pipeline.errors import GraphError, InputError, NeverGenerated, boundary, did_you_mean
-from pipeline.graph.loader import PARAMS, load_engines
+from pipeline.graph.load import PARAMS, PUBLISHED, load_engines
 from pipeline.graph.plan import settings_of
-from pipeline.graph.prompt_files import PUBLISHED
 from pipeline.store.events import MEASURED_IN, confidences
 from pipeline.store.query import Query
 from pipeline.store.run_file import RunFile

@@ -1,4 +1,4 @@
-"""The file of a training as strict values: YAML and `--set` enter, a config leaves, or all that is wrong with it, as one error each.
+"""The file of a training as strict values: YAML and `--set` enter, a config leaves, or what is wrong with it.
 
 A default is the value of SCoT's paper (Wang et al.) where it states one, else that of its published code, else one chosen here; the field
 says which. Paths count from the working folder, as those of models and adapters in engines files do.
@@ -12,7 +12,7 @@ from msgspec import Meta, Struct
 
 from pipeline.bundled import find_file
 from pipeline.errors import GraphError
-from pipeline.graph.document import Document, WrittenAt, read_setting
+from pipeline.graph.document import SET, Document, read_setting
 
 Task: TypeAlias = Literal["draft", "select"]
 """A draft model to think as its target does (SCoT 3.3), or a target to choose, reject and score (SCoT 3.4)."""
@@ -120,10 +120,10 @@ def load_config(path: Path | str, to: type[C], settings: Sequence[str] = (), out
     for setting in settings:
         keys, value = read_setting(setting)
         if not all(keys.split(".")):
-            raise GraphError(f"--set {setting}", "expected NAME=VALUE, such as lora.rank=16")
-        document.put(tuple(keys.split(".")), value, WrittenAt(f"--set {setting}", None))
+            raise GraphError(f"{SET}{setting}", "expected NAME=VALUE, such as lora.rank=16")
+        document.put(tuple(keys.split(".")), value, f"{SET}{setting}")
     if output is not None:
         document.put(("output",), str(output))
     if document.at(("output",)) is None:
-        document.flaw((), "has no `output`; name the folder of the adapter there, or with --output", key="output")
-    return document.decoded(to)
+        raise document.flaw((), "has no `output`; name the folder of the adapter there, or with --output", key="output")
+    return document.decode((), to)

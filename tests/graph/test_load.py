@@ -1,0 +1,292 @@
+"""Graph and engines files: what they become, and every flaw with file, line, path and remedy. Flaws of a graph file are in a file each,
+whose first comment is what the error must say; all others are in `FLAWS`."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.api import load_graph
+from pipeline.bundled import bundled_files
+from pipeline.engines.sim.spec import SimSpec
+from pipeline.engines.torch.spec import TorchSpec
+from pipeline.errors import GraphError, UsageError, nearest
+from pipeline.graph.document import Document
+from pipeline.graph.load import load_engines, load_preset
+from pipeline.graph.plan import LoopNode, StageNode
+from pipeline.graph.plugins import engine_specs
+from pipeline.graph.spec import SamplingSpec
+from pipeline.graph.yaml_file import parse
+from pipeline.session.prepare import load_plan
+from pipeline.stages.draft import DraftSpec
+from tests.support.commands import pipeline
+from tests.support.paths import ROOT, SIM
+
+BAD = sorted((ROOT / "tests/bad_graphs").glob("*.yaml"))
+GRAPHS = sorted((ROOT / "graphs").glob("*.yaml"))
+ENGINES = sorted((ROOT / "graphs/engines").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("path", BAD, ids=lambda p: p.stem)
+def test_a_flaw_of_a_graph_is_named_with_file_line_path_and_remedy(path: Path) -> None:
+    expected = path.read_text().splitlines()[0].removeprefix("# ")
+    with pytest.raises(GraphError) as caught:
+        load_plan(path)
+    message = str(caught.value)
+    assert expected in message
+    assert message.startswith((f"{path}, line ", f"{path}: ")) or path.stem == "missing_engines_file"
+    assert ": $" not in message or ", line " in message or path.stem == "no_engines"
+    assert "\n" not in message
+
+
+FLAWS = [
+    ("speccot", "candidates=abc", "--set candidates=abc: expected `int`, got `str`"),
+    ("speccot", "candidates=0", "--set candidates=0: expected `int` >= 1, got 0"),
+    ("speccot", "candidate=2", "has no param `candidate`; did you mean `candidates`?"),
+    ("speccot", "candidates", "--set candidates: expected NAME=VALUE"),
+    ("speccot", "engines.targt.model=x", "expected engines.ROLE.NAME=VALUE; did you mean `target`?"),
+    ("speccot", "engines.*=x", "expected engines.ROLE.NAME=VALUE"),
+    ("speccot", "engines.d*.model=x", "expected engines.ROLE.NAME=VALUE"),
+    ("speccot", "engines.target.modle=x", "--set engines.target.modle=x: unknown key `modle`; did you mean `model`?"),
+    ("speccot", "stages.verfy.unit=step", "expected stages.STAGE.NAME=VALUE; did you mean `verify`?"),
+    ("speccot", "stages.verify.unit.x=1", "--set stages.verify.unit.x=1: expected a mapping, got `str`"),
+    ("speccot", "stages.reason.until.max_steps=0", "--set stages.reason.until.max_steps=0: expected `int` >= 1, got 0"),
+    ("speccot", "prompts=specrason", "--set prompts=specrason: no prompts file is named `specrason`"),
+    ("speccot", "speculate=maybe", "--set speculate=maybe: unknown value `maybe`; known are `always`, `never`"),
+    ("speccot", "preset=specot", "no preset is named `specot` and there is no such file; did you mean `speccot`?"),
+    ("gated", "sure=.nan", "--set sure=.nan: is nan; expected a finite number"),
+    ("gated", "statistic=[mean,min]", "--set statistic=[mean,min]: expected one value, got a list"),
+    ("gated", "prompts={like: short}", "--set prompts={like: short}: expected one value, got a mapping"),
+    (
+        "gated",
+        "prompts=SHORT",
+        "--set prompts=SHORT: no prompts file is named `SHORT` and there is no such file; known are `auto`",
+    ),
+    ("rsd", "prm=nix", "--set prm=nix: no reward model is named `nix` and there is no such file; known are `prm-math-shepherd`"),
+    ("rsd", "prm=[prm-tiny]", "--set prm=[prm-tiny]: expected one value, got a list"),
+    ("rsd", "prm=7", "--set prm=7: expected `str`, got `int`"),
+    ("rsd", "stages.verify.prm=nix", "--set stages.verify.prm=nix: no reward model is named `nix`"),
+    *(
+        ("speccot", f"candidates={value}", "is not a YAML value")
+        for value in ("{", "[" * 3000, "*a", "&a [*a]", "!!timestamp 2024-99-99", "!!python/name:os.system", "!!set {a}", "9" * 5000)
+    ),
+]
+
+
+@pytest.mark.parametrize(("graph", "setting", "said"), FLAWS)
+def test_a_setting_is_blamed_for_its_value(graph: str, setting: str, said: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        load_plan(ROOT / f"graphs/{graph}.yaml", settings=(setting,))
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+TARGET = "kind: generate, engine: target, unit: response, max_tokens: $n"
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("params: 7", "line 3: $.params: expected `object`, got `int`"),
+        ("params: {n: 8}\nsampling: 0.7", "line 4: $.sampling: expected a mapping, got `float`"),
+        ("params: {n: 8}\nengines: nowhere", "line 4: $.engines: no engines file is named `nowhere`"),
+        ("params: {n: 8}\nengines: 7", "line 4: $.engines: no engines file is named `7`"),
+        ("stage: {}", "line 3: $: unknown key `stage`; did you mean `stages`?"),
+        ("params: {n: 8}\nstages: []", "line 4: invalid YAML: the key `stages` is given twice"),
+        ("1: 2", "line 3: invalid YAML: the key `1` is not text"),
+        ("params: {N: 8}", "line 3: $.params.N: this param is unused"),
+    ],
+)
+def test_a_part_that_is_wrong_as_a_whole(tmp_path: Path, text: str, says: str) -> None:
+    graph = tmp_path / "graph.yaml"
+    graph.write_text(f"name: odd\nstages: {{r: {{{TARGET.replace('$n', '8') if 'N:' in text else TARGET}}}}}\n{text}\n")
+    with pytest.raises(GraphError) as caught:
+        load_plan(graph, None if "engines" in text else SIM)
+    assert says in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("../x: {}", r"line 1: \$\.\.\./x: '../x' is not a valid name of a role"),
+        ("draft: 5", r"line 1: \$\.draft: expected a mapping, got `int`"),
+        ("draft: {backend: torch, modell: x}", r"line 1: \$\.draft: unknown key `modell`; did you mean `model`"),
+        ("draft: {backend: torch, model: m, adapters: {a: 7}}", r"line 1: \$\.draft\.adapters\[\.\.\.\]: expected `str`, got `int`"),
+        ("draft:\n  backend: torch\n  model: m\n  max_in_flight: 0", r"line 4: \$\.draft\.max_in_flight: expected `int` >= 1, got 0"),
+        ("draft: {backend: tosh}", r"line 1: \$\.draft\.backend: unknown backend `tosh`; did you mean `torch`"),
+    ],
+)
+def test_an_engines_file_is_checked_alone(tmp_path: Path, content: str, said: str) -> None:
+    path = tmp_path / "engines.yaml"
+    path.write_text(content)
+    with pytest.raises(GraphError, match=said):
+        load_engines(path, engine_specs())
+    with pytest.raises(GraphError, match=said.replace(r"\$", r"\$\.engines")):
+        load_plan(Path("speccot"), path)
+
+
+def test_a_value_of_a_preset_is_blamed_on_it_and_the_command_says_so(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("set:\n  candidates: 0\n")
+    done = pipeline("graph", "check", "speccot", "--set", f"preset={tmp_path / 'mine.yaml'}")
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"error: {tmp_path / 'mine.yaml'}, line 2: $.stages.reason.stages.draft.candidates: expected `int` >= 1")
+
+
+def test_a_mapping_is_told_from_a_file() -> None:
+    graph: Any = {"name": "odd", "engines": {"target": {"backend": "torch", "modle": "m"}}, "stages": {"s": {}}}
+    with pytest.raises(GraphError, match=r"^graph: \$.engines.target: unknown key `modle`; did you mean `model`"):
+        load_graph(graph)
+    with pytest.raises(GraphError, match=r"^graph: the key `3` is not text"):
+        load_graph({**graph, "engines": {3: {}}})
+
+
+def test_places(tmp_path: Path) -> None:
+    file = tmp_path / "x.yaml"
+    file.write_text("a: 1\nb:\n  c: 2\n  d:\n    - 1\n    - f: 1\n      e: 2\n")
+    document = Document.read(file)
+    lines: dict[tuple[str | int, ...], int] = {("a",): 1, ("b", "c"): 3, ("b", "d", 1): 4, ("b", "d", 1, "e"): 7, ("b", "nothing"): 2}
+    for keys, line in lines.items():
+        assert document.place(keys) == f"{file}, line {line}", keys
+    assert document.place(("nothing",)) == str(file)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        *(
+            ("010000", 10000),
+            ("08", 8),
+            ("0o17", 15),
+            ("0x10", 16),
+            ("+5", 5),
+            (".5", 0.5),
+            ("1.", 1.0),
+            ("1e3", 1000.0),
+            ("-.inf", -math.inf),
+        ),
+        *(("true", True), ("FALSE", False), ("~", None), ("", None), ("null", None)),
+        *((text, text) for text in ("on", "off", "yes", "no", "1_000", "1:30", "2024-01-01", "0b1", "=", "nan")),
+    ],
+)
+def test_plain_scalars_are_those_of_the_core_schema_of_yaml_1_2(text: str, value: Any) -> None:
+    found = parse(text)
+    assert (type(found), found) == (type(value), value)
+
+
+def test_params_of_an_engines_file_hold_where_set_says_nothing_and_for_that_graph_alone(tmp_path: Path) -> None:
+    path = tmp_path / "engines.yaml"
+    path.write_text(f"params: {{scot: {{candidates: 3}}}}\n{SIM.read_text()}")
+    assert load_plan(Path("scot"), path).params["candidates"] == 3
+    assert load_plan(Path("scot"), path, ("candidates=4",)).params["candidates"] == 4
+    assert load_plan(Path("best-of-n"), path).params["candidates"] == 5
+    assert load_engines(path, engine_specs()).keys() == {"draft", "target"}
+    assert load_plan(Path("scot"), Path("tiny-scot")).params["adapter"] == "selection"
+
+
+@pytest.mark.parametrize(
+    ("params", "said"),
+    [
+        ("{scot: {candidatez: 3}}", r"engines.yaml, line 1: \$.params.scot.candidatez: the graph has no such param; did you mean `cand"),
+        ("{adapter: selection}", r"\$.params.adapter: expected the params of a graph named `adapter`, such as scot: {adapter: selection}"),
+        ("3", r"\$.params: expected a mapping, got `int`"),
+    ],
+)
+def test_params_of_an_engines_file_that_are_wrong(tmp_path: Path, params: str, said: str) -> None:
+    path = tmp_path / "engines.yaml"
+    path.write_text(f"params: {params}\n{SIM.read_text()}")
+    with pytest.raises(GraphError, match=said):
+        load_plan(Path("scot"), path)
+
+
+def test_a_setting_of_all_roles() -> None:
+    settings = ("engines.*.device.name=here", "engines.*.text.answer_tokens=7", "engines.draft.text.answer_tokens=9")
+    found = load_plan(ROOT / "graphs/speccot.yaml", ROOT / "graphs/engines/sim-2xh100.yaml", settings).engines
+    specs = [(role, spec.device.name, spec.text.answer_tokens) for role, spec in found.items() if isinstance(spec, SimSpec)]
+    assert sorted(specs) == [("draft", "here", 9), ("target", "here", 7)]
+
+
+def test_bytes_that_are_not_utf8_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "latin.yaml"
+    path.write_bytes(b"name: caf\xe9\n")
+    with pytest.raises(GraphError, match="is not UTF-8 text: byte 9"):
+        load_plan(path)
+
+
+def test_no_such_file_and_a_folder(tmp_path: Path) -> None:
+    with pytest.raises(GraphError, match="cannot be read: no such file"):
+        load_plan(tmp_path / "none.yaml")
+    with pytest.raises(GraphError, match=r"cannot be read: is a directory"):
+        load_plan(tmp_path)
+
+
+@pytest.mark.parametrize("path", GRAPHS, ids=lambda p: p.stem)
+def test_every_checked_in_graph_compiles(path: Path) -> None:
+    plan = load_plan(path)
+    assert plan.name == path.stem
+    assert list(plan.stages())
+
+
+@pytest.mark.parametrize("path", ENGINES, ids=lambda p: p.stem)
+def test_every_checked_in_engines_file_serves_speccot(path: Path) -> None:
+    assert load_engines(path, engine_specs())
+    assert set(load_plan(ROOT / "graphs/speccot.yaml", path).engines) == {"draft", "target"}
+
+
+def test_the_plan_of_speccot() -> None:
+    plan = load_plan(ROOT / "graphs/speccot.yaml")
+    assert [stage.name for stage in plan.stages()] == ["guidance", "draft", "verify", "fallback", "answer"]
+    assert [stage.rank for stage in plan.stages()] == [0, 1, 2, 3, 4]
+    [loop] = plan.block.levels[1]
+    assert isinstance(loop, LoopNode)
+    fallback = loop.body.levels[2][0]
+    assert isinstance(fallback, StageNode)
+    assert fallback.condition is not None
+    assert (fallback.condition.stage, fallback.condition.accepted) == ("verify", False)
+
+
+def test_equal_files_give_equal_plans_and_a_setting_changes_the_digest() -> None:
+    path = ROOT / "graphs/speccot.yaml"
+    assert load_plan(path) == load_plan(path)
+    assert load_plan(path).digest != load_plan(path, settings=("candidates=2",)).digest
+
+
+def test_settings_reach_params_and_engine_fields() -> None:
+    plan = load_plan(ROOT / "graphs/speccot.yaml", settings=("candidates=2", "engines.target.max_in_flight=7", "temperature=1e-1"))
+    drafts = [stage.spec for stage in plan.stages() if isinstance(stage.spec, DraftSpec)]
+    target = plan.engines["target"]
+    assert [(spec.candidates, spec.temperature) for spec in drafts] == [(2, 0.1)]
+    assert isinstance(target, TorchSpec)
+    assert target.max_in_flight == 7
+
+
+@pytest.mark.parametrize("preset", bundled_files("preset"))
+@pytest.mark.parametrize("graph", bundled_files("graph"))
+def test_every_preset_suits_every_graph(graph: str, preset: str) -> None:
+    assert load_plan(Path(graph), settings=(f"preset={preset}",)).params["token_budget"] == load_preset(preset).set["token_budget"]
+
+
+def test_a_setting_of_a_stage_may_stand_where_the_graph_names_a_param() -> None:
+    plan = load_plan(ROOT / "graphs/specreason.yaml", settings=("stages.verify.threshold=5", "stages.reason.until.max_steps=3"))
+    [verify] = [node.spec for node in plan.stages() if node.name == "verify"]
+    [loop] = [node for level in plan.block.levels for node in level if isinstance(node, LoopNode)]
+    assert (plan.params["threshold"], verify.threshold, loop.until.max_steps) == (7, 5, 3)  # type: ignore[attr-defined]
+
+
+def test_a_sampling_key_that_is_null_is_the_default_of_its_stage() -> None:
+    plan = load_plan(ROOT / "graphs/specreason.yaml", settings=("temperature=null",))
+    assert {node.spec.temperature for node in plan.stages() if isinstance(node.spec, SamplingSpec)} == {0.6}
+
+
+@pytest.mark.parametrize(
+    ("name", "known", "near"),
+    [
+        ("rum", ["rm", "run", "runs"], "run"),
+        ("stop", ["top_p", "unit", "when"], None),
+        ("nmae", ["name", "main"], "name"),
+        ("tosh", ["torch", "vllm"], "torch"),
+        ("specot", ["scot", "speccot"], "speccot"),
+    ],
+)
+def test_the_nearest_name(name: str, known: list[str], near: str | None) -> None:
+    assert nearest(name, known) == near
