@@ -3,7 +3,6 @@
 import sys
 import traceback
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -23,9 +22,7 @@ from tests.support.small_server import (
     OPENAI_FIELDS,
     VLLM,
     Fault,
-    Handler,
     Kind,
-    Reply,
     edited,
     hang,
     raw,
@@ -174,18 +171,11 @@ def test_any_other_server_is_sent_texts_and_openai_fields_only() -> None:
     assert sent(VLLM, ask(), server="generic")[0]["prompt"] == TOKENIZER.decode(PROMPT)
 
 
-def test_further_fields_go_with_every_request_and_those_that_a_request_has_are_refused() -> None:
+def test_further_fields_go_with_every_request() -> None:
     nested = {"reasoning": {"effort": "low", "budgets": [1, None, 2.5]}}
     with small_server(VLLM, TOKENIZER) as server:
         opened(spec_of(server, extra=nested))
         assert all(body.items() >= nested.items() for body in server.bodies)
-    for extra, said in [
-        ({"seed": 1}, "extra must not hold `seed`: each request has its own"),
-        ({"chat_template_kwargs": {}}, "the template is rendered here"),
-        ({"x": {"y": [float("nan")]}}, r"extra\.x\.y\[0\] is nan"),
-    ]:
-        with pytest.raises(ValueError, match=said):
-            OpenAISpec(model="m", base_url="http://127.0.0.1:1/v1", extra=extra)
 
 
 def test_an_adapter_is_asked_for_by_its_served_name() -> None:
@@ -221,12 +211,10 @@ def test_a_text_holds_the_control_tokens_of_its_ids_and_no_others(name: str) -> 
 # Keys and addresses.
 
 
-@pytest.mark.parametrize(
-    ("env", "remedy"), [("SMALL_KEY", "answered 401: .*; check the key in SMALL_KEY"), (None, "answered 401: .*; if it wants a key, set")]
-)
+@pytest.mark.parametrize(("env", "remedy"), [("SMALL_KEY", "check the key in SMALL_KEY"), (None, "if it wants a key, set api_key_env")])
 def test_a_wrong_key_is_named_by_its_variable(monkeypatch: pytest.MonkeyPatch, env: str | None, remedy: str) -> None:
     monkeypatch.setenv("SMALL_KEY", KEY)
-    with small_server(VLLM, TOKENIZER, key="another") as server, pytest.raises(GraphError, match=remedy) as caught:
+    with small_server(VLLM, TOKENIZER, key="another") as server, pytest.raises(GraphError, match=f"answered 401: .*; {remedy}") as caught:
         opened(spec_of(server, api_key_env=env))
     assert KEY not in "".join(traceback.format_exception(caught.value))
 
@@ -241,13 +229,10 @@ def test_a_variable_that_holds_no_key_is_named(monkeypatch: pytest.MonkeyPatch, 
 @pytest.mark.parametrize(
     ("url", "says"),
     [
-        *(
-            (each, "must be a plain URL, without a user")
-            for each in ("http://user:canary@a/v1", "http://canary@a/v1", "http://a/v1?key=canary")
-        ),
+        ("http://user:canary@a/v1", "must be a plain URL, without a user"),
+        ("http://a/v1?key=canary", "must be a plain URL, without a user"),
         ("127.0.0.1:8000/v1", "is not a URL such as http://127.0.0.1:8000/v1"),
         ("http://a/v1/chat/completions", "names an endpoint: leave out /chat/completions, so http://a/v1"),
-        ("http://a/v1/completions/", "names an endpoint: leave out /completions, so http://a/v1"),
     ],
 )
 def test_a_url_that_is_none_is_refused_and_no_password_repeated(url: str, says: str) -> None:
@@ -277,24 +262,16 @@ def at(fails: Mapping[str, Any]) -> Any:
         (VLLM, {}, {"base_url": "http://127.0.0.1:9/v1"}, "cannot be reached: .*; start it, or check base_url"),
         (HOSTED, {}, {"server": "vllm"}, "which `server: generic` would change: it answered 400: Unrecognized"),
         (VLLM, {"/completions": status(404)}, {}, "it answered 404: not now"),
-        (VLLM, {"/models": status(500)}, {}, "answered 500: not now; start it, or check base_url"),
         (VLLM, {"/models": status(503, "loading")}, {}, "answered 503: loading"),
-        (VLLM, {"/completions": status(429, "later")}, {}, "answered 429: later"),
         (VLLM, {"/models": hang}, {}, r"has not answered for 0\.5 s; start it, or check base_url"),
         (VLLM, {"": status(302, "", {"Location": "https://login.invalid/"})}, {}, "redirects to https://login.invalid/, which is not"),
         (VLLM, {"/models": raw(b'{"data": [{"id": "b"}]}')}, {}, "does not serve 'tiny'; known are"),
         (HOSTED, {"/models": raw(b"[" * 100_000), "/completions": raw(b'{"choices": []}')}, {}, "has 0 choices, not 1"),
-        (HOSTED, {"/completions": raw(b"<html>")}, {}, "is not JSON"),
         (replace(HOSTED, wraps=11), {}, {}, r"counts (\d+) tokens for a prompt of (\d+): the server wraps prompts in a chat template"),
         (replace(HOSTED, keeps=20), {}, {}, r"counts 20 tokens for a prompt of \d+: the server truncates prompts"),
         (VLLM, {}, {"tokenizer": OTHER}, "belongs to another prompt, or `tokenizer` does not match its model"),
         (HOSTED, {}, {"tokenizer": OTHER}, "`tokenizer` does not match its model"),
-        (
-            VLLM,
-            {"/completions": status(400, "Priority scheduling is not enabled")},
-            {"priorities": True},
-            "400: Priority scheduling is not",
-        ),
+        (VLLM, {"/completions": status(400, "no priorities")}, {"priorities": True}, "it answered 400: no priorities"),
     ],
 )
 def test_what_cannot_start_says_why_in_one_sentence(
@@ -310,6 +287,12 @@ def test_what_cannot_start_says_why_in_one_sentence(
     assert len(str(caught.value)) < 800
 
 
+def unnamed(answer: dict[str, Any]) -> None:
+    """The log probabilities name no token."""
+    if logprobs := first(answer).get("logprobs"):
+        logprobs["top_logprobs"] = [{"": -0.1}]
+
+
 @pytest.mark.parametrize(
     ("kind", "fault", "asks", "says"),
     [
@@ -317,10 +300,10 @@ def test_what_cannot_start_says_why_in_one_sentence(
         (VLLM, None, {"max_tokens": 400, "candidates": 5, "options": False}, None),
         (HOSTED, status(400, "max_tokens is too large"), {"max_tokens": 40}, r"asked for 40 .*answered 400: max_tokens is too large"),
         (VLLM, status(400, "maximum context length is 99"), {}, "maximum context length is 99"),
-        (HOSTED, edited(lambda answer: unnamed(answer)), {}, "no option can be read"),
-        (VLLM, edited(lambda answer: unnamed(answer)), {}, "lacks the log probabilities of some options"),
+        (HOSTED, edited(unnamed), {}, "no option can be read"),
+        (VLLM, edited(unnamed), {}, "lacks the log probabilities of some options"),
         (HOSTED, edited(lambda answer: first(answer).update(logprobs=None)), {}, "lacks the requested log probabilities"),
-        (HOSTED, edited(lambda answer: unnamed(answer)), {"options": False}, None),
+        (HOSTED, edited(unnamed), {"options": False}, None),
     ],
     ids=range(8),
 )
@@ -340,12 +323,6 @@ def test_what_the_run_will_ask_is_asked_before_it(kind: Kind, fault: Fault | Non
             talk(spec_of(server), conversation)
 
 
-def unnamed(answer: dict[str, Any]) -> None:
-    """The log probabilities name no token."""
-    if logprobs := first(answer).get("logprobs"):
-        logprobs["top_logprobs"] = [{"": -0.1}]
-
-
 def test_a_beginning_of_sequence_is_there_once_as_the_server_s_count_shows() -> None:
     for kind, text in [(HOSTED, TOKENIZER.decode(PROMPT)), (replace(HOSTED, bos=True), TOKENIZER.decode(PROMPT[1:]))]:
         body, engine = sent(kind, ask())
@@ -354,18 +331,14 @@ def test_a_beginning_of_sequence_is_there_once_as_the_server_s_count_shows() -> 
     assert "does not report how many tokens it read" in str(sent(replace(HOSTED, counts=False), ask())[1].facts["doubts"])
 
 
-def test_a_server_without_log_probabilities_and_the_context_length_that_both_allow() -> None:
-    with small_server(replace(HOSTED, logprobs=False, card={"max_model_len": 300}), TOKENIZER) as server:
-        engine = opened(spec_of(server))
-        assert engine.facts["cannot"] == ("options", "logprobs", "scoring", "top_k", "min_p")
-        assert engine.max_model_len == 300
-    assert opened_length({"max_model_len": 300}, 200) == 200
-    assert opened_length({"max_model_len": -5}, 200) == 200
-
-
-def opened_length(card: Mapping[str, Any], spec: int) -> int:
-    with small_server(replace(VLLM, card=card), TOKENIZER) as server:
-        return opened(spec_of(server, max_model_len=spec)).max_model_len
+@pytest.mark.parametrize(
+    ("card", "stated", "length"), [({"max_model_len": 300}, 200, 200), ({"max_model_len": -5}, 200, 200), ({}, 300, 300)]
+)
+def test_the_context_length_is_the_one_that_both_allow(card: Mapping[str, Any], stated: int, length: int) -> None:
+    with small_server(replace(HOSTED, card=card, logprobs=False), TOKENIZER) as server:
+        engine = opened(spec_of(server, max_model_len=stated))
+    assert engine.max_model_len == length
+    assert engine.facts["cannot"] == ("options", "logprobs", "scoring", "top_k", "min_p"), "it has no log probabilities"
 
 
 LINE = 'vllm:cache_config_info{block_size="16",cache_dtype="auto",engine="%d",num_cpu_blocks="None",num_gpu_blocks="%s"} 1.0\n'
@@ -390,14 +363,12 @@ def test_the_size_of_a_cache_is_read_of_all_engines_of_a_server(metrics: str, fo
 # A server that is away, and the end.
 
 
-@pytest.mark.parametrize("code", [400, 403])
-def test_a_refusal_is_the_requests_where_the_server_answers_a_small_one(code: int) -> None:
+def test_a_refusal_is_the_requests_where_the_server_answers_a_small_one() -> None:
     async def conversation(engine: OpenAIEngine) -> None:
         before = len(server.bodies)
-        server.faults.append(status(code, "not about that"))
+        server.faults.append(status(403, "not about that"))
         found = await outcome(engine, ask())
-        assert type(found) is RequestRefused
-        assert f"{code}: not about that" in str(found)
+        assert (type(found), "403: not about that" in str(found)) == (RequestRefused, True)
         assert [body["max_tokens"] for body in server.bodies[before:]] == [60, 1]
 
     with small_server(VLLM, TOKENIZER) as server:
@@ -454,20 +425,6 @@ def test_calls_that_time_out_speak_against_their_server() -> None:
 
     with small_server(VLLM, TOKENIZER) as server:
         talk(spec_of(server, timeout_s=0.2, reconnect_s=0.5), conversation)
-
-
-def test_an_answer_that_never_ends_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipeline.engines.openai.client.MAX_BODY_BYTES", 1 << 20)
-
-    def flood(handler: Handler, reply: Reply) -> None:
-        handler.send((200, {"Content-Length": str(1 << 40)}, b""))
-        with suppress(OSError):
-            while True:
-                handler.wfile.write(b"x" * (64 << 10))
-
-    found = after(flood)
-    assert type(found) is BadCompletion
-    assert "its answer is longer than 1 MiB" in str(found)
 
 
 def test_cancelling_closes_the_connection() -> None:
