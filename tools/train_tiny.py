@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, Qwen3Config
 
 from pipeline.engines.tokenizer import HFTokenizer
-from pipeline.engines.torch.spec import cpu_has_bfloat16
+from pipeline.engines.torch.model import cpu_has_bfloat16
 from pipeline.grading.stated import boxed
 from pipeline.graph.prompts import DELIMITER
 from pipeline.reasoning.prompts import PromptBuilder

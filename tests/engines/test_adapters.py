@@ -1,15 +1,10 @@
 """Adapters of an engine: an unknown one is refused, and no cache is shared between them."""
 
-from collections.abc import Sequence
-from typing import Any
-
-import numpy as np
 import pytest
 from msgspec import structs
 
 from pipeline.engine import Request
 from pipeline.engines.sim.cache import LONG, PrefixCache
-from pipeline.engines.torch.slots import SlotTable
 from pipeline.engines.validate import validate_request
 from pipeline.errors import RequestRefused
 
@@ -33,21 +28,3 @@ def test_a_simulated_cache_shares_no_prefix_between_adapters(length: int) -> Non
         cache.extend(node, prompt)
         assert cache.match(prompt, length - 1, adapter)[1] == length - 1
     assert cache.cached == 3 * length
-
-
-def slots_after(slots: SlotTable, calls: Sequence[tuple[str, str | None]], prompt: np.ndarray[Any, Any]) -> list[int]:
-    """How much of `prompt` was cached for each call of a chain with an adapter, one after the other."""
-    cached = []
-    for chain, adapter in calls:
-        placed = slots.place(prompt, chain, adapter)
-        cached.append(placed.cached)
-        rest = np.arange(placed.cached, len(prompt))
-        slots.write(np.full(len(rest), placed.slot), rest, prompt[rest])
-        slots.release(placed.slot)
-    return cached
-
-
-def test_slots_are_matched_within_an_adapter_wherever_they_move() -> None:
-    prompt = np.arange(40, dtype=np.int64)
-    calls = [("c", None), ("c", "a"), ("c", None), ("c", "a"), ("d", "b"), ("d", None), ("d", "b"), ("c", "a")]
-    assert slots_after(SlotTable(6, 64), calls, prompt) == [0, 0, 39, 39, 0, 39, 39, 39]

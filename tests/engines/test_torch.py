@@ -3,8 +3,9 @@
 import os
 import shutil
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import anyio
@@ -13,61 +14,72 @@ import pytest
 from anyio.from_thread import BlockingPortal
 from msgspec import structs
 
+from pipeline.engine import Completion
 from pipeline.engines.cores import share_cores
 from pipeline.engines.models import resolve
+from pipeline.engines.tokenizer import HFTokenizer
 from pipeline.engines.torch.backend import open_torch
-from pipeline.engines.torch.slots import SlotTable
 from pipeline.engines.torch.spec import TorchSpec
 from pipeline.errors import EngineDead, GraphError
-from tests.support.bench import Bench, InProcess, random_prompt, request
-from tests.support.engines import DRAFT, TARGET, ask_all, prompt_of
+from tests.support.adapters import TARGET, noise, noisy
+from tests.support.bench import Bench, random_prompt, request
+from tests.support.engines import DRAFT, prompt_of
 
-PROBLEMS = [
-    "Lily has 19 pens. Lily sells 5 packs of 2. Lily drops 9. How many pens has Lily now?",
-    "Hugo has 3 cards. Hugo buys 8. How many cards has Hugo now?",
-    "Finn has 12 coins. Finn finds 4. Finn loses 3. Finn gets 2 bags of 5. How many coins has Finn now?",
-    "Mia has 7 apples. Mia eats 3. How many apples has Mia now?",
-]
+PROBLEM = "Lily has 19 pens. Lily sells 5 packs of 2. Lily drops 9. How many pens has Lily now?"
+NAMES = ("one", "two")
 
 
-@pytest.fixture(scope="session")
-def reference() -> Any:
-    """The bundled target as transformers computes it, one sequence at a time, in float32 like the engine."""
+@pytest.fixture(scope="module")
+def bench() -> Bench:
+    """The bundled target, which many tests ask one after the other."""
+    return Bench()
+
+
+@pytest.fixture(scope="module")
+def adapters(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    return {name: str(noisy(tmp_path_factory.mktemp(name), seed)) for seed, name in enumerate(NAMES)}
+
+
+@pytest.fixture(scope="module")
+def references() -> Mapping[str | None, Any]:
+    """The bundled target as transformers computes it, one sequence at a time, by the adapter that is merged into its weights."""
+    import torch
     from transformers import AutoModelForCausalLM
 
-    folder = resolve("target", "bundled:tiny-target")
-    return AutoModelForCausalLM.from_pretrained(folder, dtype="float32").eval()
+    models: dict[str | None, Any] = {}
+    for name in (None, *NAMES):
+        models[name] = model = AutoModelForCausalLM.from_pretrained(TARGET, dtype="float32").eval()
+        for place, (a, b) in noise(NAMES.index(name)).items() if name else ():
+            model.get_submodule(place).weight.data += torch.from_numpy(b @ a)
+    return models
 
 
-def reference_logprobs(reference: Any, ids: Sequence[int]) -> Any:
+def logprobs_of(model: Any, ids: Sequence[int]) -> Any:
+    """The log probabilities of every next token, by a plain forward pass."""
     import torch
 
     with torch.inference_mode():
-        return torch.log_softmax(reference(torch.tensor([list(ids)])).logits[0].float(), dim=-1)
+        return torch.log_softmax(model(torch.tensor([list(ids)])).logits[0].float(), dim=-1)
 
 
-@pytest.mark.torch
-def test_greedy_text_is_what_transformers_generates(reference: Any) -> None:
+def greedy(model: Any, prompt: Sequence[int], tokens: int) -> list[int]:
     import torch
 
-    engine = InProcess("draft", TARGET)
-    prompts = [prompt_of(engine, problem) for problem in PROBLEMS]
-    answers = anyio.run(ask_all, engine, [request(prompt, max_tokens=80) for prompt in prompts])
-    for prompt, answer in zip(prompts, answers, strict=True):
-        expected = reference.generate(torch.tensor([prompt]), max_new_tokens=80, do_sample=False)[0, len(prompt) :].tolist()
-        assert list(answer.candidates[0].ids) == [i for i in expected if i not in engine.tokenizer.eos_ids]
-        assert "\\boxed" in answer.candidates[0].text
+    written: list[int] = model.generate(torch.tensor([list(prompt)]), max_new_tokens=tokens, do_sample=False)[0, len(prompt) :].tolist()
+    return [token for token in written if token != model.generation_config.eos_token_id]
+
+
+def ids_of(answers: Sequence[Completion]) -> list[list[tuple[int, ...]]]:
+    return [[candidate.ids for candidate in answer.candidates] for answer in answers]
 
 
 @pytest.mark.torch
-def test_ragged_sequences_agree_with_plain_forward_passes(reference: Any) -> None:
-    prompts = [random_prompt(n, length) for n, length in enumerate([2, 31, 7, 120, 300, 64])]
-    requests = [request(prompt, n=2, temperature=1.0, seed=n, max_tokens=5 + n) for n, prompt in enumerate(prompts)]
-    for prompt, answer in zip(prompts, Bench(max_num_seqs=9).run(requests), strict=True):
-        for candidate in answer.candidates:
-            logprobs = reference_logprobs(reference, [*prompt, *candidate.ids])
-            total = sum(float(logprobs[len(prompt) - 1 + k, i]) for k, i in enumerate(candidate.ids))
-            assert candidate.cumulative_logprob == pytest.approx(total, abs=1e-3)
+def test_greedy_text_is_what_transformers_generates(bench: Bench, references: Mapping[str | None, Any]) -> None:
+    chat: Any = SimpleNamespace(tokenizer=HFTokenizer(str(TARGET)))
+    prompt = prompt_of(chat, PROBLEM)
+    answers = bench.run([request(each, max_tokens=80) for each in (prompt, random_prompt(1, 9))])
+    assert ids_of(answers) == [[tuple(greedy(references[None], each, 80))] for each in (prompt, random_prompt(1, 9))]
+    assert "\\boxed" in answers[0].candidates[0].text
 
 
 def small_model(folder: Path, kind: str, **options: Any) -> Any:
@@ -75,8 +87,7 @@ def small_model(folder: Path, kind: str, **options: Any) -> Any:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    bundled = Path(resolve("draft", DRAFT.model))
-    for path in bundled.glob("tokenizer*"):
+    for path in Path(resolve("draft", DRAFT.model)).glob("tokenizer*"):
         shutil.copy(path, folder)
     size = {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 96}
     rest = {"vocab_size": 560, "max_position_embeddings": 512, "initializer_range": 0.2, "eos_token_id": 2, "pad_token_id": 0}
@@ -87,37 +98,57 @@ def small_model(folder: Path, kind: str, **options: Any) -> Any:
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize("kind", ["llama", "mistral"])
-def test_shared_key_heads_and_sliding_windows_are_computed_rightly(tmp_path: Path, kind: str) -> None:
-    model = small_model(tmp_path, kind, **({"sliding_window": 16} if kind == "mistral" else {}))
-    prompts = [random_prompt(n, 5 + 17 * n) for n in range(4)]
-    requests = [request(prompt, n=2, temperature=1.0, seed=n) for n, prompt in enumerate(prompts)]
-    for prompt, answer in zip(prompts, Bench(model=str(tmp_path), max_num_batched_tokens=16).run(requests), strict=True):
+@pytest.mark.parametrize("kind", ["bundled", "llama", "mistral"])
+def test_ragged_sequences_agree_with_plain_forward_passes(tmp_path: Path, references: Mapping[str | None, Any], kind: str) -> None:
+    """In chunks, beside others, with shared key heads and, in the last one, with a sliding window."""
+    windows = {"sliding_window": 16} if kind == "mistral" else {}
+    model = references[None] if kind == "bundled" else small_model(tmp_path, kind, **windows)
+    prompts = [random_prompt(n, length) for n, length in enumerate([2, 31, 7, 120, 300, 64])]
+    requests = [request(prompt, n=2, temperature=1.0, seed=n, max_tokens=5 + n) for n, prompt in enumerate(prompts)]
+    small = Bench(max_num_seqs=9, max_num_batched_tokens=64, **{} if kind == "bundled" else {"model": str(tmp_path)})
+    for prompt, answer in zip(prompts, small.run(requests), strict=True):
         for candidate in answer.candidates:
-            logprobs = reference_logprobs(model, [*prompt, *candidate.ids])
-            total = sum(float(logprobs[len(prompt) - 1 + k, i]) for k, i in enumerate(candidate.ids))
+            written = [*candidate.ids, *[model.generation_config.eos_token_id] * candidate.ended]
+            logprobs = logprobs_of(model, prompt + written)
+            total = sum(float(logprobs[len(prompt) - 1 + k, i]) for k, i in enumerate(written))
             assert candidate.cumulative_logprob == pytest.approx(total, abs=1e-3)
 
 
 @pytest.mark.torch
-def test_attention_that_is_not_supported_is_refused(tmp_path: Path) -> None:
-    from pipeline.errors import UsageError
-
-    small_model(tmp_path, "gemma2", head_dim=16)
-    with pytest.raises(UsageError, match="soft caps"):
-        Bench(model=str(tmp_path))
+def test_each_request_has_its_own_adapter_whatever_runs_beside_it(adapters: dict[str, str], references: Mapping[str | None, Any]) -> None:
+    bench = Bench(adapters=adapters, max_num_seqs=6, max_num_batched_tokens=32)
+    prompt, scored, options = random_prompt(7, 40), random_prompt(2, 30), (5, 60, 100)
+    kinds: list[dict[str, Any]] = [{"max_tokens": 12}, {"option_ids": options, "max_tokens": 1}, {"scored_ids": tuple(scored)}]
+    asked = [request(prompt, adapter=name, **kind) for kind in kinds for name in (None, *NAMES)]
+    first, answers = bench.run(asked[:3]), bench.run(asked)
+    assert [answer.usage.cached_input_tokens for answer in first] == [0] * 3, "the same prompt, each time with another adapter"
+    assert [answer.usage.cached_input_tokens for answer in answers] == [39] * 9
+    assert ids_of(first) == ids_of(answers[:3])
+    for each, answer in zip(asked, answers, strict=True):
+        model = references[each.adapter]
+        table = logprobs_of(model, prompt + scored)
+        if each.scored_ids:
+            wanted = [float(table[39 + place, token]) for place, token in enumerate(scored)]
+            assert (answer.candidates, answer.scored_logprobs) == ((), pytest.approx(wanted, abs=1e-3))
+        elif each.option_ids:
+            assert answer.option_logprobs == pytest.approx(table[39, list(options)].tolist(), abs=1e-4)
+        else:
+            assert list(answer.candidates[0].ids) == greedy(model, prompt, 12)[: len(answer.candidates[0].ids)]
 
 
 @pytest.mark.torch
-def test_scored_tokens_agree_with_plain_forward_passes(reference: Any) -> None:
-    prompt, scored = random_prompt(1, 40), random_prompt(2, 30)
-    expected = reference_logprobs(reference, prompt + scored)
-    bench = Bench(max_num_batched_tokens=16)
-    for cached in (0, len(prompt) - 1):
-        (answer,) = bench.run([request(prompt, scored_ids=tuple(scored))])
-        assert answer.scored_logprobs == pytest.approx([float(expected[39 + k, i]) for k, i in enumerate(scored)], abs=1e-3)
-        assert answer.candidates == ()
-        assert answer.usage.cached_input_tokens == cached
+def test_what_decodes_goes_on_when_its_neighbours_leave_the_batch(adapters: dict[str, str]) -> None:
+    asked = [request(random_prompt(1, 20), adapter=name, n=3, temperature=0.9, seed=4, max_tokens=20) for name in (None, *NAMES)]
+    bench = Bench(adapters=adapters, max_num_seqs=7)
+    alone = [bench.run([each])[0] for each in asked]
+    for number, each in enumerate([*asked, structs.replace(asked[1], request_id="gone")]):
+        bench.runner.add(number, each)
+    bench.step()
+    bench.runner.abort(3)
+    done: dict[int, Completion] = {}
+    while not bench.runner.idle:
+        done |= bench.step()
+    assert ids_of([done[number] for number in range(3)]) == ids_of(alone)
 
 
 @pytest.mark.torch
@@ -125,31 +156,25 @@ def test_eviction_under_pressure_changes_no_text() -> None:
     prompts = [random_prompt(n % 5, 40) + random_prompt(n, 20) for n in range(24)]
     requests = [request(prompt, n=2, temperature=1.0, seed=n, affinity=str(n % 7)) for n, prompt in enumerate(prompts)]
     roomy, tight = Bench(max_num_seqs=64, kv_cache_slots=200).run(requests), Bench(max_num_seqs=4, kv_cache_slots=5).run(requests)
-    assert [[c.ids for c in a.candidates] for a in roomy] == [[c.ids for c in a.candidates] for a in tight]
+    assert ids_of(roomy) == ids_of(tight)
 
 
 @pytest.mark.torch
-def test_a_verification_keeps_the_prefix_of_its_chain() -> None:
+def test_the_prefix_of_a_chain_survives_its_verification_and_its_leftover_candidates() -> None:
     bench = Bench(max_num_seqs=4, kv_cache_slots=8)
+
+    def cached(prompt: list[int], **options: Any) -> int | None:
+        return bench.run([request(prompt, **options)])[0].usage.cached_input_tokens
+
     context = random_prompt(1, 100)
-    bench.run([request(context, affinity="a")])
-    (verify,) = bench.run([request(context + random_prompt(2, 30), max_tokens=1, option_ids=(30, 31), affinity="a")])
-    assert verify.usage.cached_input_tokens == 100
-    (fallback,) = bench.run([request(context, affinity="a")])
-    assert fallback.usage.cached_input_tokens == 99
-    (other,) = bench.run([request(context[:60] + random_prompt(3, 10), affinity="b")])
-    assert other.usage.cached_input_tokens == 60
-    (again,) = bench.run([request(context, affinity="a")])
-    assert again.usage.cached_input_tokens == 99
-
-
-@pytest.mark.torch
-def test_leftover_candidates_are_evicted_before_other_chains_prefixes() -> None:
-    bench = Bench(max_num_seqs=4, kv_cache_slots=8)
-    for chain in range(4):
-        bench.run([request(random_prompt(chain, 80), n=4, temperature=1.0, affinity=str(chain))])
-    again = [bench.run([request(random_prompt(chain, 80), affinity=str(chain))])[0] for chain in range(4)]
-    assert [a.usage.cached_input_tokens for a in again] == [79] * 4
+    assert cached(context, affinity="a") == 0
+    assert cached(context + random_prompt(2, 30), max_tokens=1, option_ids=(30, 31), affinity="a") == 100
+    assert cached(context, affinity="a") == 99
+    assert cached(context[:60] + random_prompt(3, 10), affinity="b") == 60
+    assert cached(context, affinity="a") == 99
+    bench.runner.reset_prefix_cache()
+    assert [cached(random_prompt(chain, 80), n=4, temperature=1.0, affinity=str(chain)) for chain in range(4)] == [0] * 4
+    assert [cached(random_prompt(chain, 80), affinity=str(chain)) for chain in range(4)] == [79] * 4
 
 
 @pytest.mark.torch
@@ -157,15 +182,15 @@ def test_lower_priority_numbers_go_first_and_none_waits_for_ever() -> None:
     bench = Bench(max_num_seqs=1)
     late = [request(random_prompt(n, 10), max_tokens=1, priority=n % 2) for n in range(30)]
     bench.run([request(random_prompt(99, 10), max_tokens=2, priority=9), *late])
-    order = [n - 1 for n in bench.order if n]
-    urgent_first = [n for n in order if n % 2 == 0] + [n for n in order if n % 2]
-    assert order[:6] == [0, 2, 4, 6, 8, 10]
+    assert [n - 1 for n in bench.order if n][:6] == [0, 2, 4, 6, 8, 10]
     assert bench.order.index(0) < 10, "every eighth admission goes to the oldest"
-    assert sorted(order) == sorted(urgent_first)
 
 
+@pytest.mark.torch
 def test_slots_hold_what_they_say() -> None:
     """Placements and copies, carried out on a model of the store, always leave the promised prefix in place."""
+    from pipeline.engines.torch.cache import SlotTable
+
     random = np.random.default_rng(0)
     slots, store, running = SlotTable(9, 64), np.full((9, 64), -1), {}
     stems = [random.integers(0, 3, 50) for _ in range(4)]
@@ -190,33 +215,38 @@ def test_slots_hold_what_they_say() -> None:
 
 
 @pytest.mark.torch
-def test_top_k_and_min_p_leave_only_the_likeliest_and_top_p_counts_what_they_leave(reference: Any) -> None:
+def test_samples_follow_the_distribution_that_top_k_min_p_and_top_p_leave(bench: Bench, references: Mapping[str | None, Any]) -> None:
     prompt = random_prompt(5, 20)
-    ordered, order = reference_logprobs(reference, prompt)[-1].exp().sort(descending=True)
+    probabilities = logprobs_of(references[None], prompt)[-1].exp()
+    ordered, order = probabilities.sort(descending=True)
     share = float(ordered[3] / ordered[0])
     few = float(ordered[:2].sum() / ordered[:4].sum()) - 1e-3
     nucleus = int((ordered.cumsum(0) < 0.4).sum()) + 1
     bounds: list[tuple[dict[str, Any], int]] = [
+        ({}, len(ordered)),
         ({"top_p": 0.4}, nucleus),
         ({"top_k": 4}, 4),
         ({"min_p": share * 0.999}, 4),
         ({"top_k": 4, "min_p": share * 1.001}, 3),
         ({"top_k": 4, "top_p": few}, 2),
     ]
-    asked = [request(prompt, n=60, max_tokens=1, temperature=1.0, **bound) for bound, _ in bounds]
-    for answer, (bound, count) in zip(Bench().run(asked), bounds, strict=True):
-        drawn = {candidate.ids[0] for candidate in answer.candidates}
-        assert drawn <= set(order[:count].tolist()), bound
-        assert len(drawn) > 1 or count == 1, bound
+    asked = [request(prompt, n=600, max_tokens=1, temperature=1.0, **bound) for bound, _ in bounds]
+    for answer, (bound, count) in zip(bench.run(asked), bounds, strict=True):
+        left = probabilities.clone()
+        left[order[count:]] = 0.0
+        drawn = np.bincount([candidate.ids[0] if candidate.ids else 0 for candidate in answer.candidates], minlength=len(left)) / 600
+        assert np.abs(drawn - (left / left.sum()).numpy()).max() < 0.07, bound
+        assert not drawn[order[count:]].any(), bound
 
 
 @pytest.mark.torch
-def test_samples_follow_the_distribution(reference: Any) -> None:
-    prompt = random_prompt(6, 20)
-    (answer,) = Bench().run([request(prompt, n=600, max_tokens=1, temperature=1.0)])
-    probabilities = reference_logprobs(reference, prompt)[-1].exp()
-    counts = np.bincount([c.ids[0] if c.ids else 0 for c in answer.candidates], minlength=len(probabilities))
-    assert np.abs(counts / 600 - probabilities.numpy()).max() < 0.07
+def test_stop_strings_may_span_tokens_or_end_inside_one() -> None:
+    from pipeline.engines.torch.sequences import Stops
+
+    pieces = ["a", "b\n", "\n", "\n\nc", " "]
+    stops = Stops(("\n\n", "a a a"), (), frozenset(), lambda ids: "".join(pieces[i] for i in ids))
+    found = [stops.reason(ids) if stops.may_end(ids[-1]) else None for ids in ([0, 1], [0, 1, 2], [0, 3], [2], [0, 4, 0, 4, 0])]
+    assert found == [None, "\n\n", "\n\n", None, "a a a"]
 
 
 @pytest.mark.torch
@@ -229,7 +259,7 @@ def test_a_worker_stands_on_its_core_and_one_that_is_killed_is_started_again_the
             known = {"answers": "model", "devices": (f"CPU core {core}",), "cores": 1, "kv_cache_tokens": 10 * 512}
             assert known.items() <= engine.facts.items()
             assert "accelerators" not in engine.facts
-            asked = request(prompt_of(engine, PROBLEMS[0]), max_tokens=12)
+            asked = request(prompt_of(engine, PROBLEM), max_tokens=12)
             first, killed, before = await engine.generate(asked), engine.pid, engine.statistics()
             os.kill(killed, signal.SIGKILL)
             with pytest.raises(EngineDead, match="SIGKILL"):
@@ -262,14 +292,6 @@ def test_what_cannot_start_is_said_before_a_worker_is_there(spec: TorchSpec, say
         anyio.run(main)
 
 
-@pytest.mark.torch
-def test_a_context_that_the_model_does_not_have_is_refused() -> None:
-    from pipeline.errors import UsageError
-
-    with pytest.raises(UsageError, match="max_model_len is 1048576, but the model supports 4096"):
-        Bench(max_model_len=1 << 20)
-
-
 def test_cores_are_shared_out_only_if_there_are_enough() -> None:
     free, pinned = TorchSpec(model="m"), TorchSpec(model="m", core=1)
     assert share_cores({"a": free, "b": free}, [4, 6]) == {"a": (4,), "b": (6,)}
@@ -277,17 +299,3 @@ def test_cores_are_shared_out_only_if_there_are_enough() -> None:
     assert share_cores({"a": pinned, "b": free}, [4, 6]) == {"a": (6,), "b": (4,)}
     with pytest.raises(GraphError, match=r"^engine 'a': core 1 with 1 threads: this process has 1 CPU cores, counted from 0"):
         share_cores({"a": pinned}, [4])
-
-
-def stops_of(*strings: str) -> Callable[[list[int]], Any]:
-    from pipeline.engines.torch.sequences import Stops
-
-    pieces = ["a", "b\n", "\n", "\n\nc", " "]
-    stops = Stops(strings, (), frozenset(), lambda ids: "".join(pieces[i] for i in ids))
-    return lambda ids: stops.reason(ids) if stops.may_end(ids[-1]) else None
-
-
-@pytest.mark.torch
-def test_stop_strings_may_span_tokens_or_end_inside_one() -> None:
-    reason = stops_of("\n\n", "a a a")
-    assert [reason(ids) for ids in ([0, 1], [0, 1, 2], [0, 3], [2], [0, 4, 0, 4, 0])] == [None, "\n\n", "\n\n", None, "a a a"]

@@ -35,7 +35,7 @@ def failing(fault: str, ground: Ground, folder: Path) -> Toll:
 
 
 WORKER = "pipeline.engines.torch.model:load_model"
-"""What an engine process of torch runs."""
+"""What an engine process runs."""
 
 
 def killed_workers(ground: Ground, folder: Path, kills: int) -> Toll:

@@ -1,6 +1,9 @@
-"""Loads a model: a `Setup` enters, a `BatchRunner` with the model on its device leaves, or `UsageError` says why there is none."""
+"""Loads a model: a `Setup` enters, a `BatchRunner` with the model on its device leaves, or a `PipelineError` says why there is none."""
 
 import os
+import re
+import warnings
+from collections.abc import Mapping
 from pickle import UnpicklingError
 from typing import Any
 
@@ -12,48 +15,40 @@ from transformers.modeling_utils import AttentionInterface
 from pipeline.engine import Fact
 from pipeline.engines.cores import core_facts
 from pipeline.engines.model_card import ANEW
-from pipeline.engines.models import load_tokenizer
+from pipeline.engines.models import adapter_folder, load_tokenizer
 from pipeline.engines.process.wire import Setup
 from pipeline.engines.tokenizer import HFTokenizer
-from pipeline.engines.torch.adapters import Adapters
-from pipeline.engines.torch.cache import AttentionShape, BatchLayout, KVCache, PrefillChunk
+from pipeline.engines.torch.cache import AttentionShape, BatchLayout, KVCache, PrefillChunk, SlotTable
 from pipeline.engines.torch.runner import BatchRunner, LoadedModel
-from pipeline.engines.torch.slots import SlotTable
-from pipeline.engines.torch.spec import TorchSpec, float32_on_cpu
-from pipeline.engines.torch.tensors import flaw_in_conversion, flaw_in_loading, flaw_in_pickle
-from pipeline.errors import UsageError
+from pipeline.engines.torch.spec import TorchSpec
+from pipeline.errors import UsageError, reason
 
 _FIRST_CAPACITY = 256
 """Tokens that a slot holds at first; the size is doubled whenever the longest sequence needs more."""
 _ATTENTION = "pipeline"
+_SMALL_PARAMETERS = 20_000_000
+"""Below this number of parameters a CPU has the weights in its caches, and float32 is faster there and rounds less."""
 
 
 def load_model(setup: Setup) -> BatchRunner:
-    """Load the model that `setup` names; raises `UsageError` when that is impossible here."""
+    """Load the model that `setup` names; raises `PipelineError` when that is impossible here."""
     spec = setup.spec_as(TorchSpec)
-    device = _device(spec)
+    device = spec.device if spec.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
     if device == "cpu":
         if setup.cores and hasattr(os, "sched_setaffinity"):
             os.sched_setaffinity(0, setup.cores)
         torch.set_num_threads(spec.threads)
+    elif not torch.cuda.is_available():
+        raise UsageError(f"device {spec.device!r} is set, but torch finds no CUDA device")
     try:
         tokenizer = load_tokenizer(setup.model, spec)
         module = _module(setup.model, spec, device)
         with torch.inference_mode():
-            runner = _runner(module, tokenizer, setup, spec)
+            return _runner(module, tokenizer, setup, spec)
     except AttributeError as error:
-        raise UsageError(f"it does not look like a decoder with ordinary attention ({_first_line(error)})") from error
-    except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
-        raise UsageError(_first_line(error)) from error
-    return runner
-
-
-def _device(spec: TorchSpec) -> str:
-    if spec.device == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    if spec.device.startswith("cuda") and not torch.cuda.is_available():
-        raise UsageError(f"device {spec.device!r} is set, but torch finds no CUDA device")
-    return spec.device
+        raise UsageError(f"it does not look like a decoder with ordinary attention ({reason(error)})") from error
+    except (OSError, ValueError, KeyError, ImportError, RuntimeError, UnpicklingError) as error:
+        raise UsageError(reason(error)) from error
 
 
 def _module(name: str, spec: TorchSpec, device: str) -> Any:
@@ -67,23 +62,37 @@ def _module(name: str, spec: TorchSpec, device: str) -> Any:
         torch.manual_seed(0)
         model = AutoModelForCausalLM.from_config(config, dtype=dtype, **options)
     else:
-        model = _whole(name, dtype=dtype, **options)
-    if device == "cpu" and spec.dtype == "auto" and float32_on_cpu(model.num_parameters()):
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            name, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True, **options
+        )
+        model, report = loaded
+        _check_tensors(model, report)
+    if device == "cpu" and spec.dtype == "auto" and (model.num_parameters() < _SMALL_PARAMETERS or not cpu_has_bfloat16()):
         model = model.float()
     return model.to(device).eval()
 
 
-def _whole(name: str, **options: Any) -> Any:
-    """The model with every one of its weights from its files; raises `UsageError` where transformers would make some up."""
-    try:
-        loaded: Any = AutoModelForCausalLM.from_pretrained(name, output_loading_info=True, ignore_mismatched_sizes=True, **options)
-    except (RuntimeError, UnpicklingError) as error:
-        flaw = flaw_in_pickle(error) or flaw_in_conversion(error)
-        raise UsageError(f"{flaw}; {ANEW}" if flaw else _first_line(error)) from error
-    model, report = loaded
-    if (flaw := flaw_in_loading(report, model)) is not None:
-        raise UsageError(f"{flaw}; {ANEW}")
-    return model
+def cpu_has_bfloat16() -> bool:
+    """Whether this CPU has instructions for bfloat16; without any, a product of matrices takes 40 times as long as in float32."""
+    found = torch.cpu.get_capabilities()
+    return any(found.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16"))
+
+
+def _check_tensors(model: Any, report: Mapping[str, Any]) -> None:
+    """Raise `UsageError` where transformers made tensors up, or left out a layer that config.json does not count; old checkpoints also hold
+    masks and heads."""
+    known = set(model.state_dict())
+    flaws = {
+        "are not in its files": report["missing_keys"],
+        "have other shapes in its files": [name for name, *_ in report["mismatched_keys"]],
+        "are in its files, of a layer more than config.json says": [
+            name for name in report["unexpected_keys"] if re.sub(r"\d+", "0", name, count=1) in known
+        ],
+    }
+    for what, names in flaws.items():
+        if names:
+            shown = ", ".join(sorted(names)[:3]) + (", ..." if len(names) > 3 else "")
+            raise UsageError(f"{len(names):,} of the model's tensors {what}: {shown}; {ANEW}")
 
 
 def _runner(module: Any, tokenizer: HFTokenizer, setup: Setup, spec: TorchSpec) -> BatchRunner:
@@ -95,29 +104,26 @@ def _runner(module: Any, tokenizer: HFTokenizer, setup: Setup, spec: TorchSpec) 
         raise UsageError(f"max_model_len is {spec.max_model_len}, but the model supports {longest}")
     max_model_len, slots = spec.max_model_len or longest, spec.kv_cache_slots or 2 * spec.max_num_seqs
     capacity = min(_FIRST_CAPACITY, max_model_len)
-    cache = KVCache(_attention(config), slots, capacity, module.dtype, str(module.device))
+    heads = config.num_attention_heads
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+    shape = AttentionShape(config.num_hidden_layers, heads, getattr(config, "num_key_value_heads", None) or heads, head_dim)
+    cache = KVCache(shape, slots, capacity, module.dtype, str(module.device))
     AttentionInterface.register(_ATTENTION, cache.attend)
-    vocab_size = int(module.get_input_embeddings().num_embeddings)
     adapters = Adapters(module, spec.adapters)
     for adapter in (*spec.adapters, None):
         adapters.use(adapter)
         _warm_up(module, cache)
+    eos = getattr(module.generation_config, "eos_token_id", None)
     model = LoadedModel(
         module=module,
         decode=tokenizer.decode,
-        eos_ids=tokenizer.eos_ids | _generation_eos(module),
+        eos_ids=tokenizer.eos_ids | frozenset(() if eos is None else [eos] if isinstance(eos, int) else eos),
         max_model_len=max_model_len,
-        vocab_size=vocab_size,
+        vocab_size=int(module.get_input_embeddings().num_embeddings),
         facts=_facts(module, setup, spec) | {"kv_cache_tokens": slots * max_model_len, "kv_cache_sequences": slots},
-        adapters=adapters,
+        use_adapter=adapters.use,
     )
     return BatchRunner(model, cache, SlotTable(slots, capacity), spec)
-
-
-def _attention(config: Any) -> AttentionShape:
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    return AttentionShape(config.num_hidden_layers, config.num_attention_heads, heads, head_dim)
 
 
 def _facts(module: Any, setup: Setup, spec: TorchSpec) -> dict[str, Fact]:
@@ -138,11 +144,48 @@ def _warm_up(module: Any, cache: KVCache) -> None:
     module(input_ids=at, position_ids=at, past_key_values=cache, use_cache=True)
 
 
-def _generation_eos(module: Any) -> frozenset[int]:
-    eos = getattr(module.generation_config, "eos_token_id", None)
-    return frozenset() if eos is None else frozenset([eos] if isinstance(eos, int) else eos)
+class Adapters:
+    """The LoRA adapters of a model, through PEFT; at most one is in use. Without any, PEFT is not even imported."""
+
+    def __init__(self, module: Any, paths: Mapping[str, str]) -> None:
+        """Attach the adapters at `paths`, folders or `bundled:NAME`, to the layers of `module`; raises `UsageError` if one is damaged."""
+        self._names = {name: f"adapter{number}" for number, name in enumerate(paths)}
+        """PEFT's names for them, which must not have dots."""
+        self._used: str | None = None
+        wrapped: Any = None
+        for name, path in paths.items():
+            wrapped = _attached(wrapped or module, self._names[name], str(adapter_folder(path)))
+        self._layers: list[Any] = []
+        if paths:
+            from peft.tuners.tuners_utils import BaseTunerLayer
+
+            self._layers = [layer for layer in module.modules() if isinstance(layer, BaseTunerLayer)]
+            module.eval().requires_grad_(False)
+        for layer in self._layers:
+            layer.enable_adapters(False)
+
+    def use(self, name: str | None) -> None:
+        """Compute with the adapter `name` from now on; None: with the model as it is."""
+        if name == self._used:
+            return
+        for layer in self._layers:
+            layer.enable_adapters(name is not None)
+            if name is not None:
+                layer.set_adapter(self._names[name], inference_mode=True)
+        self._used = name
 
 
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
+def _attached(model: Any, name: str, path: str) -> Any:
+    """PEFT's wrapper of `model`, a plain or a wrapped one, with one more adapter; raises `UsageError`."""
+    from peft import PeftConfig, PeftModel
+
+    try:
+        with warnings.catch_warnings(action="ignore"):  # of tied embeddings, which matter where an adapter is merged into its model
+            if not isinstance(model, PeftModel):
+                model = PeftModel(model, PeftConfig.from_pretrained(path), adapter_name=name, autocast_adapter_dtype=False)
+            absent = model.load_adapter(path, name, torch_device=str(model.device), autocast_adapter_dtype=False).missing_keys
+    except (ValueError, RuntimeError, KeyError, TypeError) as error:
+        raise UsageError(f"the adapter in {path} does not fit: {' '.join(str(error).split()[:60])}") from error
+    if absent:
+        raise UsageError(f"{len(absent):,} matrices of the adapter in {path} are not in its file, such as {min(absent)}; {ANEW}")
+    return model

@@ -5,24 +5,21 @@ computes it and gives the results to the requests. No socket is known here.
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import lru_cache
 from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from pipeline.confidence import LIKELIEST
 from pipeline.engine import Completion, EngineStatistics, Fact, Request
 from pipeline.engines.meter import UsageMeter
-from pipeline.engines.torch.adapters import Adapters
-from pipeline.engines.torch.cache import BatchLayout, KVCache, PrefillChunk
+from pipeline.engines.torch.cache import BatchLayout, Copy, KVCache, PrefillChunk, SlotTable
 from pipeline.engines.torch.sampling import SamplingParams, choose, sample
 from pipeline.engines.torch.sequences import Decode, RequestState, Sequence, Stops, WaitingQueue
-from pipeline.engines.torch.slots import Copy, SlotTable
 from pipeline.engines.torch.spec import TorchSpec
 
 
@@ -62,15 +59,20 @@ class BatchPlan:
         """The log probabilities that are read from the logits, of options and of scored tokens."""
         self.keep = list(range(len(decoding)))
         """Flat positions whose logits are computed; a row of logits is an index into this list."""
-        self._ids = [np.array([sequence.ids[-1] for sequence in decoding], dtype=np.int64)]
-        self._slots = [np.array([sequence.slot for sequence in decoding], dtype=np.int64)]
-        self._positions = [np.array([sequence.position for sequence in decoding], dtype=np.int64)]
-        self._chunks: list[PrefillChunk] = []
-        self._fed = len(decoding)
+        ids = [np.array([sequence.ids[-1] for sequence in decoding], dtype=np.int64)]
+        slots = [np.array([sequence.slot for sequence in decoding], dtype=np.int64)]
+        positions = [np.array([sequence.position for sequence in decoding], dtype=np.int64)]
+        chunks, fed = [], len(decoding)
         for prefill in prefills:
-            self._add(prefill)
-        self.ids, slots, positions = map(np.concatenate, (self._ids, self._slots, self._positions))
-        self.batch = BatchLayout(slots, positions, len(decoding), self._chunks)
+            start, end = prefill.done, prefill.done + prefill.chunk
+            ids.append(prefill.state.fed[start:end])
+            slots.append(np.full(prefill.chunk, prefill.slot, dtype=np.int64))
+            positions.append(np.arange(start, end, dtype=np.int64))
+            chunks.append(PrefillChunk(prefill.slot, fed, fed + prefill.chunk, start))
+            self._want(prefill, start, end, fed)
+            fed += prefill.chunk
+        self.ids = np.concatenate(ids)
+        self.batch = BatchLayout(np.concatenate(slots), np.concatenate(positions), len(decoding), chunks)
 
     def sampling_params(self) -> SamplingParams:
         """The sampling parameters of `sequences`, one row for each."""
@@ -84,32 +86,23 @@ class BatchPlan:
             np.array([len(sequence.ids) for sequence in self.sequences], dtype=np.uint64),
         )
 
-    def _add(self, prefill: Prefill) -> None:
-        start, end = prefill.done, prefill.done + prefill.chunk
-        self._ids.append(prefill.state.fed[start:end])
-        self._slots.append(np.full(prefill.chunk, prefill.slot, dtype=np.int64))
-        self._positions.append(np.arange(start, end, dtype=np.int64))
-        self._chunks.append(PrefillChunk(prefill.slot, self._fed, self._fed + prefill.chunk, start))
-        self._want(prefill, start, end)
-        self._fed += prefill.chunk
-
-    def _want(self, prefill: Prefill, start: int, end: int) -> None:
-        """Note what the logits of a prefill's tokens `start` to `end` are needed for: scores, options, or first tokens."""
+    def _want(self, prefill: Prefill, start: int, end: int, fed: int) -> None:
+        """Note what the logits of a prefill's tokens `start` to `end`, in the batch from `fed` on, give: scores, options, tokens."""
         state, request = prefill.state, prefill.state.request
         if request.scored_ids:
-            fed: NDArray[np.int64] = state.fed
-            for position in range(max(start, len(state.prompt) - 1), min(end, len(fed) - 1)):
-                self.wanted.append(WantedLogprob(self._keep(position - start), int(fed[position + 1]), prefill))
+            for position in range(max(start, len(state.prompt) - 1), end):
+                token = request.scored_ids[position + 1 - len(state.prompt)]
+                self.wanted.append(WantedLogprob(self._keep(fed + position - start), token, prefill))
         elif end == len(state.fed):
-            row = self._keep(prefill.chunk - 1)
+            row = self._keep(fed + prefill.chunk - 1)
             self.wanted += [WantedLogprob(row, token, prefill) for token in request.option_ids]
             if not request.option_ids:
                 self.sequences += prefill.sequences
                 self.rows += [row] * len(prefill.sequences)
 
-    def _keep(self, offset: int) -> int:
-        """Have the logits computed at `offset` in the chunk that is being added; returns their row."""
-        self.keep.append(self._fed + offset)
+    def _keep(self, position: int) -> int:
+        """Have the logits computed at a flat position; returns their row."""
+        self.keep.append(position)
         return len(self.keep) - 1
 
 
@@ -122,61 +115,58 @@ class LoadedModel(NamedTuple):
     max_model_len: int
     vocab_size: int
     facts: Mapping[str, Fact]
-    adapters: Adapters
+    use_adapter: Callable[[str | None], None]
+    """Makes the model compute with an adapter, or without."""
 
 
 class BatchRunner:
     """The `BatchedModel` of engine `torch`: the requests of one model, waiting and running, and its key-value cache."""
 
     def __init__(self, model: LoadedModel, cache: KVCache, slots: SlotTable, spec: TorchSpec) -> None:
-        self.module, self.cache, self.slots, self.device = model.module, cache, slots, model.module.device
         self.max_model_len, self.vocab_size, self.facts = model.max_model_len, model.vocab_size, dict(model.facts)
-        self.max_num_seqs, self.max_num_batched_tokens = spec.max_num_seqs, spec.max_num_batched_tokens
-        self._adapters = model.adapters
-        self.waiting = WaitingQueue()
-        self._decode = model.decode
+        self._model, self._cache, self._slots, self._spec = model, cache, slots, spec
+        self._device = model.module.device
+        self._adapters = {name: number << 32 for number, name in enumerate((None, *spec.adapters))}
+        """What is added to a token's id for each adapter, where slots compare prefixes: one computed with another adapter never matches."""
         self._stops = lru_cache(maxsize=64)(lambda strings, ids: Stops(strings, ids, model.eos_ids, model.decode))
-        self._decoding: list[Sequence] = []
-        self._prefills: list[Prefill] = []
         self._states: dict[int, RequestState] = {}
+        self._waiting = WaitingQueue()
+        self._prefills: list[Prefill] = []
+        self._decoding: list[Sequence] = []
         self._meter = UsageMeter()
-        self.busy_s = 0.0
-        self.written_tokens = 0
+        self._busy_s = 0.0
+        self._written_tokens = 0
 
     def add(self, number: int, request: Request) -> None:
         stops = self._stops(request.stop, request.stop_ids)
-        state = RequestState(number, request, stops, self._decode, self.max_model_len)
-        state.arrival_s = time.monotonic()
-        self._states[number] = state
-        self.waiting.add(state)
+        state = RequestState(number, request, stops, self._model.decode, self.max_model_len, time.monotonic())
+        self._states[number] = self._waiting[number] = state
 
     def abort(self, number: int) -> None:
         """Keys and values that were computed stay in the cache."""
-        if self._states.pop(number, None) is None:
-            return
-        self.waiting.discard(number)
-        gone = [sequence for sequence in self._decoding if sequence.state.number == number]
-        gone += [sequence for prefill in self._prefills if prefill.state.number == number for sequence in prefill.sequences]
+        self._states.pop(number, None)
+        self._waiting.pop(number, None)
+        running = [*self._decoding, *(sequence for prefill in self._prefills for sequence in prefill.sequences)]
+        for sequence in running:
+            if sequence.state.number == number:
+                self._slots.release(sequence.slot)
         self._decoding = [sequence for sequence in self._decoding if sequence.state.number != number]
         self._prefills = [prefill for prefill in self._prefills if prefill.state.number != number]
-        for sequence in gone:
-            self.slots.release(sequence.slot)
 
     @property
     def idle(self) -> bool:
         return not self._states
 
     def reset_prefix_cache(self) -> None:
-        self.slots.reset_prefix_cache()
+        self._slots.reset_prefix_cache()
 
     def statistics(self) -> EngineStatistics:
-        running, waiting = len(self._states) - len(self.waiting), len(self.waiting)
         return self._meter.statistics(
-            running=running,
-            waiting=waiting,
-            kv_cache_usage=self.slots.usage,
-            busy_s=self.busy_s,
-            written_tokens=self.written_tokens,
+            running=len(self._states) - len(self._waiting),
+            waiting=len(self._waiting),
+            kv_cache_usage=self._slots.usage,
+            busy_s=self._busy_s,
+            written_tokens=self._written_tokens,
         )
 
     @torch.inference_mode()
@@ -189,44 +179,35 @@ class BatchRunner:
         for plan in plans:
             touched |= self._compute(plan)
         if any(plan.prefills for plan in plans):
-            # In the order of slots, so that attention can read neighbouring ones as one view (`BatchLayout.dense`).
-            self._decoding.sort(key=_slot)
-        finished = [(number, self._finish(state)) for number, state in touched.items() if state.finished]
-        self.busy_s += time.monotonic() - started_s
+            # In the order of slots, so that attention can read neighbouring ones as one view (`BatchLayout.spreads`).
+            self._decoding.sort(key=attrgetter("slot"))
+        now_s = time.monotonic()
+        finished = [(number, state.completion(now_s)) for number, state in touched.items() if state.finished]
+        for number, completion in finished:
+            del self._states[number]
+            self._meter.count(completion.usage)
+        self._busy_s += now_s - started_s
         return finished
-
-    def _compute(self, plan: BatchPlan) -> dict[int, RequestState]:
-        """Compute a plan and deliver what comes of it; returns the requests that it was for or that ended, by number."""
-        logits = self._forward(plan)
-        logprobs = torch.log_softmax(logits, dim=-1)
-        tokens, chosen = self._sample(plan, logits, logprobs)
-        likeliest = self._likeliest(plan, logprobs)
-        wanted = self._wanted_logprobs(plan, logprobs)
-        self._advance(plan, time.monotonic())
-        touched = self._deliver(plan, tokens, chosen, likeliest)
-        self._deliver_wanted(plan, wanted)
-        return touched | {prefill.state.number: prefill.state for prefill in plan.prefills}
 
     def _admit(self, now_s: float) -> None:
         """Start waiting candidates while fewer than `max_num_seqs` sequences run."""
-        free = self.max_num_seqs - len(self._decoding) - sum(len(prefill.sequences) for prefill in self._prefills)
-        while free and len(self.waiting):
-            state = self.waiting.next()
+        free = self._spec.max_num_seqs - len(self._decoding) - sum(len(prefill.sequences) for prefill in self._prefills)
+        while free and self._waiting:
+            state = self._waiting.first()
             count = min(free, state.unstarted)
             self._start(state, count, now_s)
             free -= count
             if not state.unstarted:
-                self.waiting.started(state)
+                self._waiting.admit(state.number)
 
     def _start(self, state: RequestState, count: int, now_s: float) -> None:
         """Give a slot to each of `count` candidates of `state`; the first one's is prefilled, the others are copied from it."""
-        affinity, adapter = state.affinity, state.request.adapter
         self._make_room(len(state.fed))
-        placement = self.slots.place(state.prompt, affinity, adapter)
+        placement = self._slots.place(state.prompt + self._adapters[state.request.adapter], state.affinity)
         self._carry_out(placement.copies)
         slots = [placement.slot]
         for _ in range(count - 1):
-            reserved = self.slots.reserve(affinity, adapter)
+            reserved = self._slots.reserve(state.affinity)
             self._carry_out(reserved.copies)
             slots.append(reserved.slot)
         if not state.started:
@@ -237,23 +218,22 @@ class BatchRunner:
 
     def _carry_out(self, copies: list[Copy]) -> None:
         for copy in copies:
-            self.cache.copy(*copy)
+            self._cache.copy(*copy)
 
     def _make_room(self, tokens: int) -> None:
-        capacity = self.cache.capacity
-        if tokens <= capacity:
-            return
-        while capacity < tokens:
-            capacity *= 2
-        capacity = min(capacity, self.max_model_len)
-        self.cache.grow(capacity)
-        self.slots.grow(capacity)
+        capacity = self._cache.capacity
+        if tokens > capacity:
+            while capacity < tokens:
+                capacity *= 2
+            capacity = min(capacity, self.max_model_len)
+            self._cache.grow(capacity)
+            self._slots.grow(capacity)
 
     def _plans(self) -> list[BatchPlan]:
         """Choose what this iteration computes: all sequences that decode, and the oldest prefills within the token budget. Every adapter
         has its own forward pass, so other sequences of the batch change a sequence no more than without adapters."""
         self._make_room(max((sequence.position + 1 for sequence in self._decoding), default=0))
-        budget = max(self.max_num_batched_tokens - len(self._decoding), 1)
+        budget = max(self._spec.max_num_batched_tokens - len(self._decoding), 1)
         going = []
         for prefill in self._prefills:
             if not budget:
@@ -264,20 +244,36 @@ class BatchRunner:
         parts: list[Sequence | Prefill] = [*self._decoding, *going]
         adapters = dict.fromkeys(part.state.request.adapter for part in parts)
         return [
-            BatchPlan([each for each in self._decoding if _has(each, adapter)], [each for each in going if _has(each, adapter)], adapter)
+            BatchPlan(
+                [sequence for sequence in self._decoding if sequence.state.request.adapter == adapter],
+                [prefill for prefill in going if prefill.state.request.adapter == adapter],
+                adapter,
+            )
             for adapter in adapters
         ]
+
+    def _compute(self, plan: BatchPlan) -> dict[int, RequestState]:
+        """Compute a plan and deliver what comes of it; returns the requests that it was for or that ended, by number."""
+        logits = self._forward(plan)
+        logprobs = torch.log_softmax(logits, dim=-1)
+        tokens, chosen = self._sample(plan, logits, logprobs)
+        likeliest = self._likeliest(plan, logprobs)
+        wanted = self._wanted(plan, logprobs) if plan.wanted else []
+        self._advance(plan, time.monotonic())
+        touched = self._deliver(plan, tokens, chosen, likeliest)
+        self._deliver_wanted(plan, wanted)
+        return touched | {prefill.state.number: prefill.state for prefill in plan.prefills}
 
     def _forward(self, plan: BatchPlan) -> Tensor:
         """Compute the batch; returns the logits (len(plan.keep), vocabulary), float32, of the positions that the plan keeps."""
         batch = plan.batch
-        self._adapters.use(plan.adapter)
-        self.slots.write(batch.slots, batch.positions, plan.ids)
-        self.cache.begin(batch)
-        output = self.module(
-            input_ids=torch.from_numpy(plan.ids).to(self.device)[None],
-            position_ids=torch.from_numpy(batch.positions).to(self.device)[None],
-            past_key_values=self.cache,
+        self._model.use_adapter(plan.adapter)
+        self._slots.write(batch.slots, batch.positions, plan.ids + self._adapters[plan.adapter])
+        self._cache.begin(batch)
+        output = self._model.module(
+            input_ids=torch.from_numpy(plan.ids).to(self._device)[None],
+            position_ids=torch.from_numpy(batch.positions).to(self._device)[None],
+            past_key_values=self._cache,
             use_cache=True,
             logits_to_keep=0 if len(plan.keep) == len(plan.ids) else self._tensor(plan.keep),
         )
@@ -300,25 +296,21 @@ class BatchRunner:
         if not asking:
             return {}
         rows = logprobs.index_select(0, self._tensor(list(asking.values())))
-        found: list[list[float]] = rows.topk(min(LIKELIEST, rows.shape[-1]), dim=-1).values.tolist()
-        return dict(zip(asking, found, strict=True))
+        return dict(zip(asking, rows.topk(min(LIKELIEST, rows.shape[-1]), dim=-1).values.tolist(), strict=True))
 
-    def _wanted_logprobs(self, plan: BatchPlan, logprobs: Tensor) -> list[float]:
-        if not plan.wanted:
-            return []
-        found: list[float] = logprobs[self._tensor([p.row for p in plan.wanted]), self._tensor([p.token for p in plan.wanted])].tolist()
+    def _wanted(self, plan: BatchPlan, logprobs: Tensor) -> list[float]:
+        rows, tokens, _ = zip(*plan.wanted, strict=True)
+        found: list[float] = logprobs[self._tensor(rows), self._tensor(tokens)].tolist()
         return found
 
     def _advance(self, plan: BatchPlan, now_s: float) -> None:
         """Count the tokens that were prefilled; candidates of finished prefills decode from now on, each in its own slot."""
         for prefill in plan.prefills:
             prefill.done += prefill.chunk
-            if prefill.left:
-                continue
-            state = prefill.state
-            state.first_token_s = state.first_token_s or now_s
-            for sequence in prefill.sequences[1:]:
-                self.cache.copy(*self.slots.fork(prefill.slot, sequence.slot, len(state.prompt)))
+            if not prefill.left:
+                prefill.state.first_token_s = prefill.state.first_token_s or now_s
+                for sequence in prefill.sequences[1:]:
+                    self._cache.copy(*self._slots.fork(prefill.slot, sequence.slot, len(prefill.state.prompt)))
         self._prefills = [prefill for prefill in self._prefills if prefill.left]
 
     def _deliver(
@@ -326,49 +318,31 @@ class BatchRunner:
     ) -> dict[int, RequestState]:
         """Give each sequence its token; those that continue decode from now on. Returns the requests of those that ended, by number."""
         touched = {}
-        self.written_tokens += len(tokens)
+        self._written_tokens += len(tokens)
         for sequence, token, logprob in zip(plan.sequences, tokens, chosen, strict=True):
             if sequence.push(token, logprob, likeliest.get(sequence)):
-                self.slots.release(sequence.slot)
+                self._slots.release(sequence.slot)
                 touched[sequence.state.number] = sequence.state
             else:
                 self._decoding.append(sequence)
         return touched
 
     def _deliver_wanted(self, plan: BatchPlan, found: list[float]) -> None:
+        """Give each prefill the log probabilities that it asked for; a choice takes one option."""
         by_prefill: dict[Prefill, list[float]] = {}
         for wanted, logprob in zip(plan.wanted, found, strict=True):
             by_prefill.setdefault(wanted.prefill, []).append(logprob)
         for prefill, logprobs in by_prefill.items():
-            state = prefill.state
-            if state.request.option_ids:
-                _choose(state, prefill.sequences[0], logprobs)
-                self.written_tokens += 1
+            state, request = prefill.state, prefill.state.request
+            if request.option_ids:
+                index = choose(logprobs, request.temperature, prefill.sequences[0].key)
+                state.option_logprobs = tuple(logprobs)
+                state.settle(request.option_ids[index], logprobs[index])
+                self._written_tokens += 1
             else:
                 state.scored_logprobs += tuple(logprobs)
             if not prefill.left:
-                self.slots.release(prefill.slot)
+                self._slots.release(prefill.slot)
 
-    def _finish(self, state: RequestState) -> Completion:
-        del self._states[state.number]
-        state.end_s = time.monotonic()
-        completion = state.completion()
-        self._meter.count(completion.usage)
-        return completion
-
-    def _tensor(self, values: list[int]) -> Tensor:
-        return torch.tensor(values, dtype=torch.int64, device=self.device)
-
-
-_slot = attrgetter("slot")
-
-
-def _has(part: Sequence | Prefill, adapter: str | None) -> bool:
-    return part.state.request.adapter == adapter
-
-
-def _choose(state: RequestState, sequence: Sequence, logprobs: list[float]) -> None:
-    """End a choice: take one option, given the log probabilities of all of them."""
-    state.option_logprobs = tuple(logprobs)
-    index = choose(logprobs, state.request.temperature, sequence.key)
-    state.settle(state.request.option_ids[index], logprobs[index])
+    def _tensor(self, values: Collection[int]) -> Tensor:
+        return torch.tensor(values, dtype=torch.int64, device=self._device)

@@ -49,9 +49,7 @@ class SamplingParams(NamedTuple):
 
     def take(self, rows: NDArray[np.intp]) -> "SamplingParams":
         """The parameters of the given `rows` only."""
-        return SamplingParams(
-            self.temperature[rows], self.top_p[rows], self.top_k[rows], self.min_p[rows], self.keys[rows], self.positions[rows]
-        )
+        return SamplingParams._make(each[rows] for each in self)
 
 
 def sample(logits: Tensor, params: SamplingParams) -> Tensor:

@@ -1,6 +1,5 @@
 """The state of requests inside the worker: which starts next, how far each candidate is, when it ends. No torch and no clock here."""
 
-import heapq
 from collections.abc import Callable
 
 import numpy as np
@@ -19,46 +18,32 @@ class Stops:
     """Decides whether a token ends a candidate; one for each set of stop strings and ids, because it caches what it finds of a token."""
 
     def __init__(self, strings: tuple[str, ...], ids: tuple[int, ...], eos: frozenset[int], decode: Decode) -> None:
-        self._strings, self._ids, self._eos, self._decode = strings, frozenset(ids), eos, decode
+        self.eos = eos
+        """The end-of-sequence tokens."""
+        self._strings, self._ids, self._decode = strings, frozenset(ids), decode
         self._last = {text[-1] for text in strings}
-        self._longest = max(map(len, strings), default=0)
+        # A token has a character at least. One token more than needed, because decoders may treat the first of a text differently.
+        self._tail = max(map(len, strings), default=0) + 1
         self._endings: dict[int, bool] = {}
 
     def may_end(self, token: int) -> bool:
         """True if this token can be a candidate's last one, so that `reason` must be asked; cached for every token."""
         known = self._endings.get(token)
         if known is None:
-            known = self._endings[token] = token in self._eos or token in self._ids or self._can_complete(token)
+            known = self._endings[token] = token in self.eos or token in self._ids or self._can_complete(token)
         return known
-
-    def is_eos(self, token: int) -> bool:
-        """True if `token` is an end-of-sequence token."""
-        return token in self._eos
 
     def reason(self, ids: list[int]) -> str | int | None:
         """The stop id or stop string that the last of `ids` completes; None where it completes none."""
         if ids[-1] in self._ids:
             return ids[-1]
-        tail = self._tail(ids) if self._strings else ""
+        tail = self._decode(ids[-self._tail :]) if self._strings else ""
         return next((text for text in self._strings if text in tail), None)
 
     def _can_complete(self, token: int) -> bool:
         """True if the token's text holds the last character of a stop string, or a part of a character."""
         text = self._decode([token])
         return "\ufffd" in text or not self._last.isdisjoint(text)
-
-    def _tail(self, ids: list[int]) -> str:
-        """Text of the last of `ids`, enough for the longest stop string to end in the last token.
-
-        One token more than needed, because decoders may treat the first of a text differently.
-        """
-        count = 2
-        text = self._decode(ids[-count:])
-        wanted = self._longest + len(self._decode(ids[-1:]))
-        while len(text) < wanted and count < len(ids):
-            count *= 2
-            text = self._decode(ids[-count:])
-        return text if count >= len(ids) else self._decode(ids[-count - 1 :])
 
 
 class Sequence:
@@ -93,7 +78,7 @@ class Sequence:
             reason = state.stops.reason(self.ids)
             if reason is not None:
                 return self._end("stop", reason)
-            if state.stops.is_eos(token):
+            if token in state.stops.eos:
                 self.ids.pop()
                 return self._end("stop", None)
         if len(self.ids) == state.max_tokens:
@@ -115,11 +100,11 @@ class Sequence:
 class RequestState:
     """One request from its arrival to its completion."""
 
-    def __init__(self, number: int, request: Request, stops: Stops, decode: Decode, max_model_len: int) -> None:
+    def __init__(self, number: int, request: Request, stops: Stops, decode: Decode, max_model_len: int, arrival_s: float) -> None:
         self.number, self.request, self.stops, self.decode = number, request, stops, decode
         self.prompt = np.array(request.prompt_ids, dtype=np.int64)
-        self.fed = np.array([*request.prompt_ids, *request.scored_ids], dtype=np.int64) if request.scored_ids else self.prompt
-        """The tokens to prefill: the prompt, followed by the tokens to score."""
+        self.fed = np.array([*request.prompt_ids, *request.scored_ids[:-1]], dtype=np.int64) if request.scored_ids else self.prompt
+        """The tokens to prefill: the prompt, followed by the tokens to score but the last, after which nothing is scored."""
         self.max_tokens = min(request.max_tokens, max_model_len - len(self.prompt))
         self.started = 0
         """How many candidates have a slot or have ended."""
@@ -128,9 +113,7 @@ class RequestState:
         self.option_logprobs: tuple[float, ...] = ()
         self.scored_logprobs: tuple[float, ...] = ()
         self.cached_tokens = self.output_tokens = 0
-        self.arrival_s = self.first_scheduled_s = self.first_token_s = self.end_s = 0.0
-        self.rank = (request.priority, number)
-        """The order in which requests start, lowest first."""
+        self.arrival_s, self.first_scheduled_s, self.first_token_s = arrival_s, 0.0, 0.0
 
     @property
     def affinity(self) -> str:
@@ -156,51 +139,42 @@ class RequestState:
         text = self.decode([option])
         self.ended[0] = Candidate(ids=(option,), text=text, cumulative_logprob=logprob, finish_reason="length")
 
-    def completion(self) -> Completion:
+    def completion(self, end_s: float) -> Completion:
         """The answer to the request, which must be `finished`."""
         return Completion(
             candidates=tuple(self.ended[index] for index in sorted(self.ended)),
             option_logprobs=self.option_logprobs,
             scored_logprobs=self.scored_logprobs,
-            usage=Usage(input_tokens=len(self.fed), cached_input_tokens=self.cached_tokens, output_tokens=self.output_tokens),
+            usage=Usage(
+                input_tokens=len(self.prompt) + len(self.request.scored_ids),
+                cached_input_tokens=self.cached_tokens,
+                output_tokens=self.output_tokens,
+            ),
             timing=Timing(
                 queue_time_s=self.first_scheduled_s - self.arrival_s,
                 prefill_time_s=self.first_token_s - self.first_scheduled_s,
-                decode_time_s=self.end_s - self.first_token_s,
+                decode_time_s=end_s - self.first_token_s,
                 time_to_first_token_s=self.first_token_s - self.arrival_s,
             ),
         )
 
 
-class WaitingQueue:
-    """Requests with candidates that have not started, in the order of priority and arrival; now and then the oldest goes first."""
+class WaitingQueue(dict[int, RequestState]):
+    """Requests with candidates that have not started, by number, in the order of arrival."""
 
-    def __init__(self) -> None:
-        self._states: dict[int, RequestState] = {}
-        self._ranked: list[tuple[tuple[int, int], int]] = []
-        self._taken = 0
+    _admitted = 0
 
-    def __len__(self) -> int:
-        return len(self._states)
+    def first(self) -> RequestState:
+        """The request whose candidates start next, by priority and arrival; now and then the oldest."""
+        if self._admitted % _OLDEST_EVERY == _OLDEST_EVERY - 1:
+            return next(iter(self.values()))
+        return min(self.values(), key=_rank)
 
-    def add(self, state: RequestState) -> None:
-        """Add a request."""
-        self._states[state.number] = state
-        heapq.heappush(self._ranked, (state.rank, state.number))
-
-    def discard(self, number: int) -> None:
-        """Remove a request, if it is here."""
-        self._states.pop(number, None)
-
-    def next(self) -> RequestState:
-        """The request whose candidates start next; it stays in the queue until `started` or `discard` removes it."""
-        if self._taken % _OLDEST_EVERY == _OLDEST_EVERY - 1:
-            return next(iter(self._states.values()))  # dictionaries keep the order of arrival
-        while self._ranked[0][1] not in self._states:
-            heapq.heappop(self._ranked)
-        return self._states[self._ranked[0][1]]
-
-    def started(self, state: RequestState) -> None:
+    def admit(self, number: int) -> None:
         """Remove a request, all of whose candidates have started."""
-        self._taken += 1
-        self.discard(state.number)
+        self._admitted += 1
+        del self[number]
+
+
+def _rank(state: RequestState) -> tuple[int, int]:
+    return state.request.priority, state.number

@@ -1,34 +1,12 @@
 """The keys that an engines file may hold for an engine `torch`."""
 
 from collections.abc import Mapping
-from functools import cache
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
 from pipeline.graph.json_keys import check_template_arguments
 from pipeline.graph.spec import AdapterName, RestartableSpec
-
-SMALL_PARAMETERS = 20_000_000
-"""Below this number of parameters a CPU has the weights in its caches, and float32 is faster there and rounds less."""
-BFLOAT16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}
-"""What Linux calls instructions on numbers of this type, on x86 and Arm."""
-
-
-def float32_on_cpu(parameters: int | None) -> bool:
-    """Whether `dtype: auto` computes a model of that many parameters (None: not known) in float32 on this machine's CPU."""
-    return (parameters is not None and parameters < SMALL_PARAMETERS) or not cpu_has_bfloat16()
-
-
-@cache
-def cpu_has_bfloat16() -> bool:
-    """Whether this machine's CPU has instructions for bfloat16; one that has none took 40 times as long for a product of matrices as in
-    float32. False where the system does not say."""
-    try:
-        return not BFLOAT16_FLAGS.isdisjoint(Path("/proc/cpuinfo").read_text().split())
-    except OSError:
-        return False
 
 
 class TorchSpec(RestartableSpec, frozen=True, kw_only=True, tag="torch"):

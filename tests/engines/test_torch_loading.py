@@ -1,0 +1,136 @@
+"""What engine `torch` refuses to load, and what must go on working. Every model is small."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.engines.process.wire import Setup
+from pipeline.engines.torch.spec import TorchSpec
+from pipeline.errors import UsageError
+from tests.support.adapters import noise, write_adapter
+from tests.support.paths import MODELS
+
+pytestmark = pytest.mark.torch
+SIZE = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+SIZE |= {"vocab_size": 560, "max_position_embeddings": 256, "head_dim": 8}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+
+
+def loaded(model: Path, **options: Any) -> Any:
+    from pipeline.engines.torch.model import load_model
+
+    spec = TorchSpec(model=str(model), **options)
+    return load_model(Setup.of("target", spec, str(model)))
+
+
+def saved(folder: Path, name: str, **options: Any) -> Path:
+    """A random model of the class `name` of transformers, saved with the bundled tokenizer."""
+    import transformers
+
+    kind = getattr(transformers, name)
+    kind(kind.config_class(**SIZE | options)).save_pretrained(folder)
+    for path in (MODELS / "tiny-draft").glob("tokenizer*"):
+        shutil.copy(path, folder)
+    return folder
+
+
+@pytest.fixture
+def draft(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(MODELS / "tiny-draft", tmp_path / "model"))
+
+
+def rewrite(folder: Path, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    """Replace the tensors of a model's only file."""
+    from safetensors.torch import load_file, save_file
+
+    tensors = change(load_file(folder / "model.safetensors"))
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "model.safetensors")
+
+
+def without(*words: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    return lambda tensors: {name: tensor for name, tensor in tensors.items() if not any(word in name for word in words)}
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (without("k_proj"), r"2 of the model's tensors are not in its files: model\.layers\.0\.self_attn\.k_proj\.weight, "),
+        (without("embed_tokens"), "2 of the model's tensors are not in its files: lm_head.weight, model.embed_tokens.weight"),
+        (lambda tensors: tensors | {"model.norm.weight": tensors["model.norm.weight"][:3]}, "have other shapes .*: model.norm.weight;"),
+    ],
+    ids=["missing", "tied", "shape"],
+)
+def test_no_tensor_is_made_up(draft: Path, change: Callable[[dict[str, Any]], dict[str, Any]], says: str) -> None:
+    rewrite(draft, change)
+    with pytest.raises(UsageError, match=says):
+        loaded(draft)
+
+
+def test_a_layer_that_the_configuration_does_not_count_is_refused_and_masks_and_heads_are_not(draft: Path) -> None:
+    beside = ("v_head.weight", "model.layers.0.self_attn.masked_bias")
+    rewrite(draft, lambda tensors: tensors | {name: tensors["model.norm.weight"].clone() for name in beside})
+    loaded(draft)
+    config = json.loads((draft / "config.json").read_text())
+    (draft / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 1, "layer_types": config["layer_types"][:1]}))
+    with pytest.raises(UsageError, match=r"are in its files, of a layer more than config.json says: model\.layers\.1\."):
+        loaded(draft)
+
+
+def test_experts_are_counted_one_by_one(tmp_path: Path) -> None:
+    folder = saved(tmp_path, "Qwen3MoeForCausalLM", **EXPERTS)
+    loaded(folder)
+    rewrite(folder, without("experts.1.gate_proj"))
+    with pytest.raises(UsageError, match="conversion"):
+        loaded(folder)
+
+
+class Malicious:
+    """Prints when it is unpickled."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return print, ("unpickled",)
+
+
+def test_a_pickle_runs_no_code(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    import torch
+    from safetensors.torch import load_file
+
+    folder = saved(tmp_path, "LlamaForCausalLM")
+    tensors = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    torch.save(tensors, folder / "pytorch_model.bin")
+    loaded(folder)
+    torch.save(tensors | {"more": Malicious()}, folder / "pytorch_model.bin")
+    with pytest.raises(UsageError, match="Weights only load failed"):
+        loaded(folder)
+    assert "unpickled" not in capfd.readouterr().out
+
+
+def test_random_weights_are_made_only_where_they_are_asked_for(draft: Path) -> None:
+    (draft / "model.safetensors").unlink()
+    assert loaded(draft, load_format="dummy").vocab_size > 0
+    with pytest.raises(UsageError, match="no file named"):
+        loaded(draft)
+
+
+def test_attention_and_contexts_that_the_engine_does_not_have_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="soft caps"):
+        loaded(saved(tmp_path, "Gemma2ForCausalLM"))
+    with pytest.raises(UsageError, match="max_model_len is 1048576, but the model supports 4096"):
+        loaded(MODELS / "tiny-target", max_model_len=1 << 20)
+
+
+@pytest.mark.parametrize(
+    ("config", "what"),
+    [
+        ({"target_modules": ["k_proj", "v_proj", "q_proj"]}, "14 matrices of the adapter in .* are not in its file"),
+        ({"target_modules": ["c_attn"]}, "the adapter in .* does not fit: Target modules"),
+    ],
+)
+def test_an_adapter_that_peft_cannot_put_together_is_refused(tmp_path: Path, config: dict[str, Any], what: str) -> None:
+    with pytest.raises(UsageError, match=what):
+        loaded(MODELS / "tiny-target", adapters={"odd": str(write_adapter(tmp_path, noise(0), **config))})
