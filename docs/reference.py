@@ -7,6 +7,7 @@ mkdocs (`gen-files`); prints nothing, writes pages of the build alone.
 import inspect
 import json
 import re
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import NoneType, UnionType
@@ -22,7 +23,6 @@ from pipeline.data.recipe import Recipe
 from pipeline.graph.load import Preset
 from pipeline.graph.plugins import engine_specs, stage_specs
 from pipeline.graph.prompts import ChoosePrompt, Example, Marks, Prompts, Question
-from pipeline.graph.schema import field_docs
 from pipeline.graph.spec import EngineSpec, GraphSpec, RestartableSpec, Sampling, SamplingSpec, StageSpec, UntilSpec
 from pipeline.session.options import ABOUT, RunKeywords
 from pipeline.store.columns import schema_of
@@ -30,6 +30,10 @@ from pipeline.store.events import ROWS
 from pipeline.store.query import DERIVED
 from pipeline.training.examples import Origin, PreferenceRow, PreferenceTokensRow, SelectionRow, SftRow, SftTokensRow
 from pipeline.training.lora.config import CONFIGS, LoraSpec, TrainConfig
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "tools"))
+
+from schemas import field_docs
 
 MARK = re.compile(r"<!-- generated: (\w+) -->.*?<!-- /generated -->", re.DOTALL)
 ROOT = Path(__file__).parent.parent

@@ -1,21 +1,119 @@
-"""Write the JSON Schemas of the files that a user writes to `graphs/schemas/`, for editors: python tools/schemas.py"""
+"""Write the JSON Schemas of the files that a user writes to `graphs/schemas/`, for editors: python tools/schemas.py
 
+Wherever a graph may name a param, its schema allows `$NAME` in place of the value.
+"""
+
+import ast
+import inspect
+import textwrap
+from collections.abc import Iterator, Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, get_args
 
 import msgspec
+from msgspec import Struct, structs
 
+from pipeline.graph.load import PARAM_PATTERN, PARAMS
 from pipeline.graph.plugins import engine_specs, stage_specs
-from pipeline.graph.schema import FileName, json_schema, struct_schema
+from pipeline.graph.prompts import Prompts
+from pipeline.graph.spec import GraphSpec
 from pipeline.sweep.study_file import StudySpec
 
 FOLDER = Path(__file__).parent.parent / "graphs/schemas"
+REF = "#/$defs/"
+PARAM = {"type": "string", "pattern": f"^{PARAM_PATTERN}$", "description": "The value of this param."}
+LIKE = {
+    "type": "string",
+    "description": "A bundled prompts file by name, or a path: its texts apply to the keys that are left out.",
+}
+GRAPH_PARAMS = {
+    "type": "object",
+    "description": "Defaults for the params of graphs that run on these engines, by the name of the graph.",
+    "additionalProperties": {"type": "object"},
+}
+SCALARS = ("string", "number", "integer", "boolean", "null")
 
 
 def schemas() -> dict[str, dict[str, Any]]:
     """The schema of every kind of file, by its name."""
-    found = {file: json_schema(file, stage_specs(), engine_specs()) for file in get_args(FileName)}
-    return found | {"study": struct_schema(StudySpec, "study file")}
+    engines, stages = engine_specs(), stage_specs()
+    graph = _components(GraphSpec, *stages.values(), *engines.values())
+    graph["Prompts"]["properties"]["like"] = LIKE
+    graph = {name: part if name == "GraphSpec" else _with_params(part) for name, part in graph.items()}
+    for part in graph.values():
+        if "prompts" in part.get("properties", {}):
+            part["properties"]["prompts"] = {"anyOf": [LIKE, {"$ref": f"{REF}Prompts"}, {"type": "null"}]}
+    graph |= {"StageSpec": _by_tag("kind", stages), "EngineSpec": _by_tag("backend", engines)}
+    file = {"type": "object", "properties": {PARAMS: GRAPH_PARAMS}, "additionalProperties": {"$ref": f"{REF}EngineSpec"}}
+    return {
+        "graph": _file("graph", graph["GraphSpec"], graph),
+        "engines": _file("engines", file, _components(*engines.values()) | {"EngineSpec": _by_tag("backend", engines)}),
+        "prompts": _file("prompts", {"$ref": f"{REF}Prompts"}, _components(Prompts)),
+        "study": _file("study", {"$ref": f"{REF}StudySpec"}, _components(StudySpec)),
+    }
+
+
+def _file(name: str, top: Mapping[str, Any], parts: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        **top,
+        "title": f"{name} file",
+        "$defs": {name: parts[name] for name in sorted(parts)},
+    }
+
+
+def _components(*kinds: type[Struct]) -> dict[str, dict[str, Any]]:
+    """The schemas of these Structs and of those that they hold, by name, each field described."""
+    structs_by_name = {kind.__name__: kind for kind in _inner(kinds)}
+    _, parts = msgspec.json.schema_components(list(kinds), ref_template=f"{REF}{{name}}")
+    for name, part in parts.items():
+        for field, said in (field_docs(structs_by_name[name]) if name in structs_by_name else {}).items():
+            part["properties"][field] |= {"description": said} if said else {}
+    return dict(parts)
+
+
+def _inner(kinds: Any) -> Iterator[type[Struct]]:
+    """The Structs among types, and those within them."""
+    for kind in kinds:
+        is_struct = isinstance(kind, type) and issubclass(kind, Struct)
+        if is_struct:
+            yield kind
+        yield from _inner([field.type for field in structs.fields(kind)] if is_struct else get_args(kind))
+
+
+def _with_params(part: dict[str, Any]) -> dict[str, Any]:
+    """The schema of a Struct each scalar of which may be that of a param."""
+    found = dict(part)
+    for name, each in part.get("properties", {}).items():
+        kinds = [each, *each.get("anyOf", ())]
+        if any(kind.get("type") in SCALARS or len(kind.get("enum", ())) > 1 for kind in kinds):
+            outer = {key: each[key] for key in ("description", "default") if key in each}
+            found["properties"] = found["properties"] | {
+                name: {"anyOf": [{k: v for k, v in each.items() if k not in outer}, PARAM], **outer}
+            }
+    return found
+
+
+def _by_tag(tag: str, kinds: Mapping[str, type[Struct]]) -> dict[str, Any]:
+    """The schema of one of several Structs, which its `tag` names: an error is told of that one alone."""
+    ways = [
+        {"if": {"required": [tag], "properties": {tag: {"const": name}}}, "then": {"$ref": f"{REF}{kind.__name__}"}}
+        for name, kind in kinds.items()
+    ]
+    return {"type": "object", "required": [tag], "properties": {tag: {"enum": list(kinds)}}, "allOf": ways}
+
+
+def field_docs(struct: type[Struct]) -> dict[str, str]:
+    """What is said of each field of a Struct and its base classes, by the name that files use; empty where nothing is."""
+    said: dict[str, str] = {}
+    for base in reversed([each for each in struct.__mro__ if issubclass(each, Struct) and each is not Struct]):
+        body = ast.parse(textwrap.dedent(inspect.getsource(base))).body[0].body  # type: ignore[attr-defined]
+        for field, after in pairwise(body):
+            match field, after:
+                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                    said[name] = " ".join(text.split())
+    return {field.encode_name: said.get(field.name, "") for field in structs.fields(struct)}
 
 
 if __name__ == "__main__":

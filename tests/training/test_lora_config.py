@@ -1,5 +1,6 @@
 """Training files: strict, with the papers' values as defaults."""
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -8,9 +9,13 @@ import pytest
 
 from pipeline.bundled import bundled_files
 from pipeline.errors import GraphError, UsageError
-from pipeline.graph.schema import field_docs
 from pipeline.training.lora.config import CONFIGS, DraftConfig, LoraSpec, SelectConfig, TrainConfig, load_config
+from tests.support.paths import ROOT
 from tests.support.training_data import write_config
+
+sys.path.insert(0, str(ROOT / "tools"))
+
+from schemas import field_docs
 
 LEAST: dict[str, Any] = {"model": "bundled:tiny-target", "data": ["choices.jsonl"], "output": "out"}
 
