@@ -203,6 +203,8 @@ async def solve_async(graph: Graph, problems: Input, **options: Unpack[RunKeywor
         raise UsageError("solve_async needs asyncio's event loop; with another one call solve in a thread")
     if options.get("baseline"):
         raise UsageError("baseline: solve_async gives the chains of one run; use solve")
+    if options.get("replicas", 1) != 1:
+        raise UsageError("replicas: solve_async gives the chains of one process; use solve")
     virtual = opened and time_is_virtual()
     called = _called(graph, problems, options, virtual=virtual)
     with ExitStack() as stack:
@@ -243,7 +245,7 @@ class _SolveCall(Struct, frozen=True, kw_only=True):
         if run.folder is not None and run.old is None and self.listed is not None:
             self.listed.save(run.folder / PROBLEMS)
         if self.engines is None:
-            here = import_module("pipeline.cluster.local").solve_on_this_machine if run.options.on_replicas else open_and_solve
+            here = import_module("pipeline.cluster.replicas").solve_on_this_machine if run.options.on_replicas else open_and_solve
             result: SessionResult = await here(run, observer, stop)
             return result
         return await solve_on(self.engines, run, observer, stop)
@@ -255,7 +257,7 @@ def _solved(call: _SolveCall, trace: bool, progress: bool) -> Result:
     if run.nothing_to_do:
         return _result(SessionResult.of_old(run).run, run, None)
     observer = Observer(sink=kept, watch=progress_shown) if progress else Observer(sink=kept)
-    background = ThreadRun(partial(call.carry_out, observer), virtual=run.virtual_time)
+    background = ThreadRun(partial(call.carry_out, observer), virtual=run.virtual_time and not run.options.on_replicas)
     try:
         ended = background.result()
     finally:
@@ -310,6 +312,8 @@ def _prepared_call(stack: ExitStack, graph: Graph, problems: Input, given: dict[
     opened, said, planned = _opened(engines), list[str](), dict[str, dict[str, Any]]()
     if opened is not None and given.get("replicas", 1) != 1:
         raise UsageError("replicas: the engines are already open; give specs, of which each replica opens its own")
+    if given.get("replicas", 1) != 1 and given.get("output") is None:
+        raise UsageError("replicas: their rows are written into a run folder; name one with output")
     if bound.get("models"):
         planned, sentences = _placed(graph, engines, bound, given.get("batch_size", 64), given.get("replicas", 1))
         said += sentences

@@ -62,7 +62,7 @@ DOORS = {
     "datasets": ["data/prepare", "training/lora/trainer"],
     "prometheus_client": ["cli/metrics"],
     "pynvml": ["system/machine"],
-    "ray": ["cluster/ray_actors"],
+    "ray": ["cluster/ray"],
     "obstore": ["remote/object_store"],
     "boto3": ["remote/object_store"],
     "filelock": ["store/"],
@@ -70,7 +70,7 @@ DOORS = {
     "yaml": ["graph/yaml_file", "graph/source"],
 }
 """The only places of `pipeline` that may import a package."""
-WORKERS = ("engines/vllm/worker.py", "cluster/replica_process.py")
+WORKERS = ("engines/vllm/worker.py",)
 """Programs of their own, which must ignore SIGINT before they spend seconds on importing."""
 
 

@@ -246,7 +246,5 @@ def _why(run: RunFile, failed: int, counted: Sequence[EngineStatistics] | None) 
         yield f"{failed} attempts failed; what was sampled for them is in the engine's count alone"
     if restarts := sum(each.restarts for each in counted or ()):
         yield f"the engine died {restarts} times; its last count before each death may be slightly out of date"
-    if losses := sum(len(replica.losses) for session in run.sessions for replica in session.replicas):
-        yield f"replicas were lost {losses} times; what their engines counted last, and calls in flight then, may be missing"
     if any(session.status == "killed" for session in run.sessions):
         yield "a session was killed; the calls that were in flight then left no rows"

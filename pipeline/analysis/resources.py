@@ -82,8 +82,8 @@ def facts_of(stated: Mapping[str, Mapping[str, Any]]) -> dict[str, EngineFacts]:
 
 
 def replica_count(run: RunFile) -> int:
-    """How many replicas were started at once: the most of any session of `run`; 1 where the process itself had the engines."""
-    return max((sum(replica.starts > 0 for replica in session.replicas) for session in run.sessions), default=0) or 1
+    """How many replicas solved the problems of `run`; 1 where the process itself had the engines."""
+    return min(int(run.options.get("replicas", 1)), max(run.input.rows, 1))
 
 
 def resources(engines: Iterable[EngineFacts], replicas: int = 1) -> Resources:

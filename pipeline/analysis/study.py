@@ -5,7 +5,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from pipeline.analysis.ledger import Ledger, read_ledger
-from pipeline.analysis.time.occupancy import BINS, Occupancy, ReplicaFigures, by_replica, occupancy
+from pipeline.analysis.time.occupancy import BINS, Occupancy, occupancy
 from pipeline.analysis.time.work import RunTimes, read_work
 from pipeline.store.query import Query
 
@@ -50,8 +50,6 @@ class Analysis(Struct, frozen=True, kw_only=True):
     ledger: Ledger
     latencies: dict[str, dict[str, Percentiles]]
     """Percentiles by stage and by quantity, one of `QUANTITIES`."""
-    replicas: tuple[ReplicaFigures, ...]
-    """The replicas by their numbers; empty where the run has fewer than two."""
 
 
 def analyse(run: Path) -> Analysis:
@@ -67,7 +65,6 @@ def analyse_work(work: RunTimes, bins: int = BINS) -> Analysis:
         occupancy=over_time,
         ledger=read_ledger(work.db),
         latencies=latencies(work.db),
-        replicas=by_replica(work, over_time),
     )
 
 

@@ -6,8 +6,7 @@ A thread of its own reads counters that only the run changes; the run never wait
 import sys
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 
 from rich.console import Group
@@ -20,7 +19,7 @@ from pipeline.cli.console import PlainConsole
 from pipeline.cli.terminal import log, notice_settings, print_notice
 from pipeline.engines.startup import READY, Listener
 from pipeline.graph.spec import EngineSpec
-from pipeline.session.observer import SOLVING, ReplicaState, View
+from pipeline.session.observer import View
 
 PER_SECOND = 4
 """How often the panel is drawn."""
@@ -114,17 +113,14 @@ class Meter:
             f"{progress.live} in flight" + (f" ({paused} paused)" if (paused := self._paused()) else "") + (f": {at}" if at else ""),
             *([f"{accepted / (accepted + fallback):.0%} of {which} accepted"] if accepted + fallback else []),
             *([f"{unverified / progress.steps:.0%} of steps unverified"] if unverified else []),
-            *([_replicas(states)] if (states := view.replicas()) else []),
             *self._restarts(),
             *view.setbacks(),
         ]
 
     def unusual(self) -> list[str]:
         """What a person should know even of a run that is told in short."""
-        states = self.view.replicas()
         return [
             *([f"{paused} paused"] if (paused := self._paused()) else []),
-            *([_replicas(states)] if any(state.what != SOLVING for state in states) else []),
             *self._restarts(),
             *self.view.setbacks(),
         ]
@@ -135,18 +131,18 @@ class Meter:
         return sum(max(count, written.get(role, 0)) for role, count in self.view.progress.output_tokens.items())
 
     def _calls(self) -> int:
-        here = [engine.statistics() for engine in self.view.engines.values()]
-        return sum(each.requests for each in here + [each for state in self.view.replicas() for each in state.statistics.values()])
+        return sum(engine.statistics().requests for engine in self.view.engines.values())
 
     def _paused(self) -> int:
         return 0 if self.view.admission is None else self.view.admission.paused
 
     def _right(self) -> str:
         """The share of right answers, of few as a count; empty where none is graded, and where answers are made up."""
-        graded, correct = (0, 0) if self.view.simulated else self.view.graded()
-        if graded >= ENOUGH_FOR_SHARES:
-            return f"{100 * correct / graded:.1f} % right"
-        return f"{correct} of {graded} right" if graded else ""
+        totals = self.view.totals()
+        if self.view.simulated or not totals.graded:
+            return ""
+        few = totals.graded < ENOUGH_FOR_SHARES
+        return f"{totals.correct} of {totals.graded} right" if few else f"{100 * totals.correct / totals.graded:.1f} % right"
 
     def _restarts(self) -> Iterator[str]:
         for role, engine in self.view.engines.items():
@@ -164,13 +160,6 @@ def panel(meter: Meter) -> Group:
     """Progress as two lines, for a terminal: how far the run is, and what the engines do."""
     meter.look()
     return Group(Text(" · ".join(meter.progress()), "bold"), Text(" · ".join(meter.work())))
-
-
-def _replicas(states: Sequence[ReplicaState]) -> str:
-    """The number of replicas that solve, and of those that do anything else, without the reasons."""
-    counts = Counter(state.what if state.what == SOLVING else state.what.partition(":")[0] for state in states)
-    others = ", ".join(f"{count} {what}" for what, count in sorted(counts.items()) if what != SOLVING)
-    return f"{counts[SOLVING]} of {len(states)} replicas {SOLVING}" + (f" ({others})" if others else "")
 
 
 class Starts(Listener):
@@ -222,11 +211,9 @@ class Starts(Listener):
         return table
 
     def end(self) -> None:
-        """The engines are open, of replicas at least those of one; one that starts again later is news."""
+        """The engines are open; one that starts again later is news."""
         if self._heard:
-            ready = sum(phase == READY for phase, _ in self._phases.values())
-            what = "engines" if ready == len(self._phases) else f"{ready} of {len(self._phases)} engines"
-            print_notice(f"{what} ready after {self._now() - self._first:.1f} s")
+            print_notice(f"engines ready after {self._now() - self._first:.1f} s")
         self._plain = not has_panel()
 
 

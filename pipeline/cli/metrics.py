@@ -16,7 +16,7 @@ from prometheus_client.registry import Collector
 from pipeline.engine import EngineStatistics
 from pipeline.errors import UsageError, reason
 from pipeline.serve.desk import Desk
-from pipeline.session.observer import SOLVING, Observer, View
+from pipeline.session.observer import Observer, View
 
 Value = int | float | None
 
@@ -25,8 +25,8 @@ class Metered(NamedTuple):
     """An engine as its metrics see it."""
 
     engine: EngineStatistics
-    queued: int | None
-    """Requests that wait for it here; None where they wait on its replica."""
+    queued: int
+    """Requests that wait for it here."""
 
 
 ENGINES: tuple[tuple[type[Metric], str, str, Callable[[Metered], Value]], ...] = (
@@ -52,48 +52,30 @@ class RunMetrics(Collector):
     def collect(self) -> Iterator[Metric]:
         view, progress = self._view, self._view.progress
         paused = 0 if view.admission is None else view.admission.paused
-        graded, correct = view.graded()
+        totals = view.totals()
         ended = {"done": progress.done, "failed": progress.failed}
         yield GaugeMetricFamily("pipeline:chains", "Chains of the run.", view.chains)
         yield GaugeMetricFamily("pipeline:chains_in_flight", "Chains that have begun and have not ended.", progress.live)
         yield GaugeMetricFamily("pipeline:chains_paused", "Chains in flight that wait for room in a KV cache.", paused)
         yield _by_label("chains_ended", "Chains that have ended, earlier sessions included.", "outcome", ended)
-        yield CounterMetricFamily("pipeline:chains_graded", "Chains whose answers were compared with their references.", graded)
-        yield CounterMetricFamily("pipeline:chains_correct", "Graded chains whose answers are right.", correct)
+        yield CounterMetricFamily("pipeline:chains_graded", "Chains whose answers were compared with their references.", totals.graded)
+        yield CounterMetricFamily("pipeline:chains_correct", "Graded chains whose answers are right.", totals.correct)
         yield _by_label("steps", "Committed steps, by how they came about.", "decision", dict(progress.decisions))
         kept = "Tokens of committed steps and answers, since this process began."
         yield CounterMetricFamily("pipeline:kept_tokens", kept, progress.kept_tokens)
         yield from self._engines()
-        if view.replicas():
-            yield from self._replicas()
 
     def _engines(self) -> Iterator[Metric]:
         view = self._view
-        labels = ["engine", "model_name", *(["replica"] if view.replicas() else [])]
+        labels = ["engine", "model_name"]
         models = {role: str(getattr(spec, "model", role)) for role, spec in view.plan.engines.items()}
         metered = [([role, models[role]], Metered(engine.statistics(), view.lanes[role].waiting)) for role, engine in view.engines.items()]
-        metered += [
-            ([role, models[role], str(state.number)], Metered(statistics, None))
-            for state in view.replicas()
-            for role, statistics in state.statistics.items()
-        ]
         for kind, name, what, value_of in ENGINES:
             metric: Any = kind(f"pipeline:{name}", what, labels=labels)  # type: ignore[call-arg]
             for named, each in metered:
                 if (value := value_of(each)) is not None:
                     metric.add_metric(named, value)
             yield metric
-
-    def _replicas(self) -> Iterator[Metric]:
-        solving = GaugeMetricFamily("pipeline:replica_solving", "1 where the replica's engines are open.", labels=["replica", "node"])
-        live = GaugeMetricFamily("pipeline:replica_chains_in_flight", "Chains in flight on the replica.", labels=["replica", "node"])
-        ended = CounterMetricFamily("pipeline:replica_chains_ended", "Chains that ended on the replica.", labels=["replica", "node"])
-        for state in self._view.replicas():
-            named = [str(state.number), state.node]
-            solving.add_metric(named, state.what == SOLVING)
-            live.add_metric(named, state.live)
-            ended.add_metric(named, state.done)
-        yield from (solving, live, ended)
 
 
 class RequestMetrics(Collector):

@@ -109,10 +109,10 @@ def _carried_out(options: RunOptions) -> Solve | None:
     if not options.on_replicas:
         return None
     if options.cluster is None:
-        here: Solve = import_module("pipeline.cluster.local").solve_on_this_machine
+        here: Solve = import_module("pipeline.cluster.replicas").solve_on_this_machine
         return here
     try:
-        solve: Solve = import_module("pipeline.cluster.ray_actors").solve_on_ray
+        solve: Solve = import_module("pipeline.cluster.ray").solve_on_ray
     except ImportError as error:
         raise MissingExtra(f"--cluster {options.cluster}", "ray", "ray") from error
     return solve

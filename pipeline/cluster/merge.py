@@ -7,9 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 from msgspec import structs
 
 from pipeline.engine import EngineStatistics
@@ -17,7 +15,7 @@ from pipeline.errors import UsageError
 from pipeline.session.prepare import drift
 from pipeline.store.check import check_chains
 from pipeline.store.folder import hold, hold_output
-from pipeline.store.read import read_batches
+from pipeline.store.query import Query
 from pipeline.store.run_file import RunFile, Session, Totals
 from pipeline.store.run_store import RunStore
 
@@ -54,45 +52,29 @@ def in_order(found: Mapping[Path, RunFile]) -> list[Path]:
         differences = [each for name, clauses in drift(about, file).items() if name != "shard" for each in clauses]
         if differences:
             raise UsageError(f"{run} and {first}: are not shards of one run: {'; '.join(differences)}")
-    by_index: dict[int, Path] = {}
-    count = 0
-    for run, file in found.items():
-        assert file.input.shard is not None
-        index, of = file.input.shard.index, file.input.shard.count
-        if count not in (0, of):
-            raise UsageError(f"{run} and {first}: are shards of {of} and of {count}; expected all shards of one number")
-        if index in by_index:
-            raise UsageError(f"{run} and {by_index[index]}: are both shard {index}/{of}")
-        by_index[index], count = run, of
-    if missing := sorted(set(range(count)) - by_index.keys()):
-        named = ", ".join(f"{index}/{count}" for index in missing[:20]) + (", ..." if len(missing) > 20 else "")
+    places = {run: file.input.shard for run, file in found.items() if file.input.shard is not None}
+    count, by_index = min(each.count for each in places.values()), dict[int, Path]()
+    for run, shard in places.items():
+        if shard.count != count:
+            raise UsageError(f"{run}: is the shard {shard}, and others are of {count}; expected all shards of one number")
+        if shard.index in by_index:
+            raise UsageError(f"{run} and {by_index[shard.index]}: are both shard {shard}")
+        by_index[shard.index] = run
+    if missing := [f"{index}/{count}" for index in range(count) if index not in by_index]:
+        named = ", ".join(missing[:20]) + (", ..." if len(missing) > 20 else "")
         raise UsageError(f"shard{'s' if len(missing) > 1 else ''} {named} missing; name the folders of all {count} shards")
     return [by_index[index] for index in range(count)]
 
 
 def _check_chains(found: Mapping[Path, RunFile]) -> None:
-    """Raise `UsageError` where a chain of an input row is missing in its shard, or is there twice."""
-    everywhere = []
-    samples = max(file.samples for file in found.values())
-    for run, file in found.items():
-        there, expected = _places(run, samples), file.chains
-        if len(np.unique(there)) < expected:
-            lacking = expected - len(np.unique(there))
-            raise UsageError(f"{run}: {lacking:,} of its {expected:,} chains are missing")
-        everywhere.append(there)
-    rows, counts = np.unique(np.concatenate(everywhere), return_counts=True)
-    if counts.max(initial=0) > 1:
-        row = int(rows[counts.argmax()]) // samples + 1
-        raise UsageError(f"input row {row} is in more than one shard")
-
-
-def _places(folder: Path, samples: int) -> "np.ndarray[Any, np.dtype[np.int64]]":
-    """The places in the input of all chains of a run folder."""
-    found = [np.empty(0, np.int64)]
-    for batch in read_batches(folder, "chains", ["input_row", "sample_index"]):
-        row, sample = (batch.column(name).to_numpy(zero_copy_only=False) for name in ("input_row", "sample_index"))
-        found.append((row.astype(np.int64) - 1) * samples + sample)
-    return np.concatenate(found)
+    """Raise `UsageError` where a chain of an input row is missing in its shard, or is in more than one."""
+    with Query(*found) as query:
+        there = dict(query.stream("SELECT run, count(*) FROM chains GROUP BY run"))
+        for name, (run, file) in zip(query.names, found.items(), strict=True):
+            if lacking := file.chains - there.get(name, 0):
+                raise UsageError(f"{run}: {lacking:,} of its {file.chains:,} chains are missing")
+        for row, *_ in query.stream("SELECT input_row FROM chains GROUP BY input_row, sample_index HAVING count(*) > 1 LIMIT 1"):
+            raise UsageError(f"input row {row} is in more than one shard")
 
 
 def merged_run(files: Sequence[RunFile], run_id: str) -> RunFile:
@@ -106,7 +88,7 @@ def merged_run(files: Sequence[RunFile], run_id: str) -> RunFile:
         samples=max(file.samples for file in files),
         input=structs.replace(first.input, shard=None, rows=rows, bad_rows=bad, chains=chains),
         options={name: value for name, value in first.options.items() if name != "shard"},
-        totals=_totals([file.totals for file in files]),
+        totals=total_of([file.totals for file in files]),
         command=[],
         sessions=sessions,
     )
@@ -117,7 +99,7 @@ def _sessions(sessions: Sequence[Session]) -> Iterator[Session]:
     """The times in which any shard was at work, as sessions one after the other: those that overlap become one."""
     together: list[Session] = []
     for session in sorted(sessions, key=lambda each: each.started_unix_ns):
-        if together and session.started_unix_ns > max(each.ended_unix_ns or 0 for each in together):
+        if together and session.started_unix_ns > max(each.ended_unix_ns or each.started_unix_ns for each in together):
             yield _session(together)
             together = []
         together.append(session)
@@ -125,7 +107,7 @@ def _sessions(sessions: Sequence[Session]) -> Iterator[Session]:
 
 
 def _session(sessions: Sequence[Session]) -> Session:
-    started, ended = sessions[0].started_unix_ns, max(each.ended_unix_ns or 0 for each in sessions)
+    started, ended = sessions[0].started_unix_ns, max(each.ended_unix_ns or each.started_unix_ns for each in sessions)
     roles = dict.fromkeys(role for each in sessions for role in each.engine_statistics)
     return Session(
         started_unix_ns=started,
@@ -137,13 +119,14 @@ def _session(sessions: Sequence[Session]) -> Session:
         rewritten_bytes=sum(each.rewritten_bytes for each in sessions),
         versions=sessions[0].versions,
         engine_statistics={
-            role: EngineStatistics.together([each.engine_statistics[role] for each in sessions if role in each.engine_statistics])
+            role: EngineStatistics.together([each.engine_statistics[role] for each in sessions])
             for role in roles
+            if all(role in each.engine_statistics for each in sessions)
         },
     )
 
 
-def _totals(totals: Sequence[Totals]) -> Totals:
+def total_of(totals: Sequence[Totals]) -> Totals:
     counts = ("chains_done", "chains_failed", "chains_cancelled", "graded", "correct", "steps")
     sums = {name: sum(getattr(each, name) for each in totals) for name in counts}
     pauses = [each.pauses for each in totals if each.pauses is not None]

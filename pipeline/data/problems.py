@@ -125,9 +125,8 @@ class Problems:
         self._check_columns(source.names)
         if seen.bad and seen.bad == seen.rows and self._part.shard is None and not self._requests:
             raise InputError(str(self.path), f"no row holds a problem; {seen.flaws}")
-        if not seen.rows:
-            shard = self._part.shard
-            raise InputError(str(self.path), "holds no rows" if shard is None else f"none of its problems is in shard {shard}")
+        if not seen.rows and self._part.shard is None:
+            raise InputError(str(self.path), "holds no rows")
         if twice := duplicates(self._ids, np.frombuffer(seen.hashes, np.int64)):
             raise self._taken_twice(twice, seen)
         sha256 = self._sha256()

@@ -23,13 +23,13 @@ ENGINE = "coalesce('replica ' || replica || ' ', '') || engine"
 ORIGIN = "SELECT least((SELECT min(submit_unix_ns) FROM calls), (SELECT min(start_unix_ns) FROM chains))"
 CHAINS = """
 SELECT 'chains', chain_id, (start_unix_ns - $origin) // 1000 AS since, (end_unix_ns - $origin) // 1000 AS until,
-    struct_pack(steps, thought_tokens, stop_reason, answer, correct, replica, node, error_type, error_message)
+    struct_pack(steps, thought_tokens, stop_reason, answer, correct, replica, error_type, error_message)
 FROM chains ORDER BY since, until, chain_id"""
 CALLS = f"""
 SELECT {ENGINE}, stage || coalesce(' (' || error_type || ')', ''), (submit_unix_ns - $origin) // 1000 AS since,
     (end_unix_ns - $origin) // 1000 AS until, struct_pack(
         chain_id, step_index, call_index, attempt, input_tokens, cached_input_tokens, output_tokens, client_wait_s, queue_time_s,
-        prefill_time_s, decode_time_s, finish_reason, node, error_message)
+        prefill_time_s, decode_time_s, finish_reason, error_message)
 FROM calls ORDER BY since, until, chain_id, call_index"""
 IN_FLIGHT = f"""
 WITH changes AS (

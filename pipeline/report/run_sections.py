@@ -54,8 +54,7 @@ def run_sections(folder: Path, options: ReportOptions) -> list[Section]:
         sections = [_overview(summary, run)]
         counts = db.row(COUNTS, ChainCounts)
         if any(each.total_busy_s for each in analysis.occupancy.engines.values()):
-            sections += [_engines(analysis), *_replicas(analysis, summary.tail_time_s)]
-            sections += [_chains(read_charts(db), counts, stages), _time(analysis, stages), _tokens(analysis)]
+            sections += [_engines(analysis), _chains(read_charts(db), counts, stages), _time(analysis, stages), _tokens(analysis)]
         return [*sections, *_steps(count_steps(db)), *_reading(read_transcripts(db, run, worth_reading(db, options.chains)), counts)]
 
 
@@ -78,7 +77,7 @@ def _engines(analysis: Analysis) -> Section:
         text=[
             f"Time is divided into {len(occupancy.live)} slices of {occupancy.edges_s[1]:.3g} s; "
             "each shows its mean. Drag to zoom, double-click to zoom out.",
-            *([MEANS.format(count=len(occupancy.replicas))] if occupancy.replicas else []),
+            *([MEANS.format(count=occupancy.replicas)] if occupancy.replicas > 1 else []),
         ],
         tables=[of_time.causes_table(occupancy)],
         figures=[
@@ -89,26 +88,6 @@ def _engines(analysis: Analysis) -> Section:
                 "An engine is busy while at least one request is at it. A device that serves several engines is busy while one of them is.",
             ),
         ],
-    )
-
-
-def _replicas(analysis: Analysis, tail_s: float | None) -> Iterator[Section]:
-    replicas = analysis.replicas
-    if not replicas:
-        return
-    over_s = analysis.occupancy.span_s - min(each.tail_s for each in replicas)
-    note = (
-        "The tail begins when a replica has begun its last chain and has fewer in flight than the batch size: no more problems wait for "
-        "it. A replica without colour has none in flight."
-    )
-    yield Section(
-        title="Replicas",
-        text=[f"{len(replicas)} replicas, each with its own engines."],
-        figures=[
-            Figure("Throughput by replica", of_time.throughput(replicas), of_time.which(replicas)),
-            Figure("Chains in flight by replica", of_time.chains_in_flight(analysis.occupancy, tail_s, over_s), note),
-        ],
-        tables=[of_time.replicas_table(replicas), *filter(None, [of_time.losses_table(replicas)])],
     )
 
 

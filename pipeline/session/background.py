@@ -211,9 +211,9 @@ class _Bar(Progress):
 
     def get_renderables(self) -> Iterable[RenderableType]:
         if self.tasks:
-            progress, (graded, correct) = self._view.progress, self._view.graded()
+            progress, totals = self._view.progress, self._view.totals()
             parts = [f"{sum(progress.output_tokens.values()):,} tokens", f"{progress.failed:,} failed" if progress.failed else ""]
-            parts += [f"{correct:,} of {graded:,} right"] if graded and not self._view.simulated else []
+            parts += [f"{totals.correct:,} of {totals.graded:,} right"] if totals.graded and not self._view.simulated else []
             self.update(self._run, completed=progress.done + progress.failed, said=", ".join(filter(None, parts)))
         return super().get_renderables()
 

@@ -7,38 +7,16 @@ from typing import Any
 
 from msgspec import Struct
 
-from pipeline.engine import Engine, EngineStatistics
+from pipeline.engine import Engine
 from pipeline.engines.startup import Listener
 from pipeline.graph.plan import Plan
 from pipeline.graph.spec import EngineSpec
 from pipeline.runtime.admission.admission import Admission
-from pipeline.runtime.clock import Clock
 from pipeline.runtime.lane import Lane
 from pipeline.runtime.progress import Progress
 from pipeline.runtime.rows import RowSink
 from pipeline.session.prepare import Prepared
-
-SOLVING = "solving"
-"""`ReplicaState.what` of a replica whose engines are open."""
-
-
-class ReplicaState(Struct, frozen=True, kw_only=True):
-    """How one replica of a run is at this moment."""
-
-    number: int
-    """From 0."""
-    node: str
-    """The cluster's id of its node; empty where it is on none."""
-    what: str
-    """`starting` or what its engines do while they start, `solving`, or `lost` or `dropped` and why."""
-    live: int = 0
-    """Chains in flight on it."""
-    done: int = 0
-    """Chains that ended on it."""
-    output_tokens: dict[str, int] = {}
-    """Tokens that its engines sampled, by role."""
-    statistics: dict[str, EngineStatistics] = {}
-    """What each of its engines was doing when it reported last, and its totals since it was opened last, by role."""
+from pipeline.store.run_file import Totals
 
 
 class View(Struct, frozen=True, kw_only=True):
@@ -56,15 +34,13 @@ class View(Struct, frozen=True, kw_only=True):
     simulated: bool = False
     """True if engines make their answers up, so that being right means nothing."""
     progress: Progress
-    lanes: dict[str, Lane]
-    engines: Mapping[str, Engine]
-    clock: Clock
+    lanes: dict[str, Lane] = {}
+    """Those of this process; none where replicas solve, and so with `engines`."""
+    engines: Mapping[str, Engine] = {}
     admission: Admission | None = None
     """What lets chains pause; None: nothing does."""
-    graded: Callable[[], tuple[int, int]] = lambda: (0, 0)
-    """The number of chains that are graded so far, and of those that are right."""
-    replicas: Callable[[], Sequence[ReplicaState]] = lambda: ()
-    """How each replica is, where the run is carried out by several; `lanes` and `engines` are empty then."""
+    totals: Callable[[], Totals]
+    """Counts up to now, earlier sessions included."""
     setbacks: Callable[[], Sequence[str]] = lambda: ()
     """Why engines answer nothing, a sentence for each that does so now."""
 

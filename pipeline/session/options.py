@@ -27,6 +27,7 @@ from pipeline.runtime.admission.admission import AdmissionName
 from pipeline.runtime.schedule import ScheduleName
 from pipeline.stages.base import StageKind
 from pipeline.stages.function_judge import JudgeFunction
+from pipeline.store.parts import shards_of
 from pipeline.store.run_file import RunFile
 from pipeline.text import storable
 
@@ -152,8 +153,11 @@ class RunOptions(Struct, frozen=True, kw_only=True):
 
     @property
     def on_replicas(self) -> bool:
-        """True if replicas solve, here or on a cluster, and not engines of this process."""
-        return self.cluster is not None or self.replicas > 1
+        """True if replicas solve, here or on a cluster, and not engines of this process, as they do where the rows are there already."""
+        if self.output is not None and shards_of(self.output):
+            return True
+        begun = self.output is not None and (self.output / "calls").exists()
+        return (self.cluster is not None or self.replicas > 1) and not begun
 
     @property
     def max_live(self) -> int:

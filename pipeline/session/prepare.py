@@ -50,7 +50,7 @@ RUNS = Path("runs")
 
 
 class RunSettings(Struct, frozen=True, kw_only=True):
-    """The part of a run that each process that solves its chains has to know."""
+    """The part of a run that whoever solves its chains has to know."""
 
     plan: Plan
     options: RunOptions
@@ -80,6 +80,8 @@ class Prepared(Struct, frozen=True, kw_only=True):
     """Notices for the user about the input, and what was found in the folder."""
     nothing_to_do: bool = False
     """The run is to be resumed and is finished already; then its folder is not held."""
+    starts_unix_ns: int | None = None
+    """When the session starts on a simulated clock, ns UTC; None: now."""
     arrivals: Arrivals | None = None
     """The chains of a run whose problems are requests that come while it goes on; None: they are those of `problems`."""
 
@@ -90,7 +92,7 @@ class Prepared(Struct, frozen=True, kw_only=True):
 
     @property
     def settings(self) -> RunSettings:
-        """The part that each replica of the run has to know."""
+        """The part that whoever solves its chains has to know."""
         return RunSettings(plan=self.plan, options=self.options, run_id=self.record.run_id, virtual_time=self.virtual_time)
 
     @property

@@ -1,8 +1,8 @@
 """A run from its options to its end, in two phases: `prepare.prepared` checks, holds the folder and reads it; `solve` opens the engines,
 solves what is left and records how it ended.
 
-Who solves the chains is a `Site`: engines of this process, or replicas. Nothing is printed, no signal is handled and no
-argument of the process is read: the command line and the Python API do what each of them needs around it.
+Nothing is printed, no signal is handled and no argument of the process is read: the command line and the Python API do what each of them
+needs around it.
 """
 
 import time
@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import anyio
 import anyio.to_thread
@@ -23,17 +23,14 @@ from pipeline.errors import Interrupted, OutOfMemory, PipelineError, is_out_of_m
 from pipeline.grading.grader import BESIDE_ENGINES, Grader, default_workers
 from pipeline.graph.plan import Plan
 from pipeline.graph.spec import EngineSpec
-from pipeline.runtime.admission.admission import Admission
-from pipeline.runtime.admission.feed import Feed, Start
+from pipeline.runtime.admission.feed import Start
 from pipeline.runtime.clock import Clock
 from pipeline.runtime.inline_grader import GradingStatistics, InlineGrader, open_inline_grader
-from pipeline.runtime.lane import Lane
-from pipeline.runtime.progress import Progress
 from pipeline.runtime.resume_state import ResumeState
 from pipeline.runtime.rows import FirstRows, RowSink, Setbacks, Tee
 from pipeline.session.chains import Chains, Facts, OpenEngines, statistics, suited, unknown_caches
 from pipeline.session.loop import Stop, in_loop, loop_clock
-from pipeline.session.observer import Attend, Observer, ReplicaState, View
+from pipeline.session.observer import Attend, Observer, View
 from pipeline.session.options import RunOptions
 from pipeline.session.prepare import Prepared, load_plan, prepared
 from pipeline.session.resume import drop_unfinished
@@ -42,7 +39,7 @@ from pipeline.store.kept_problems import TABLE as KEPT
 from pipeline.store.kept_problems import keep_problems, problem_row
 from pipeline.store.read import count_rows
 from pipeline.store.recorder import WRITE_EVERY_S, Recorder, open_recorder
-from pipeline.store.run_file import Replica, RunFile, Session, Status, Totals, versions
+from pipeline.store.run_file import RunFile, Session, Status, Totals, versions
 from pipeline.store.run_store import RunStore
 from pipeline.system.tasks import unwrapped
 
@@ -94,52 +91,6 @@ def failed_too_often(done: int, failed: int, share: float) -> bool:
     return failed > share * (done + failed)
 
 
-class ChainWork(Protocol):
-    """The chains of a session while they are solved."""
-
-    progress: Progress
-    engines: Mapping[str, Engine]
-    """The engines of this process, by role."""
-    lanes: dict[str, Lane]
-    """Their lanes."""
-    ended: float | None
-    """When the last chain was over, by the clock of the run; None while one is live."""
-
-    @property
-    def admission(self) -> Admission | None:
-        """What lets chains of this process pause."""
-
-    @property
-    def exhausted(self) -> bool:
-        """True if every chain was started."""
-
-    @property
-    def pauses(self) -> int | None:
-        """How often a chain had to pause; None where the batch size alone decides."""
-
-    def drain(self) -> None:
-        """Start no more chains; the live ones run to their ends, and then `run` returns."""
-
-    async def run(self) -> None:
-        """Solve all chains; raises `RunError` if the run cannot continue."""
-
-
-class Site(Protocol):
-    """Where the chains of a session are solved."""
-
-    def work(self, run: Prepared, feed: Feed, rows: RowSink, clock: Clock) -> ChainWork:
-        """The chains of `run`, as `feed` gives them, whose rows go into `rows`."""
-
-    def spent(self) -> dict[str, EngineStatistics]:
-        """The totals of the engines since the session began, by role."""
-
-    def replicas(self) -> list[Replica]:
-        """The replicas, as `run.json` holds them; empty where this process itself has the engines."""
-
-    def states(self) -> Sequence[ReplicaState]:
-        """How each replica is, for a display."""
-
-
 def run(
     options: RunOptions,
     observer: Observer | None = None,
@@ -158,14 +109,15 @@ def run(
     observer = observer or Observer()
     for sentence in notices(plan.engines):
         observer.tell(sentence)
-    # The replicas of a cluster share no simulated clock.
-    with prepared(options, plan, virtual=None if options.cluster is None else False, command=command) as found:
+    with prepared(options, plan, command=command) as found:
         if found.nothing_to_do:
             return SessionResult.of_old(found)
         observer.ready(found)
         for sentence in found.remarks:
             observer.tell(sentence)
-        return in_loop(partial(carry_out or solve, found, observer, attend=attend), virtual=found.virtual_time)
+        # What carries it out elsewhere waits in real time for simulated time to pass there.
+        virtual = found.virtual_time and carry_out is None
+        return in_loop(partial(carry_out or solve, found, observer, attend=attend), virtual=virtual)
 
 
 async def solve(run: Prepared, observer: Observer, stop: Stop | None = None, *, attend: Attend | None = None) -> SessionResult:
@@ -213,27 +165,8 @@ async def solve_on(
     """
     opened = await suited(run.settings, engines, observer.tell)
     begun = begin(run, opened.facts, 0.0 if opening is None else time.monotonic() - opening)
-    result = await execute(begun, LocalEngines(opened), observer, stop or Stop())
+    result = await execute(begun, opened, observer, stop or Stop())
     return structs.replace(result, notices=opened.notices)
-
-
-class LocalEngines:
-    """The `Site` of a run whose engines this process has."""
-
-    def __init__(self, opened: OpenEngines) -> None:
-        self._opened, self._before = opened, statistics(opened.engines)
-
-    def work(self, run: Prepared, feed: Feed, rows: RowSink, clock: Clock) -> Chains:
-        return Chains(run.settings, self._opened, feed, rows, clock, run.resume_state)
-
-    def spent(self) -> dict[str, EngineStatistics]:
-        return {role: now.since(self._before[role]) for role, now in statistics(self._opened.engines).items()}
-
-    def replicas(self) -> list[Replica]:
-        return []
-
-    def states(self) -> tuple[ReplicaState, ...]:
-        return ()
 
 
 def begin(run: Prepared, facts: Facts, startup_s: float) -> Prepared:
@@ -243,7 +176,8 @@ def begin(run: Prepared, facts: Facts, startup_s: float) -> Prepared:
         rewritten += drop_unfinished(run.folder, run.options.retry_failed)
     before = record.sessions[-1].ended_unix_ns or 0 if record.sessions else 0
     session = Session(
-        started_unix_ns=max(time.time_ns(), before + 1),  # the simulated hours of an earlier session may end after the real time
+        # The simulated hours of an earlier session may end after the real time.
+        started_unix_ns=max(run.starts_unix_ns or time.time_ns(), before + 1),
         startup_s=startup_s,
         rewritten_bytes=rewritten,
         command=record.command,
@@ -258,11 +192,12 @@ def begin(run: Prepared, facts: Facts, startup_s: float) -> Prepared:
     return structs.replace(run, record=record)
 
 
-async def execute(run: Prepared, site: Site, observer: Observer, stop: Stop) -> SessionResult:
+async def execute(run: Prepared, opened: OpenEngines, observer: Observer, stop: Stop) -> SessionResult:
     """Solve the chains until all are over, an engine or the folder is lost, or the run is stopped; then write the end into `run.json`."""
     cpu = time.process_time()
     clock = Clock(run.session.started_unix_ns, loop_clock(run.virtual_time))
-    work: ChainWork | None = None
+    before = statistics(opened.engines)
+    work: Chains | None = None
     grading: InlineGrader | None = None
     error: BaseException | None = Interrupted()
     try:
@@ -273,10 +208,10 @@ async def execute(run: Prepared, site: Site, observer: Observer, stop: Stop) -> 
                     observer.tell(sentence)
                 setbacks = Setbacks(observer.tell)
                 watches = [setbacks] if run.arrivals is not None else [setbacks, FirstRows(observer.tell)]  # a server serves on
-                work = site.work(run, run.feed(), Tee(rows, *watches), clock)
+                work = Chains(run.settings, opened, run.feed(), Tee(rows, *watches), clock, run.resume_state)
                 work.progress.tell = observer.tell
                 stop.drained_by(work.drain)
-                with observer.watch(_view(run, site, work, clock, rows, setbacks)):
+                with observer.watch(_view(run, work, rows, lambda: setbacks.reasons(clock.unix_ns(clock.now())))):
                     await work.run()
             if work.exhausted:
                 await _check_input(run)
@@ -294,7 +229,8 @@ async def execute(run: Prepared, site: Site, observer: Observer, stop: Stop) -> 
             raise error from failure
     finally:
         ended = clock.now() if work is None or work.ended is None else work.ended
-        record = _ended_record(run, site, work, error, _graded(grading), clock.unix_ns(ended), time.process_time() - cpu)
+        spent = {role: now.since(before[role]) for role, now in statistics(opened.engines).items()}
+        record = _ended_record(run, spent, work, error, _graded(grading), clock.unix_ns(ended), time.process_time() - cpu)
         if run.folder is not None:
             record.write(run.folder)
     if work is None:
@@ -309,14 +245,8 @@ def _graded(grading: InlineGrader | None) -> GradingStatistics:
     return GradingStatistics(0, 0, 0) if grading is None else grading.statistics()
 
 
-def _view(run: Prepared, site: Site, work: ChainWork, clock: Clock, rows: InlineGrader, setbacks: Setbacks) -> View:
+def _view(run: Prepared, work: Chains, rows: InlineGrader, setbacks: Callable[[], Sequence[str]]) -> View:
     """What a display may see of the session."""
-    earlier = run.resume_state
-
-    def all_graded() -> tuple[int, int]:
-        now = rows.statistics()
-        return earlier.graded + now.graded, earlier.correct + now.correct
-
     return View(
         plan=run.plan,
         folder=run.folder,
@@ -329,11 +259,9 @@ def _view(run: Prepared, site: Site, work: ChainWork, clock: Clock, rows: Inline
         progress=work.progress,
         lanes=work.lanes,
         engines=work.engines,
-        clock=clock,
         admission=work.admission,
-        graded=all_graded,
-        replicas=site.states,
-        setbacks=lambda: setbacks.reasons(clock.unix_ns(clock.now())),
+        totals=lambda: _totals(work, rows.statistics(), run.resume_state),
+        setbacks=setbacks,
     )
 
 
@@ -347,8 +275,8 @@ async def _check_input(run: Prepared) -> None:
 
 def _ended_record(
     run: Prepared,
-    site: Site,
-    work: ChainWork | None,
+    spent: dict[str, EngineStatistics],
+    work: Chains | None,
     error: BaseException | None,
     graded: GradingStatistics,
     ended_unix_ns: int,
@@ -363,8 +291,7 @@ def _ended_record(
         ended_unix_ns=ended_unix_ns,
         wall_time_s=(ended_unix_ns - run.session.started_unix_ns) / 1e9,
         orchestrator_cpu_s=cpu_s,
-        engine_statistics=site.spent(),
-        replicas=site.replicas(),
+        engine_statistics=spent,
     )
     totals = Totals() if work is None else _totals(work, graded, run.resume_state)
     failure = _sentence(error) if status == "failed" else None
@@ -406,7 +333,7 @@ def _sentence(error: BaseException | None) -> str:
     return str(error) if isinstance(error, PipelineError) else f"{type(error).__name__}: {error}"
 
 
-def _totals(work: ChainWork, graded: GradingStatistics, resume_state: ResumeState) -> Totals:
+def _totals(work: Chains, graded: GradingStatistics, resume_state: ResumeState) -> Totals:
     progress = work.progress
     return Totals(
         chains_done=progress.done,

@@ -147,9 +147,7 @@ class CallRow(Struct, frozen=True):
     response_model: str | None = None
     """The model that answered, as the server names it; null if it does not, and for engines that are no servers."""
     replica: int | None = None
-    """The replica whose engines computed the call, from 0; null in runs of one process."""
-    node: str | None = None
-    """The cluster's id of the replica's machine; null as `replica` is."""
+    """The replica whose engines computed the call, from 0, which is that of its chain; null in runs of one process."""
     logprob_mean: Annotated[tuple[float | None, ...], column("nat")] = ()
     """Mean log probability of the tokens of each candidate, in natural units; null for one without tokens. This column and the next three
     are empty if no log probabilities were requested."""
@@ -349,9 +347,7 @@ class ChainRow(Struct, frozen=True):
     end_unix_ns: Instant
     """When it ended."""
     replica: int | None = None
-    """The replica on which it ended, from 0; null in runs of one process."""
-    node: str | None = None
-    """The cluster's id of the replica's machine; null as `replica` is."""
+    """The replica that solved it, from 0; null in runs of one process."""
     unverified_steps: Annotated[int, column("{step}")] = 0
     """Number of steps by the draft that a gate let pass, which nothing verified."""
     answer_cut: bool | None = None

@@ -39,6 +39,8 @@ PART_GROUPS = 8
 """A part is full after this many row groups."""
 REMEDY = "put the files of the run back from a copy, or start a new run"
 
+SHARDS = "shards"
+"""The folder in a run folder with those of its shards, while a run on replicas is not finished; then its rows are there."""
 _LABEL = b"pipeline.file"
 _NAME = re.compile(r"part-(\d{5,})\.parquet|wal-(\d{5,})\.arrows")
 _UNIQUE = ("_text", "_message", "request_id")
@@ -152,12 +154,21 @@ def check_parts(parts: Sequence[Path]) -> None:
         list(threads.map(check, parts))
 
 
+def shards_of(run: Path) -> list[Path]:
+    """The folders of the shards in which the rows of a run on replicas are; none where they are in its own tables."""
+    shards = [*(run / SHARDS).iterdir()] if (run / SHARDS).is_dir() else []
+    return sorted(shards, key=lambda shard: int(shard.name))
+
+
 def table_files(run: Path, table: str) -> list[Path]:
     """The files that hold the rows of a table, in the order of the rows: its parts, and each write-ahead file that is no part yet.
+    Of a run on replicas these are the files of its shards.
 
     Raises `InputError` for a table that lacks a file, for a file that belongs elsewhere or has other columns, and where one
     cannot be read; so what is read of these files are rows of this run.
     """
+    if shards := shards_of(run):
+        return [file for shard in shards for file in table_files(shard, table)]
     for looks_left in reversed(range(_LOOKS)):
         try:
             return [file for file, _ in _checked_files(run, table)]

@@ -28,7 +28,7 @@ from pipeline.errors import InputError, OutOfMemory, UsageError, did_you_mean, r
 from pipeline.store.columns import schema_of
 from pipeline.store.events import ROWS
 from pipeline.store.folder import folder_id
-from pipeline.store.parts import REMEDY, check_parts, part_rows, readable, table_files
+from pipeline.store.parts import REMEDY, check_parts, part_rows, readable, shards_of, table_files
 from pipeline.store.read import check_folder
 from pipeline.store.wal import read_wal
 from pipeline.system.machine import core_count, memory
@@ -42,6 +42,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 TABLES = ("chains", "steps", "calls", "problems", "rewards")
 """The views in the order in which they are opened: a chain is written after its steps and calls, so of every chain that is seen all steps
 and calls are."""
+REPLICA = '"replica"'
 RUN = "run"
 """The column that a view has besides those of its rows: the name of the run folder."""
 DERIVED = {
@@ -250,29 +251,34 @@ class Query:
 
     def _open(self, table: str) -> None:
         """Make the view of a table."""
-        schema, sources = schema_of(ROWS[table]), list[tuple[str, str]]()
-        for number, (name, files) in enumerate(zip(self.names, self._unopened.pop(table), strict=True)):
+        schema, sources = schema_of(ROWS[table]), list[tuple[str, int | None, str]]()
+        places = [(name, files) for name, each in zip(self.names, self._unopened.pop(table), strict=True) for files in each]
+        for number, (name, files) in enumerate(places):
             if files.waiting:
                 self._connection.register(f"wal_{table}_{number}", pa.Table.from_batches(files.waiting, schema))
-                sources.append((name, f"wal_{table}_{number}"))
+                sources.append((name, files.replica, f"wal_{table}_{number}"))
             if files.parts:
                 check_parts(files.parts)
                 # A folder named NAME=VALUE is no column.
-                sources.append((name, f"read_parquet([{', '.join(map(_path, files.parts))}], hive_partitioning = false)"))
+                read = f"read_parquet([{', '.join(map(_path, files.parts))}], hive_partitioning = false)"
+                sources.append((name, files.replica, read))
         if not sources:
             self._connection.register(f"no_{table}", schema.empty_table())
-            sources.append(("", f"no_{table}"))
-        columns = ", ".join(f'"{name}"' for name in schema.names)
+            sources.append(("", None, f"no_{table}"))
+        names = [f'"{name}"' for name in schema.names]
         further = "".join(f", {sql} AS {name}" for name, (_, sql, _) in DERIVED.items()) if table == "chains" else ""
-        pieces = (f"SELECT {_quoted(name)} AS {RUN}, {columns}{further} FROM {source}" for name, source in sources)
+        pieces = []
+        for name, replica, source in sources:
+            columns = ", ".join(f"{replica}::INTEGER AS {each}" if each == REPLICA and replica is not None else each for each in names)
+            pieces.append(f"SELECT {_quoted(name)} AS {RUN}, {columns}{further} FROM {source}")
         self._connection.execute(f"CREATE VIEW {table} AS {' UNION ALL '.join(pieces)}")
 
-    def _check_sums(self, found: "Mapping[str, list[_TableFiles]]") -> None:
+    def _check_sums(self, found: "Mapping[str, list[list[_TableFiles]]]") -> None:
         counted = {name: sums for name, *sums in self.stream(_SUMS)}
         for number, (folder, name) in enumerate(zip(self.folders, self.names, strict=True)):
             for table, needed in zip(("calls", "steps"), counted.get(name, (0, 0)), strict=True):
                 with readable(folder / table):
-                    lacking = needed - found[table][number].rows()
+                    lacking = needed - sum(files.rows() for files in found[table][number])
                 if lacking > 0:
                     raise InputError(str(folder / table), f"lacks {lacking:,} of the rows that `chains` counts; {REMEDY}")
 
@@ -340,13 +346,21 @@ class _TableFiles(Struct, frozen=True):
     parts: list[Path]
     waiting: list[pa.RecordBatch]
     """The rows of write-ahead files."""
+    replica: int | None = None
+    """The number of the shard that they are of; None for those of the run itself."""
 
     def rows(self) -> int:
         """The number of rows, of parts by their footers. Raises `OSError` or an Arrow error."""
         return sum(map(part_rows, self.parts)) + sum(int(batch.num_rows) for batch in self.waiting)
 
 
-def _files(folder: Path, table: str) -> _TableFiles:
+def _files(folder: Path, table: str) -> list[_TableFiles]:
+    """Those of the folder, or of each of its shards."""
+    shards = shards_of(folder)
+    return [_files_of(shard, table, number) for number, shard in enumerate(shards)] or [_files_of(folder, table)]
+
+
+def _files_of(folder: Path, table: str, replica: int | None = None) -> _TableFiles:
     found, schema = table_files(folder, table), schema_of(ROWS[table])
     parts, waiting = [file for file in found if file.suffix == ".parquet"], list[pa.RecordBatch]()
     for file in found:
@@ -358,7 +372,7 @@ def _files(folder: Path, table: str) -> _TableFiles:
                 if not isinstance(error.__cause__, FileNotFoundError):
                     raise
                 parts.append(file.with_name(f"part-{file.stem[4:]}.parquet"))  # it has become a part since it was looked for
-    return _TableFiles(parts, waiting)
+    return _TableFiles(parts, waiting, replica)
 
 
 def _text(sql: str | Path) -> str:

@@ -111,25 +111,6 @@ class Totals(Struct, frozen=True, kw_only=True):
         return self.chains_done + self.chains_failed + self.chains_cancelled
 
 
-class Replica(Struct, frozen=True, kw_only=True):
-    """One replica of a session: a set of open engines, on one node or on devices of one machine, that is handed chains."""
-
-    node: str | None = None
-    """The cluster's id of the node that it was on last; null where it never started, and on one machine."""
-    address: str | None = None
-    """The network address of that node."""
-    devices: str | None = None
-    """The devices of the machine that it had, such as `GPU 2-3`; null on a cluster, and for simulated engines and servers."""
-    starts: Count = 0
-    """How often its engines were started."""
-    losses: list[str] = []
-    """Why it was lost, an error message for each time."""
-    dropped: bool = False
-    """Whether it was not started again, because it was lost again and again."""
-    chains: Count = 0
-    """Chains that ended on it."""
-
-
 class Session(Struct, frozen=True, kw_only=True):
     """One process that worked on the run: the one that started it, or one that resumed it."""
 
@@ -147,8 +128,6 @@ class Session(Struct, frozen=True, kw_only=True):
     versions: dict[str, str] = {}
     engine_statistics: dict[str, EngineStatistics] = {}
     """Each engine's own totals at the end of the session, by role; those of all replicas together."""
-    replicas: list[Replica] = []
-    """The replicas by their numbers; empty where the process itself had the engines."""
 
 
 class RunFile(Struct, frozen=True, kw_only=True):

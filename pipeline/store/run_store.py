@@ -33,7 +33,7 @@ from pipeline.store.wal import Wal, locked, read_wal
 
 BATCH_ROWS = 512
 """Rows converted at a time, so that the interpreter's lock is held for about a millisecond a column."""
-KEPT = "problems"
+KEPT, REPLICA = "problems", "replica"
 
 
 class RunStore:
@@ -150,16 +150,20 @@ class RunStore:
                 written += part.stat().st_size
         return written
 
-    def merge(self, folders: Sequence[Path], run_id: str) -> str:
-        """Write every table that all of the run folders have into this one, which is empty, as rows of the run `run_id`; its folder's id.
+    def merge(self, folders: Sequence[Path], run_id: str, *, replicas: bool = False) -> str:
+        """Write every table that all of the run folders have into this one as rows of the run `run_id`; its folder's id. What a merge left
+        here that was cut short goes.
 
-        Rows keep everything but the name of their run. Problems come in the order of the input, all else folder after folder.
+        Rows keep everything but the name of their run and, with `replicas`, the number of the folder as their `replica`. Problems come in
+        the order of the input, all else folder after folder.
         """
+        for table in ROWS:
+            shutil.rmtree(self.folder / table, ignore_errors=True)
         self._rows = {table: row for table, row in ROWS.items() if all(table_files(folder, table) for folder in folders)}
         self._sync_every_s = math.inf
         try:
             for table in self._rows:
-                for batch in _in_order(folders) if table == KEPT else _one_by_one(folders, table, run_id):
+                for batch in _in_order(folders) if table == KEPT else _one_by_one(folders, table, run_id, replicas):
                     self.append_batch(table, batch)
         finally:
             self.close()
@@ -303,11 +307,12 @@ def _convert(path: Path, target: Path) -> int:
         raise
 
 
-def _one_by_one(folders: Sequence[Path], table: str, run_id: str) -> Iterator[pa.RecordBatch]:
+def _one_by_one(folders: Sequence[Path], table: str, run_id: str, replicas: bool) -> Iterator[pa.RecordBatch]:
     names = schema_of(ROWS[table]).names
-    for folder in folders:
+    for number, folder in enumerate(folders):
         for batch in read_batches(folder, table, names):
-            yield with_values(batch, "run_id", [run_id] * batch.num_rows)
+            named = with_values(batch, "run_id", [run_id] * batch.num_rows)
+            yield with_values(named, REPLICA, [number] * batch.num_rows) if replicas and REPLICA in names else named
 
 
 def _in_order(folders: Sequence[Path]) -> Iterator[pa.RecordBatch]:

@@ -34,7 +34,7 @@ from pipeline.session.options import RunOptions
 from pipeline.session.prepare import load_plan
 from pipeline.session.run import run
 from pipeline.store.run_file import RunFile
-from tests.support.replicas import replica_run
+from tests.support.replicas import options_of, replica_run
 from tests.support.run_files import edit_engines
 from tests.support.runs import write_problems
 
@@ -76,17 +76,11 @@ def fitted(recorded: list[Path]) -> Calibration:
     return calibrate(recorded, max_calls=60)
 
 
-@pytest.fixture(scope="module")
-def replicas(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of two replicas."""
-    return replica_run(tmp_path_factory.mktemp("replicas"), 2)
-
-
-def test_of_replicas_the_calls_of_one_are_read(replicas: Path) -> None:
-    alone, found = read_calls(replicas.parent / "part-0/run", 10_000), read_calls(replicas, 10_000)
-    assert found.keys() == alone.keys()
-    for role, calls in found.items():
-        assert calls == alone[role]
+def test_of_replicas_the_calls_of_one_are_read(tmp_path: Path) -> None:
+    """They are those of the run that the shard is."""
+    together = replica_run(tmp_path, 2)
+    assert run(options_of(tmp_path, "shard", tmp_path / "problems.jsonl", shard="0/2")).exit_code == 0
+    assert read_calls(together, 10_000) == read_calls(tmp_path / "shard", 10_000)
 
 
 def test_the_file_runs_and_gives_about_the_same_run(recorded: list[Path], fitted: Calibration, tmp_path: Path) -> None:

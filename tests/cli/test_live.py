@@ -1,5 +1,6 @@
 """What the live display says of a run: counts of a view at given times."""
 
+from functools import partial
 from io import StringIO
 
 import msgspec
@@ -10,12 +11,12 @@ from pipeline.cli.live import Meter, line, panel
 from pipeline.engine import EngineStatistics, Request
 from pipeline.runtime.admission.admission import Admission
 from pipeline.runtime.admission.cache import CacheLimit
-from pipeline.runtime.clock import Clock
 from pipeline.runtime.lane import Call, Lane
 from pipeline.runtime.progress import Progress
 from pipeline.runtime.resume_state import ResumeState
 from pipeline.session.observer import View
 from pipeline.session.prepare import load_plan
+from pipeline.store.run_file import Totals
 from tests.support.paths import ROOT, SIM
 
 ROLES = ["draft", "target"]
@@ -55,7 +56,7 @@ class Watched:
             progress=self.progress,
             lanes=self.lanes,
             engines=self.engines,
-            clock=Clock(0, lambda: self.now),
+            totals=Totals,
         )
         self.meter = Meter(view, lambda: self.now)
 
@@ -108,5 +109,5 @@ def test_few_right_answers_are_counted_and_many_are_a_share(watched: Watched) ->
     watched.progress.done = 2
     watched.now += 1
     for graded, correct, said in ((2, 2, "2 of 2 right"), (40, 39, "97.5 % right")):
-        watched.meter.view = msgspec.structs.replace(watched.meter.view, graded=lambda counts=(graded, correct): counts)
+        watched.meter.view = msgspec.structs.replace(watched.meter.view, totals=partial(Totals, graded=graded, correct=correct))
         assert f" · {said} · " in line(watched.meter)

@@ -6,13 +6,12 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-from msgspec import structs
 from prometheus_client.core import Metric
 
 from pipeline.cli.metrics import RequestMetrics, RunMetrics, metrics_served
 from pipeline.runtime.admission.feed import Arrivals
 from pipeline.serve.desk import Desk, ServeLimits
-from pipeline.session.observer import SOLVING, Observer, ReplicaState, View
+from pipeline.session.observer import Observer, View
 from pipeline.session.options import RunOptions
 from pipeline.session.run import run
 from tests.support.paths import ROOT, SIM
@@ -34,10 +33,7 @@ def test_the_guide_lists_every_metric(tmp_path: Path) -> None:
             pass
 
         def __exit__(self, *error: object) -> None:
-            statistics = {role: engine.statistics() for role, engine in self._view.engines.items()}
-            replica = ReplicaState(number=0, node="n", what=SOLVING, statistics=statistics)
-            for view in (self._view, structs.replace(self._view, replicas=lambda: [replica])):
-                found.extend(RunMetrics(view).collect())
+            found.extend(RunMetrics(self._view).collect())
 
     options = RunOptions(graph=ROOT / "graphs/speccot.yaml", engines=SIM, input=write_problems(tmp_path, 2), output=tmp_path / "run")
     run(options, Observer(watch=Watch))

@@ -44,17 +44,6 @@ def test_every_engine_says_what_it_does_and_for_how_long() -> None:
     assert starts.line("target") == "ready after 7.5 s"
 
 
-def test_the_engines_of_replicas_that_are_not_ready_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
-    specs = load_plan(ROOT / "graphs/speccot.yaml", SIM, ()).engines
-    clock = Clock()
-    starts = Starts({f"{role} of replica {number}": spec for number in range(2) for role, spec in specs.items()}, clock)
-    for role in specs:
-        starts.phase(f"{role} of replica 1", READY)
-    clock.now = 3.0
-    starts.end()
-    assert capsys.readouterr().err.splitlines()[-1] == "2 of 4 engines ready after 3.0 s"
-
-
 def test_programs_log_what_they_do_where_the_command_is_verbose() -> None:
     for verbose in (True, False):
         notices_as(NoticeOptions(verbose=verbose))

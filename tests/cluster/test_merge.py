@@ -129,4 +129,4 @@ def test_an_unfinished_shard_is_refused(shards: Mapping[str, Path], tmp_path: Pa
 
 def test_a_shard_without_problems(tmp_path: Path) -> None:
     done = pipeline(*COMMAND, "--input", write_problems(tmp_path, 1), "--shard", "0/1000", "--output", tmp_path / "run")
-    assert (done.returncode, "none of its problems is in shard 0/1000" in done.stderr) == (2, True)
+    assert (done.returncode, done.stdout.startswith("0 of 0 solved")) == (0, True), "so that it can be merged"

@@ -1,14 +1,12 @@
 """The runs of these tests: small simulated ones, and one with hostile text."""
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from pipeline.report.report import report
 from pipeline.report.run_sections import ReportOptions
-from tests.support.replicas import replica_run
 from tests.support.shown_runs import SHOWN, hostile_run, shown_run
 
 
@@ -28,14 +26,6 @@ def alone(ran: Path) -> Path:
 def routed(ran: Path) -> Path:
     """The first two problems where a gate decides which model writes a step."""
     return shown_run(ran.parent, "routed", "routed", limit=2)
-
-
-@pytest.fixture(scope="session")
-def replicas(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of four replicas, of which the last one is slow and was lost once."""
-    folder = tmp_path_factory.mktemp("replicas")
-    with ThreadPoolExecutor(1) as pool:
-        return pool.submit(lambda: replica_run(folder, 4, slow=3)).result()
 
 
 @pytest.fixture(scope="session")

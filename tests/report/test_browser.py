@@ -193,18 +193,6 @@ def test_a_narrow_page_does_not_run_over_its_edge(ran: Path, page_of: Callable[.
     report.check()
 
 
-@pytest.mark.parametrize("width", [500, 1400])
-def test_replicas_are_drawn_at_any_width(replicas: Path, page_of: Callable[..., str], opened: Callable[..., Opened], width: int) -> None:
-    report = opened(page_of(replicas), width=width)
-    titles = [place.evaluate("place => place.parentElement.querySelector('figcaption').textContent") for place in report.plots()]
-    assert {"Throughput by replica", "Chains in flight by replica"} <= set(titles)
-    for place in report.all(".plot"):
-        if "by replica" in place.evaluate("place => place.parentElement.querySelector('figcaption').textContent"):
-            assert place.evaluate(COLOURED) > 1000
-    assert report.page.evaluate("document.scrollingElement.scrollWidth") <= width
-    report.check()
-
-
 def test_several_runs_are_compared_first(ran: Path, alone: Path, page_of: Callable[..., str], opened: Callable[..., Opened]) -> None:
     report = opened(page_of(ran, alone))
     assert report.texts("h2") == ["Comparison", "run", "alone"]

@@ -107,7 +107,7 @@ random_lives = st.lists(st.tuples(times, times, st.sampled_from([FINISHED, LOST,
 def lives_of(rows: Sequence[tuple[int, int, int]]) -> Lives:
     """Chains; start and end in either order."""
     one, other, status = np.array(rows, np.int64).reshape(-1, 3).T
-    return Lives(np.minimum(one, other), np.maximum(one, other), status)
+    return Lives(np.minimum(one, other), np.maximum(one, other), status, np.zeros_like(one))
 
 
 def calls_of(rows: Sequence[Any]) -> Calls:

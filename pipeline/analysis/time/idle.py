@@ -46,7 +46,7 @@ class IdleRules(NamedTuple):
     full: int
     """The number of chains that may live at once."""
     last_admission: int
-    """When the last chain started; on one of several replicas as in `work.Stays.admitted`."""
+    """When the last chain started, of several replicas on this one."""
     last_end: int = EARLY
     """Of one of several replicas: when the last chain of all ended. Until then and since the last admission a replica without chains is in
     the tail."""

@@ -2,10 +2,8 @@
 
 An engine is busy while at least one request is in flight to it; each replica has its own engines.
 
-The tail of a run of one process begins at the last moment at which as many chains lived as the batch size (or as ever did). That of a run
-with several replicas begins when the first of them has fewer chains in flight than that because no more problems wait for it, which is
-after the last chain that began there. Of a replica that was lost it is after the last chain that began anywhere: until then it lacked
-chains for another reason. The tail ends with the last chain of all.
+The tail of a run begins at the last moment at which as many chains lived as the batch size (or as ever did), with several replicas at the
+earliest such moment of any. It ends with the last chain of all.
 """
 
 from collections.abc import Sequence
@@ -13,9 +11,9 @@ from collections.abc import Sequence
 import numpy as np
 from msgspec import Struct
 
-from pipeline.analysis.arrays import NO_REPLICA, Array
+from pipeline.analysis.arrays import Array
 from pipeline.analysis.time.spans import Spans, open_at, together, union, while_open
-from pipeline.analysis.time.work import OPEN, Lives, RunTimes, Stays
+from pipeline.analysis.time.work import OPEN, RunTimes
 
 
 class EngineTime(Struct, frozen=True):
@@ -45,17 +43,17 @@ class Timeline(Struct, frozen=True, kw_only=True):
     tail_s: float | None
     """Seconds of the tail; null without chains."""
     replicas: int
-    """Those that were started or have rows."""
+    """Those that have rows; 1 where the process itself had the engines."""
 
 
 def timeline(work: RunTimes) -> Timeline:
-    """The timeline of a run; calls of a run with several replicas that name none count only as requests in flight."""
+    """The timeline of a run."""
     flights = work.flights
     span_s = float(flights.end.max() - flights.submit.min()) / 1e9 if len(flights.end) else 0.0
     share = 1 / span_s if span_s else 0.0
     busy = _busy(work)
-    busy_s = {role: _mean([mine[role].length / 1e9 if role in mine else 0.0 for mine in busy.values()]) for role in work.engines}
-    overlap_s = _mean([while_open(together(*mine.values()), 2, len(mine)).length / 1e9 for mine in busy.values()])
+    busy_s = {role: _mean([mine[role].length / 1e9 if role in mine else 0.0 for mine in busy]) for role in work.engines}
+    overlap_s = _mean([while_open(together(*mine.values()), 2, len(mine)).length / 1e9 for mine in busy])
     in_flight_s = _in_flight_s(work, flights.engine, work.engines)
     return Timeline(
         span_s=span_s,
@@ -63,23 +61,22 @@ def timeline(work: RunTimes) -> Timeline:
         overlap_s=overlap_s,
         overlap_share=overlap_s * share,
         stages_s=_in_flight_s(work, flights.stage, work.stages),
-        tail_s=_tail_s(work) if work.stays is None else _tail_of_replicas_s(work, work.stays),
+        tail_s=_tail_s(work),
         replicas=len(busy),
     )
 
 
-def _busy(work: RunTimes) -> dict[int, dict[str, Spans]]:
-    """When each engine was busy, by the replica's number; of a run of one process or replica that of its calls, whatever its number."""
+def _busy(work: RunTimes) -> list[dict[str, Spans]]:
+    """When each engine was busy, of each replica."""
     flights = work.flights
-    numbers = [*work.stays.admitted] if work.stays else [int(flights.replica.max(initial=NO_REPLICA))]
-    return {
-        number: {
+    return [
+        {
             role: union(Spans(flights.submit[mine], flights.end[mine]))
             for place, role in enumerate(work.engines)
-            if (mine := (flights.engine == place) & (flights.replica == number)).any()
+            if (mine := (flights.engine == place) & (True if number is None else flights.replica == number)).any()
         }
-        for number in numbers
-    }
+        for number in work.replicas or (None,)
+    ]
 
 
 def _in_flight_s(work: RunTimes, of: Array, names: Sequence[str]) -> dict[str, float]:
@@ -90,33 +87,21 @@ def _in_flight_s(work: RunTimes, of: Array, names: Sequence[str]) -> dict[str, f
     return {name: float(length[place] / 1e9) for place, name in enumerate(names) if calls[place]}
 
 
-def _tail_of_replicas_s(work: RunTimes, stays: Stays) -> float | None:
-    """The tail of a run with several replicas."""
-    if not len(stays.columns["end"]):
-        return None
-    since = min(_lacks_from(work, stays.lives(number), admitted) for number, admitted in stays.admitted.items())
-    return (int(max(stays.columns["start"].max(), stays.columns["end"].max())) - since) / 1e9
-
-
-def _lacks_from(work: RunTimes, lives: Lives, admitted: int) -> int:
-    """From when on a replica, at which the last chain was `admitted` then, had fewer chains than the batch size for lack of problems."""
-    instants, count = open_at(Spans(lives.start, lives.end))
-    if not len(instants) or instants[0] > admitted:
-        return admitted
-    full = min(work.run.batch_size or len(work.lives.start), max(int(count.max()), 1))
-    lacking = (count < full) & (np.append(instants[1:], np.iinfo(np.int64).max) > admitted)
-    return int(np.maximum(instants[lacking], admitted)[0])
-
-
 def _tail_s(work: RunTimes) -> float | None:
     """The tail of the chains that are over."""
-    over = work.lives.status != OPEN
-    instants, count = open_at(Spans(work.lives.start[over], work.lives.end[over]))
-    if not len(instants):
+    lives, over = work.lives, work.lives.status != OPEN
+    parts = [over & (lives.replica == number) for number in work.replicas] or [over]
+    found = [open_at(Spans(lives.start[mine], lives.end[mine])) for mine in parts if mine.any()]
+    if not found:
         return None
+    return (max(int(instants[-1]) for instants, _ in found) - min(_full_until(work, *each) for each in found)) / 1e9
+
+
+def _full_until(work: RunTimes, instants: Array, count: Array) -> int:
+    """The last moment at which as many chains lived as the batch size, or as ever did."""
     full = min(work.run.batch_size or len(work.lives.start), max(int(count.max()), 1))
     enough = np.flatnonzero(count >= full)
-    return float(instants[-1] - (instants[enough[-1] + 1] if len(enough) else instants[0])) / 1e9
+    return int(instants[enough[-1] + 1] if len(enough) else instants[0])
 
 
 def _mean(seconds: Sequence[float]) -> float:

@@ -5,9 +5,6 @@ there are, next to the tables of the run folder:
 
 - `lives`, a row for each chain: `chain` (its place), `chain_id`, `start`, `end`, `status`, `replica` (null: none).
 - `flights`, a row for each call: `ready`, `submit` and `end`, next to the columns of `calls`; and `timed`, the same with its `chain`.
-- `stays`, of a run with several replicas: `replica`, `chain`, `start`, `end` and `status`, a row for each chain and replica. A chain is on
-  one replica from its admission to its end, unless that was lost and it continued elsewhere. Then it was on each earlier replica from when
-  its first call there was ready until its last one there ended, and from then on where it ended.
 """
 
 from collections.abc import Iterator, Sequence
@@ -73,6 +70,8 @@ class Lives(NamedTuple):
     """Never before `start`; the end of the run for a chain without a row."""
     status: Array
     """`FINISHED`, `LOST` or `OPEN`."""
+    replica: Array
+    """The number of the replica that solves it; -1 where its rows name none."""
 
 
 _COLUMNS: dict[str, tuple[str, str, type[np.generic]]] = {
@@ -130,36 +129,6 @@ SELECT min(start_unix_ns) AS first, max(end_unix_ns) AS last, list(DISTINCT repl
 """
 
 
-class Admitted(Struct, frozen=True):
-    """One of several replicas."""
-
-    replica: int
-    latest: int | None
-    """When the last chain began there; null where none did. One that comes from elsewhere did not wait for a replica as a problem does."""
-
-
-class Stays(Struct, frozen=True):
-    """The chains of a run with several replicas."""
-
-    admitted: dict[int, int]
-    """By the number of each replica that was started or has rows when the last chain began there, after which no more problems waited for
-    it, nanoseconds of work. Of one that was lost, or never began any: when the last chain began anywhere."""
-    columns: dict[str, Array]
-    """Columns of `stays`, in the order of replicas and, of one, of chains."""
-
-    def lives(self, replica: int) -> Lives:
-        """The chains of this replica."""
-        mine = self._mine(replica)
-        return Lives(*(self.columns[name][mine] for name in Lives._fields))
-
-    def places(self, replica: int, chains: Array) -> Array:
-        """The place of each of `chains`, which were on this replica, among its `lives`."""
-        return np.searchsorted(self.columns["chain"][self._mine(replica)], chains)
-
-    def _mine(self, replica: int) -> slice:
-        return slice(*np.searchsorted(self.columns["replica"], [replica, replica + 1]).tolist())
-
-
 class RunTimes(Struct, frozen=True, kw_only=True, dict=True):
     """A run on the axis of its work."""
 
@@ -175,8 +144,8 @@ class RunTimes(Struct, frozen=True, kw_only=True, dict=True):
     stages: tuple[str, ...]
     """Those that calls name, in alphabetical order."""
     lives: Lives
-    stays: Stays | None
-    """None where the run has fewer than two replicas."""
+    replicas: tuple[int, ...]
+    """The numbers of its replicas; empty where it has fewer than two."""
 
     @cached_property
     def calls(self) -> Calls:
@@ -219,8 +188,10 @@ def read_work(db: Query) -> RunTimes:
     calls, chains = db.row(_SEEN_IN_CALLS, Seen), db.row(_SEEN_IN_CHAINS, Seen)
     known = [at for at in (calls.first, calls.last, chains.first, chains.last, run.started, run.ended) if at]
     axis = Axis(min(known, default=0), run.pauses)
-    _add_tables(db, axis, calls.last or 0, _replica(run))
-    lives = db.columns('SELECT start, "end", status FROM lives ORDER BY chain')
+    replicas = sorted({*(calls.replicas or ()), *(chains.replicas or ())})
+    # What one process solved after shards were merged counts as that of the first replica.
+    _add_tables(db, axis, calls.last or 0, "coalesce(replica, 0)" if len(replicas) > 1 else "replica")
+    lives = db.columns(f'SELECT start, "end", status, coalesce(replica, {NO_REPLICA})::INTEGER AS replica FROM lives ORDER BY chain')
     return RunTimes(
         db=db,
         run=run,
@@ -229,14 +200,8 @@ def read_work(db: Query) -> RunTimes:
         engines=tuple(dict.fromkeys([*run.plan.engines, *(calls.engines or [])])),
         stages=tuple(calls.stages or ()),
         lives=Lives(**lives),
-        stays=_read_stays(db, run, {*(calls.replicas or ()), *(chains.replicas or ())}),
+        replicas=tuple(replicas) if len(replicas) > 1 else (),
     )
-
-
-def _replica(run: RunFile) -> str:
-    """The SQL of the replica of a row: the process of a session that had none counts as replica 0 where other sessions had replicas."""
-    some = {bool(session.replicas) for session in run.sessions}
-    return "coalesce(replica, 0)" if len(some) == 2 else "replica"
 
 
 def _add_tables(db: Query, axis: Axis, last: int, replica: str) -> None:
@@ -249,7 +214,7 @@ def _add_tables(db: Query, axis: Axis, last: int, replica: str) -> None:
             SELECT chain_id, start_unix_ns, end_unix_ns, {over} AS status, {replica} AS replica FROM chains
             QUALIFY row_number() OVER (PARTITION BY chain_id ORDER BY end_unix_ns DESC) = 1
             UNION ALL
-            SELECT chain_id, min({READY}), {last}, {OPEN}, NULL FROM calls ANTI JOIN chains USING (chain_id) GROUP BY chain_id)
+            SELECT chain_id, min({READY}), {last}, {OPEN}, max({replica}) FROM calls ANTI JOIN chains USING (chain_id) GROUP BY chain_id)
         SELECT row_number() OVER (ORDER BY start_unix_ns, chain_id) - 1 AS chain, chain_id, {axis.sql("start_unix_ns")} AS start,
                greatest({axis.sql("start_unix_ns")}, {axis.sql("end_unix_ns")}) AS "end", status::BIGINT AS status, replica
         FROM rows""")
@@ -260,46 +225,3 @@ def _add_tables(db: Query, axis: Axis, last: int, replica: str) -> None:
                {axis.sql("greatest(submit_unix_ns, end_unix_ns)")} AS "end"
         FROM calls""")
     db.execute("CREATE TEMP VIEW timed AS SELECT flights.*, chain FROM flights JOIN lives USING (chain_id)")
-
-
-def started_replicas(run: RunFile) -> set[int]:
-    """The numbers of the replicas whose engines were started in any session of `run`; empty where the process had the engines."""
-    return {number for session in run.sessions for number, replica in enumerate(session.replicas) if replica.starts}
-
-
-def lost_replicas(run: RunFile) -> set[int]:
-    """The numbers of the replicas that were lost in any session of `run`."""
-    return {number for session in run.sessions for number, replica in enumerate(session.replicas) if replica.losses}
-
-
-def _read_stays(db: Query, run: RunFile, named: set[int]) -> Stays | None:
-    numbers = sorted(named | started_replicas(run))
-    if len(numbers) < 2:
-        return None
-    db.execute(_STAYS)
-    admitted = db.rows(_ADMITTED, Admitted)
-    last, lost = max((each.latest for each in admitted if each.latest is not None), default=0), lost_replicas(run)
-    settled = {each.replica: each.latest for each in admitted if each.latest is not None and each.replica not in lost}
-    columns = db.columns('SELECT replica, chain, start, "end", status FROM stays ORDER BY replica, chain')
-    return Stays({number: settled.get(number, last) for number in numbers}, columns)
-
-
-_STAYS = """
-CREATE TEMP TABLE stays AS
-WITH visits AS (
-    SELECT chain, replica, min(ready) AS start, max("end") AS "end" FROM timed WHERE replica IS NOT NULL GROUP BY ALL),
-homes AS (
-    SELECT chain, lives.start, lives."end", status, coalesce(lives.replica, arg_max(visits.replica, visits."end")) AS home
-    FROM lives LEFT JOIN visits USING (chain) GROUP BY chain, lives.start, lives."end", status, lives.replica),
-away AS (
-    SELECT chain, visits.replica, visits.start, greatest(visits.start, visits."end") AS "end", status
-    FROM visits JOIN homes USING (chain) WHERE replica <> home)
-FROM away
-UNION ALL
-SELECT chain, home, least(homes."end", greatest(homes.start, max(away."end"))), homes."end", homes.status
-FROM homes LEFT JOIN away USING (chain) WHERE home IS NOT NULL GROUP BY chain, home, homes.start, homes."end", homes.status
-"""
-_ADMITTED = """
-SELECT replica, max(start) FILTER (start = first) AS latest
-FROM (SELECT *, min(start) OVER (PARTITION BY chain) AS first FROM stays) GROUP BY replica
-"""

@@ -1,0 +1,128 @@
+"""Workers of shards as actors of a Ray cluster: settings enter, a `Launch` leaves. The only module that imports Ray.
+
+An actor is a process on one node with the GPUs that the engines file asks for. Ray never restarts it: a lost one is started again.
+"""
+
+import asyncio
+import logging
+import os
+import re
+import socket
+import warnings
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
+from functools import partial
+from typing import Any
+
+import anyio
+import anyio.to_thread
+import ray
+from ray.exceptions import RayError
+
+from pipeline.cluster.replicas import Poll, solve_on_replicas
+from pipeline.cluster.worker import CLOSE_S, Order, ShardJob, ShardReport, ShardWorker
+from pipeline.errors import ReplicaLost, UsageError, reason
+from pipeline.graph.plan import Plan
+from pipeline.session.observer import Attend, Observer
+from pipeline.session.options import RunOptions
+from pipeline.session.prepare import Prepared
+from pipeline.session.run import SessionResult
+from pipeline.system.machine import core_count
+
+HERE = "ray"
+"""The cluster that `RAY_ADDRESS` names, or that runs on this machine; where there is none one is started for the run."""
+CONNECT_S = 10.0
+"""Most seconds to wait for an address to answer."""
+
+
+async def solve_on_ray(ready: Prepared, observer: Observer, *, attend: Attend | None = None) -> SessionResult:
+    """Solve on the cluster that the options name, as `pipeline.session.run.solve` does here. Raises `UsageError` where that cannot be."""
+    options = ready.options
+    with ExitStack() as stack:
+        await anyio.to_thread.run_sync(stack.enter_context, _connected(str(options.cluster), options.replicas))
+        needed = await anyio.to_thread.run_sync(check_room, ready.plan, options)
+        return await solve_on_replicas(partial(_actor, needed), options.replicas, ready, observer, attend=attend)
+
+
+@contextmanager
+def _connected(cluster: str, replicas: int) -> Iterator[None]:
+    """Connect this process to a cluster until the block ends, unless it is connected already. Raises `UsageError` where that fails."""
+    if cluster != HERE:
+        _check_answers(cluster)
+    if ray.is_initialized():
+        yield
+        return
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    logging.getLogger("ray").setLevel(logging.CRITICAL)  # what a person should know of it, the run says itself
+    quiet: dict[str, Any] = {"log_to_driver": False, "configure_logging": False}
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            try:
+                ray.init(address="auto" if cluster == HERE else cluster, **quiet)
+            except ConnectionError:
+                if cluster != HERE or os.environ.get("RAY_ADDRESS"):
+                    raise
+                ray.init(address="local", num_cpus=max(replicas, core_count()), include_dashboard=False, **quiet)
+    except Exception as error:  # Ray raises errors of many kinds
+        raise UsageError(f"--cluster {cluster}: cannot connect: {reason(error)}") from error
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def _check_answers(cluster: str) -> None:
+    """Raise `UsageError` unless something listens at `ray://HOST:PORT`: Ray itself would try for minutes."""
+    found = re.fullmatch(r"ray://([^/:]+):(\d+)", cluster)
+    if found is None:
+        raise UsageError(f"--cluster {cluster}: expected ray, or ray://HOST:PORT with the port of Ray's client server, such as 10001")
+    try:
+        socket.create_connection((found[1], int(found[2])), CONNECT_S).close()
+    except OSError as error:
+        raise UsageError(f"--cluster {cluster}: does not answer: {reason(error)}") from error
+
+
+def check_room(plan: Plan, options: RunOptions) -> int:
+    """How many GPUs each replica gets, 0 on a cluster without any. Raises `UsageError` if no node has that many."""
+    most = max((int(node["Resources"].get("GPU", 0)) for node in ray.nodes() if node["Alive"]), default=0)
+    needed = max((gpu + 1 for spec in plan.engines.values() for gpu in spec.gpus), default=0) if most else 0
+    if needed > most:
+        what = f"by its engines file each replica needs {needed} GPUs on one node, but no node has more than {most}"
+        raise UsageError(f"--cluster {options.cluster}: {what}; set engines.ROLE.device or devices")
+    return needed
+
+
+class ShardActor(ShardWorker):
+    """The worker of a shard as an actor."""
+
+    def __init__(self, job: ShardJob) -> None:
+        # Ray's policy brings uvloop, whose event loop neither tells when a timer is due nor starts processes from a thread.
+        asyncio.set_event_loop_policy(asyncio.DefaultEventLoopPolicy())
+        super().__init__(job)
+
+
+@asynccontextmanager
+async def _actor(gpus_each: int, job: ShardJob, place: int) -> AsyncIterator[Poll]:
+    """A worker on whatever node has room for it."""
+    options = {"num_cpus": 1, "num_gpus": gpus_each, "max_restarts": 0, "max_task_retries": 0, "scheduling_strategy": "SPREAD"}
+    kind: Any = ray.remote(ShardActor)
+    actor = kind.options(**options).remote(job)
+    placed = False
+
+    async def ask(order: Order) -> ShardReport:
+        nonlocal placed
+        try:
+            report: ShardReport = await actor.poll.remote(order)
+        except RayError as error:
+            lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+            raise ReplicaLost(lines[-1] if lines else type(error).__name__) from error
+        placed = True
+        return report
+
+    try:
+        yield ask
+    finally:
+        with anyio.move_on_after(CLOSE_S if placed else 0, shield=True), suppress(RayError):
+            await actor.abort.remote()
+        with anyio.CancelScope(shield=True):
+            await anyio.to_thread.run_sync(partial(ray.kill, actor, no_restart=True))

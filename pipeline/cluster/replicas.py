@@ -1,0 +1,379 @@
+"""A run on replicas: its problems are divided into shards, each an ordinary run in a process with its own devices, merged at the end.
+
+    RUN/run.json        how the run as a whole is
+    RUN/shards/3/       the run of the fourth shard, as `pipeline run --shard 3/8` would leave it
+
+Whoever reads RUN meanwhile reads its shards (`store.parts`). A worker that dies is started again and resumes its shard. There are as many
+shards as replicas: each waits for its own longest chain, so that smaller ones take longer together (`bench/results/shards.json`).
+"""
+
+import os
+import shutil
+import sys
+import time
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from functools import partial
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import anyio
+import anyio.to_thread
+from msgspec import Struct, structs
+
+from pipeline.cluster.merge import merged_run, total_of
+from pipeline.cluster.worker import CLOSE_S, Order, ShardJob, ShardReport, ShardWorker
+from pipeline.data.part import shard_of
+from pipeline.engines.cores import ranges
+from pipeline.engines.process.worker import end_with_main_process
+from pipeline.errors import EngineDead, Interrupted, OutOfMemory, PipelineError, ReplicaLost, RunError, UsageError, reason
+from pipeline.graph.spec import EngineSpec
+from pipeline.runtime.clock import backoff_s
+from pipeline.runtime.progress import Progress
+from pipeline.runtime.resume_state import ResumeState
+from pipeline.session.loop import Stop
+from pipeline.session.observer import Attend, Observer, View
+from pipeline.session.options import RunOptions
+from pipeline.session.prepare import Prepared, is_over
+from pipeline.session.run import SessionResult, attended
+from pipeline.store.folder import FILE
+from pipeline.store.parts import SHARDS, shards_of
+from pipeline.store.run_file import RunFile, Session, Status, Totals
+from pipeline.store.run_store import RunStore
+from pipeline.system.machine import Gpu, Machine, core_count, look
+from pipeline.system.tasks import unwrapped
+from pipeline.system.worker_process import Program, WorkerProcess, leave_signals
+
+Poll = Callable[[Order], Awaitable[ShardReport]]
+"""Passes an order on to a worker; its report. Raises `ReplicaLost`."""
+Launch = Callable[[ShardJob, int], AbstractAsyncContextManager[Poll]]
+"""`launch(job, place)` starts a worker on the devices of a place, and ends it with the context; raises `ReplicaLost`."""
+POLL_S = 0.2
+"""Seconds between two reports of a worker."""
+EXIT_S = 0.5
+"""How long a worker that closed its socket has to leave its exit status; then it is killed."""
+LOSSES = (ReplicaLost, EngineDead, OutOfMemory)
+"""Errors after which a worker is started again; others would only come again."""
+MAX_DEATHS = 3
+"""Workers of a shard that may die in a row without a chain that ended in between."""
+
+
+class DeviceShare(Struct, frozen=True, kw_only=True):
+    """The devices of one replica."""
+
+    gpus: tuple[Gpu, ...] = ()
+    cores: tuple[int, ...] = ()
+    """CPU cores by their numbers; empty: any."""
+
+    @property
+    def words(self) -> str:
+        """The devices for a person, such as `GPU 2-3`; empty where its engines use none of this machine."""
+        gpus = f"GPU {ranges([gpu.index for gpu in self.gpus])}" if self.gpus else ""
+        cores = f"CPU core{'s' * (len(self.cores) > 1)} {ranges(self.cores)}" if self.cores else ""
+        return gpus or cores
+
+
+def divided(specs: Mapping[str, EngineSpec], machine: Machine, count: int) -> list[DeviceShare]:
+    """The devices of `machine` for `count` replicas with engines of these `specs`: as many GPUs each as these name or, without any, equal
+    parts of the cores. The engines file counts from 0 in each share. Raises `UsageError` where there are too few."""
+    each = max((gpu + 1 for spec in specs.values() for gpu in spec.gpus), default=0) if machine.gpus else 0
+    there, cores = len(machine.gpus), machine.cores
+    if each * count > there:
+        needs = f"each replica needs {each} GPU{'s' * (each > 1)}, but this machine has {there}"
+        raise UsageError(f"--replicas {count}: {needs}; use at most {there // each}, or other devices in the engines file")
+    if each:
+        return [DeviceShare(gpus=machine.gpus[n * each : (n + 1) * each]) for n in range(count)]
+    if len(cores) < count:
+        raise UsageError(f"--replicas {count}: this machine has {len(cores)} CPU cores, not one for each replica; use at most {len(cores)}")
+    return [DeviceShare(cores=cores[n * len(cores) // count : (n + 1) * len(cores) // count]) for n in range(count)]
+
+
+async def solve_on_this_machine(
+    ready: Prepared, observer: Observer, stop: Stop | None = None, *, attend: Attend | None = None
+) -> SessionResult:
+    """Solve on replicas on this machine, as `pipeline.session.run.solve` does without. Raises `UsageError` where it has too few devices."""
+    options = ready.options
+    if unknown := [*(f"the judge {name!r}" for name in options.judges), *(f"the grader {name!r}" for name in options.graders)]:
+        what = f"{unknown[0]} is known to this process alone, and replicas are others"
+        raise UsageError(f"--replicas {options.replicas}: {what}; make it a plugin (guides/custom-judge in the documentation)")
+    if ready.virtual_time:  # on simulated time it makes no difference how many of them compute at once
+        shares: Sequence[DeviceShare] = [DeviceShare()] * min(options.replicas, core_count())
+    else:
+        shares = divided(ready.plan.engines, await anyio.to_thread.run_sync(look), options.replicas)
+        observer.tell(f"{len(shares)} replicas: {', '.join(share.words for share in shares)}")
+    return await solve_on_replicas(partial(worker_process, shares), len(shares), ready, observer, stop, attend=attend)
+
+
+async def solve_on_replicas(
+    launch: Launch, places: int, ready: Prepared, observer: Observer, stop: Stop | None = None, *, attend: Attend | None = None
+) -> SessionResult:
+    """Solve the shards on so many places. Raises what keeps any chain from starting."""
+    return await attended(partial(Fleet(launch, ready, observer).run, places), stop or Stop(), attend)
+
+
+class Fleet:
+    """The shards of a run while they are solved."""
+
+    def __init__(self, launch: Launch, ready: Prepared, observer: Observer) -> None:
+        assert ready.folder is not None
+        self._launch, self._ready, self._observer, self._folder = launch, ready, observer, ready.folder
+        self._shards = shards_of(self._folder) or _divided(self._folder, min(ready.options.replicas, ready.fingerprint.rows))
+        old = {shard: RunFile.read(shard) for shard in self._shards if (shard / FILE).exists()}
+        self._left = deque(shard for shard in self._shards if shard not in old or not is_over(old[shard], self._options(shard)))
+        self._totals = {shard: file.totals for shard, file in old.items()}
+        self._live: dict[Path, int] = {}
+        self._progress = Progress(ready.plan, ResumeState())
+        self._started_unix_ns = max([time.time_ns(), *((file.ended or 0) + 1 for file in old.values())])
+        self._record: RunFile | None = None
+        """The `run.json` of this session, once the engines of a shard are open."""
+        self._order: Order = ""
+        self._errors: list[PipelineError] = []
+        self._told: set[str] = set()
+
+    async def run(self, places: int, stop: Stop) -> SessionResult:
+        """Solve all shards and merge them."""
+        stop.drained_by(self._drain)
+        left = bool(self._left)
+        with self._ready.announced():
+            with self._observer.watch(self._view()):
+                await self._solve(places, stop)
+            if left and self._record is None:
+                if self._ready.old is None:
+                    shutil.rmtree(self._folder / SHARDS)
+                raise next(iter(self._errors), Interrupted())
+            stop.over()
+            return await anyio.to_thread.run_sync(self._finish)
+
+    async def _solve(self, places: int, stop: Stop) -> None:
+        self._show()
+        try:
+            with stop.guard(), unwrapped():
+                async with anyio.create_task_group() as tasks:
+                    for place in range(places):
+                        tasks.start_soon(self._work, place)
+        except PipelineError as error:
+            self._errors.insert(0, error)
+
+    def _drain(self) -> None:
+        self._order = "drain"
+
+    async def _work(self, place: int) -> None:
+        """Solve one shard after the other on a place. Other errors than of the user end the place."""
+        while self._left and not self._order:
+            shard = self._left.popleft()
+            try:
+                await self._keep(shard, place)
+            except PipelineError as error:
+                if self._record is None and isinstance(error, UsageError):
+                    raise
+                self._observer.tell(f"replica {shard.name}: stopped: {error}")
+                self._errors.append(error)
+                return
+
+    async def _keep(self, shard: Path, place: int) -> None:
+        """Solve a shard; a worker that dies is started again, unless that happens again and again."""
+        deaths = 0
+        while not self._order:
+            before = self._over(shard)
+            try:
+                async with self._launch(self._job(shard), place) as poll:
+                    return await self._attend(shard, poll)
+            except LOSSES as loss:
+                deaths = 1 if self._over(shard) > before else deaths + 1
+                if deaths == MAX_DEATHS:
+                    raise RunError(f"replica {shard.name} died {MAX_DEATHS} times in a row: {loss}") from loss
+                self._observer.tell(f"replica {shard.name}: lost, starting it again: {loss}")
+            await anyio.sleep(backoff_s(f"replica {shard.name}", deaths - 1))
+
+    async def _attend(self, shard: Path, poll: Poll) -> None:
+        """Ask a worker until its run is over. Raises what ended it."""
+        opened = False
+        while True:
+            report = await poll(self._order)
+            for sentence in report.told:
+                if sentence not in self._told:
+                    self._told.add(sentence)
+                    self._observer.tell(f"replica {shard.name}: {sentence}")
+            if report.totals is not None:
+                self._totals[shard], self._live[shard] = report.totals, report.live
+                self._show()
+                if not opened:
+                    self._open(RunFile.read(shard))
+                    opened = True
+            if report.error is not None:
+                raise report.error
+            if report.over:
+                return
+            await anyio.sleep(POLL_S)
+
+    def _open(self, shard: RunFile) -> None:
+        """The engines of a shard are open; raises `UsageError` where they would not continue what those of another one write."""
+        if self._record is None:
+            record = structs.replace(self._ready.record, engine_facts=shard.engine_facts)
+            session = Session(started_unix_ns=self._started_unix_ns, command=record.command)
+            self._record = structs.replace(record, sessions=(*record.sessions, session)).with_session(session)
+            self._record.write(self._folder)
+        for role, first in self._record.engine_facts.items():
+            for name in ("max_model_len", "vocab_size"):
+                here = shard.engine_facts[role][name]
+                if here != first[name]:
+                    what = f"{name} is {here} on this replica but {first[name]} on another; use the same model everywhere"
+                    raise UsageError(f"engine {role!r}: {what}")
+
+    def _finish(self) -> SessionResult:
+        """Merge the shards where all are finished, and write `run.json`."""
+        ready, folder = self._ready, self._folder
+        begun = [RunFile.read(shard) for shard in self._shards if (shard / FILE).exists()]
+        done = len(begun) == len(self._shards) and all(map(self._is_over, self._shards, begun))
+        error = None if done else next(iter(self._errors), Interrupted())
+        if done:
+            RunStore(folder).merge(self._shards, folder.name, replicas=True)
+        status: Status = "finished" if error is None else "interrupted" if isinstance(error, Interrupted) else "failed"
+        kept = {name: getattr(ready.record, name) for name in ("folder_id", "input", "samples", "options", "command")}
+        merged = structs.replace(merged_run(begun, folder.name), **kept, error=str(error) if status == "failed" else None, status=status)
+        record = merged.with_session(structs.replace(merged.sessions[-1], status=status))
+        record.write(folder)
+        if done:
+            (folder / SHARDS).rename(folder / f".{SHARDS}")
+            shutil.rmtree(folder / f".{SHARDS}")
+        totals, share = record.totals, ready.options.fail_on_error
+        return SessionResult(
+            folder=folder, run=record, done=totals.chains_done, failed=totals.chains_failed, error=error, fail_on_error=share
+        )
+
+    def _is_over(self, shard: Path, file: RunFile) -> bool:
+        return is_over(file, structs.replace(self._options(shard), retry_failed=False))
+
+    def _options(self, shard: Path) -> RunOptions:
+        """The options of a shard's own run."""
+        given, index, count = self._ready.options, int(shard.name), len(self._shards)
+        if given.shard is not None:  # whose problems are those of several smaller ones
+            outer = shard_of(given.shard)
+            index, count = outer.index + outer.count * index, outer.count * count
+        return structs.replace(
+            given,
+            graph=_absolute(given.graph),
+            engines=None if given.engines is None else _absolute(given.engines),
+            input=_absolute(given.input),
+            more_inputs=tuple(map(_absolute, given.more_inputs)),
+            output=shard.absolute(),
+            shard=f"{index}/{count}",
+            resume=True,
+            replicas=1,
+            cluster=None,
+            baseline=False,
+        )
+
+    def _job(self, shard: Path) -> ShardJob:
+        ready = self._ready
+        return ShardJob(
+            options=self._options(shard),
+            plan=ready.plan,
+            virtual_time=ready.virtual_time,
+            started_unix_ns=self._started_unix_ns,
+            grader=ready.problems.grader,
+        )
+
+    def _over(self, shard: Path) -> int:
+        """How many of its chains are over."""
+        totals = self._totals.get(shard, Totals())
+        return totals.chains_done + totals.chains_failed
+
+    def _show(self) -> None:
+        """Bring what is displayed up to date."""
+        progress, totals = self._progress, self._total()
+        progress.done, progress.failed, progress.live = totals.chains_done, totals.chains_failed, sum(self._live.values())
+        progress.steps, progress.decisions, progress.output_tokens = totals.steps, Counter(totals.decisions), totals.output_tokens
+
+    def _total(self) -> Totals:
+        return total_of([*self._totals.values()])
+
+    def _view(self) -> View:
+        ready = self._ready
+        return View(
+            plan=ready.plan,
+            folder=self._folder,
+            chains=ready.chains,
+            samples=ready.record.samples,
+            schedule=ready.options.schedule,
+            batch_size=ready.options.batch_size,
+            virtual_time=ready.virtual_time,
+            simulated=ready.virtual_time,
+            progress=self._progress,
+            totals=self._total,
+        )
+
+
+def _absolute(path: Path) -> Path:
+    """A path that is the same on other nodes; the name of a bundled file stays."""
+    return path.absolute() if path.exists() else path
+
+
+def _divided(folder: Path, count: int) -> list[Path]:
+    """New folders of shards, all at once, so that their number is the number of shards."""
+    draft = folder / f".{SHARDS}"
+    shutil.rmtree(draft, ignore_errors=True)
+    for index in range(count):
+        (draft / str(index)).mkdir(parents=True)
+    draft.rename(folder / SHARDS)
+    return shards_of(folder)
+
+
+@asynccontextmanager
+async def worker_process(shares: Sequence[DeviceShare], job: ShardJob, place: int) -> AsyncIterator[Poll]:
+    """A worker in a process with the devices of its place among `shares`."""
+    share = shares[place]
+    names = ",".join(gpu.cuda_name for gpu in share.gpus)
+    program = Program(
+        module="pipeline.cluster.replicas",
+        arguments=(",".join(map(str, share.cores)),),
+        environment={"CUDA_VISIBLE_DEVICES": names, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"} if names else {},
+        shutdown_s=CLOSE_S,
+    )
+    try:
+        process = WorkerProcess(program)
+    except OSError as error:
+        raise ReplicaLost(f"its process cannot be started: {reason(error)}") from error
+    connection = Connection(os.dup(process.socket.fileno()))
+    first = [job]
+
+    def ask(order: Order) -> ShardReport:
+        process.read_stderr()
+        try:
+            if first:
+                connection.send(first.pop())
+            connection.send(order)
+            report: ShardReport = connection.recv()
+        except (EOFError, OSError) as error:
+            process.wait(EXIT_S)
+            raise ReplicaLost(f"its process ended: {process.exit_reason()}") from error
+        return report
+
+    try:
+        yield lambda order: anyio.to_thread.run_sync(ask, order, abandon_on_cancel=True)
+    finally:
+        with anyio.CancelScope(shield=True):
+            await anyio.to_thread.run_sync(process.end)
+        connection.close()
+        process.close_files()
+
+
+def main() -> None:
+    """Be a worker in a process; the numbers of its cores are separated by commas, none: any core."""
+    leave_signals()
+    connection = Connection(int(sys.argv[1]))
+    end_with_main_process(connection.fileno(), CLOSE_S)
+    if sys.argv[2] and hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, map(int, sys.argv[2].split(",")))  # before libraries count the cores
+    with suppress(EOFError, OSError):
+        worker = ShardWorker(connection.recv())
+        try:
+            while True:
+                connection.send(worker.poll(connection.recv()))
+        finally:
+            worker.abort()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,263 @@
+"""Replicas on this machine: the run that is merged says what one process says, whatever dies in between."""
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractAsyncContextManager, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import anyio
+import psutil
+import pytest
+from msgspec import structs
+
+from pipeline.cluster.replicas import DeviceShare, Poll, divided, solve_on_replicas, solve_on_this_machine, worker_process
+from pipeline.cluster.worker import ShardJob
+from pipeline.data.part import Shard
+from pipeline.errors import InputError, ReplicaLost, UsageError
+from pipeline.session.loop import Stop, in_loop
+from pipeline.session.observer import Observer
+from pipeline.session.options import RunOptions, resume_options
+from pipeline.session.prepare import load_plan, prepared
+from pipeline.session.run import SessionResult, run
+from pipeline.store.query import Query
+from pipeline.store.run_file import RunFile
+from pipeline.system.machine import GIB, Gpu, Machine, core_count
+from tests.support.commands import begun, pipeline, spawned
+from tests.support.hanging_together import check_hangs_together
+from tests.support.paths import TEST_SET
+from tests.support.patience import HANGS_S
+from tests.support.replicas import on_replicas, options_of
+from tests.support.runs import rows, said, write_problems
+from tests.support.waiting_engines import waiting, when
+
+pytestmark = pytest.mark.slow  # whole runs, and processes
+CHAINS = 40
+
+
+def workers_of(process: psutil.Process) -> list[psutil.Process]:
+    """The workers of shards that a process has started."""
+    return sorted((each for each in process.children() if "pipeline.cluster.replicas" in each.cmdline()), key=lambda each: each.pid)
+
+
+def check_gone(processes: list[psutil.Process]) -> None:
+    _, left = psutil.wait_procs(processes, timeout=HANGS_S)
+    assert left == []
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("replicas")
+
+
+@pytest.fixture(scope="module")
+def alone(folder: Path) -> SessionResult:
+    """The run of one process, whose answers all others are to give."""
+    write_problems(folder, CHAINS)
+    return run(waiting(folder, "alone"))
+
+
+class TestSimulated:
+    def test_merged_shards_are_the_run_of_one_process(self, tmp_path: Path) -> None:
+        problems = write_problems(tmp_path, 12)
+        calm = run(options_of(tmp_path, "calm", problems, samples=2))
+        result = on_replicas(options_of(tmp_path, "run", problems, samples=2, replicas=3))
+        assert result.folder is not None
+        assert said(result) == said(calm)
+        check_hangs_together(result.folder, 24)
+        assert structs.replace(result.run.totals, pauses=None) == structs.replace(calm.run.totals, pauses=None)
+        assert {(row["problem_id"], row["replica"]) for row in rows(result, "chains")} == {
+            (f"p{i}", k) for i in range(12) for k in range(3) if Shard(k, 3).holds(f"p{i}")
+        }
+        assert [row["input_row"] for row in rows(result, "problems")] == list(range(1, 13))
+        assert not (result.folder / "shards").exists()
+        starts = [min(row["start_unix_ns"] for row in rows(result, "chains") if row["replica"] == k) for k in range(3)]
+        assert max(starts) - min(starts) < 1e6, "all replicas begin at the same simulated moment"
+        assert (result.run.status, len(result.run.sessions), result.run.input.chains) == ("finished", 1, 24)
+        again = on_replicas(options_of(tmp_path, "again", problems, samples=2, replicas=3))
+        assert again.run.wall_time_s == result.run.wall_time_s
+
+    def test_a_shard_of_shards_and_one_without_a_problem(self, tmp_path: Path) -> None:
+        problems = write_problems(tmp_path, 9)
+        given = {"shard": "1/2", "replicas": 4}
+        result, calm = (function(options_of(tmp_path, name, problems, **more)) for function, name, more in _both(given))
+        assert said(result) == said(calm)
+        assert len(said(calm)) < 9
+
+    def test_a_merge_that_was_cut_short_is_done_again(self, tmp_path: Path) -> None:
+        options = options_of(tmp_path, "run", write_problems(tmp_path, 8), replicas=2)
+        obstacle = tmp_path / "run/steps"
+
+        def put(view: Any) -> Any:
+            obstacle.touch()
+            return Observer().watch(view)
+
+        with pytest.raises(InputError, match="steps"):
+            on_replicas(options, observer=Observer(watch=put))
+        obstacle.unlink()
+        obstacle.mkdir()
+        (obstacle / "part-00000.parquet").touch()
+        result = on_replicas(resume_options(tmp_path / "run"))
+        assert result.exit_code == 0
+        check_hangs_together(tmp_path / "run", 8)
+        assert on_replicas(resume_options(tmp_path / "run")).nothing_to_do
+
+    def test_what_is_merged_goes_on_in_one_process(self, tmp_path: Path) -> None:
+        options = options_of(tmp_path, "run", write_problems(tmp_path, 8), replicas=2, limit=4)
+        assert on_replicas(options).done == 4
+        done = pipeline("resume", tmp_path / "run", "--limit", "8", "--replicas", "2")
+        assert (done.returncode, "in one process, as its shards are merged" in done.stderr) == (0, True)
+        check_hangs_together(tmp_path / "run", 8)
+
+    def test_refusals(self, tmp_path: Path) -> None:
+        problems = write_problems(tmp_path, 2)
+        words = ("run", "speccot", "--input", problems, "--output", tmp_path / "run", "--replicas")
+        refused = pipeline(*words, "3", "--engines", "sim-2xh100", "--schedule", "lockstep")
+        assert (refused.returncode, "--schedule lockstep cannot be combined with --replicas" in refused.stderr) == (2, True)
+        many = core_count() + 1
+        refused = pipeline(*words, str(many), "--engines", "tiny", "--set", "engines.*.device=cpu", "--input", TEST_SET)
+        assert refused.returncode == 2
+        assert f"--replicas {many}: this machine has " in refused.stderr
+        assert not (tmp_path / "run").exists()
+
+
+def _both(given: dict[str, Any]) -> Iterator[tuple[Callable[[RunOptions], SessionResult], str, dict[str, Any]]]:
+    yield on_replicas, "run", given
+    yield run, "calm", given | {"replicas": 1}
+
+
+class TestProcesses:
+    """Processes whose engines wait in real time in place of computing."""
+
+    def here(self, options: RunOptions, observer: Observer | None = None, solve: Any = solve_on_this_machine, **more: Any) -> SessionResult:
+        plan = load_plan(options.graph, options.bound_engines, options.settings)
+        with prepared(options, plan, virtual=False) as ready:
+            result: SessionResult = in_loop(partial(solve, ready, observer or Observer(), **more), virtual=False)
+        assert workers_of(psutil.Process()) == [], "no process is left behind"
+        return result
+
+    def check(self, result: SessionResult, alone: SessionResult) -> None:
+        assert (result.exit_code, result.done, result.error) == (0, CHAINS, None)
+        assert result.folder is not None
+        check_hangs_together(result.folder, CHAINS)
+        assert said(result) == said(alone)
+
+    def test_a_worker_that_is_killed_resumes_its_shard(self, folder: Path, alone: SessionResult) -> None:
+        told, seen = list[str](), list[tuple[int, int]]()
+
+        def strike(view: Any) -> None:
+            with Query(folder / "struck") as query:  # as `show` and `view` do
+                seen.append((query.scalar("SELECT count(*) FROM chains"), query.scalar("SELECT count(*) FROM calls WHERE replica IS NULL")))
+            workers_of(psutil.Process())[0].kill()
+
+        result = self.here(waiting(folder, "struck", replicas=2), when(16, strike, told))
+        self.check(result, alone)
+        assert [sentence for sentence in told if "lost, starting it again: its process ended: killed by SIGKILL" in sentence]
+        assert 0 < seen[0][0] < CHAINS
+        assert seen[0][1] == 0
+
+    def test_three_deaths_in_a_row_end_the_run_and_resume_goes_on(self, folder: Path, alone: SessionResult) -> None:
+        told: list[str] = []
+        start = partial(worker_process, [DeviceShare()] * 2)
+
+        def launch(job: ShardJob, place: int) -> AbstractAsyncContextManager[Poll]:
+            if job.options.shard == "1/2":
+                raise ReplicaLost("there is no room for it")
+            return start(job, place)
+
+        on_two = partial(_solve_by, launch, 2)
+        failed = self.here(waiting(folder, "failed", replicas=2), Observer(tell=told.append), on_two)
+        assert (failed.exit_code, failed.run.status) == (1, "failed")
+        assert str(failed.error) == "replica 1 died 3 times in a row: there is no room for it"
+        assert 0 < failed.done < CHAINS, "the other shard came to its end"
+        self.check(self.here(resume_options(folder / "failed")), alone)
+
+    @pytest.mark.parametrize("how", ["drain", "abort"])
+    def test_a_run_that_was_stopped_goes_on_with_another_number_of_replicas(self, folder: Path, alone: SessionResult, how: str) -> None:
+        over = threading.Event()
+
+        async def attend(stop: Stop, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
+            task_status.started()
+            while not over.is_set():  # noqa: ASYNC110  (set by another thread)
+                await anyio.sleep(0.02)
+            getattr(stop, how)()
+
+        stopped = self.here(waiting(folder, how, replicas=2), when(4, lambda view: over.set(), []), attend=attend)
+        assert (stopped.exit_code, stopped.run.status) == (130, "interrupted")
+        assert 4 <= stopped.done < CHAINS
+        self.check(self.here(structs.replace(resume_options(folder / how), replicas=1)), alone)
+
+    def test_a_model_that_is_not_there_is_one_sentence(self, folder: Path, alone: SessionResult) -> None:
+        engines = folder / "missing.yaml"
+        engines.write_text("target: {backend: torch, device: cpu, model: /nowhere/target}\n")
+        options = structs.replace(waiting(folder, "missing", replicas=core_count()), engines=engines, graph=Path("target"))
+        with pytest.raises(UsageError, match="/nowhere/target"):
+            self.here(options)
+        assert not (folder / "missing").exists()
+
+    def test_a_worker_sees_its_gpus_alone(self, folder: Path, alone: SessionResult) -> None:
+        share = DeviceShare(gpus=(Gpu(index=0, cuda_name="3", name="H100"),))
+        seen = list[dict[str, str]]()
+        look = when(1, lambda view: seen.append(workers_of(psutil.Process())[0].environ()), [])
+        self.here(waiting(folder, "gpus", replicas=1), look, partial(_solve_by, partial(worker_process, [share]), 1))
+        assert (seen[0]["CUDA_VISIBLE_DEVICES"], seen[0]["CUDA_DEVICE_ORDER"]) == ("3", "PCI_BUS_ID")
+
+
+def test_devices_are_divided() -> None:
+    gpus = tuple(Gpu(index=n, cuda_name=str(n), name="H100") for n in range(5))
+    machine = Machine(cores=(0, 1, 2), memory_bytes=GIB, free_memory_bytes=GIB, gpus=gpus)
+    pair = load_plan(Path("speccot"), Path("qwq-r1_1.5b-2x80gb")).engines
+    assert [share.words for share in divided(pair, machine, 2)] == ["GPU 0-1", "GPU 2-3"]
+    assert [share.words for share in divided(pair, structs.replace(machine, gpus=()), 2)] == ["CPU core 0", "CPU cores 1-2"]
+    with pytest.raises(UsageError, match=r"^--replicas 3: each replica needs 2 GPUs, but this machine has 5; use at most 2, or"):
+        divided(pair, machine, 3)
+
+
+async def _solve_by(launch: Any, places: int, ready: Any, observer: Observer) -> SessionResult:
+    return await solve_on_replicas(launch, places, ready, observer)
+
+
+@pytest.mark.long
+@pytest.mark.torch
+@pytest.mark.skipif(core_count() < 2, reason="needs two cores")
+class TestModels:
+    """Processes that compute with the bundled pair."""
+
+    @contextmanager
+    def begun(self, folder: Path, limit: int) -> Iterator[tuple[Any, list[psutil.Process]]]:
+        """A run of two replicas that has recorded some chains, with all its processes."""
+        words = ("--engines", "tiny", "--set", "engines.*.device=cpu", "--replicas", "2", "--batch-size", "4")
+        given = ("--input", TEST_SET, "--limit", str(limit), "--output", folder)
+        with begun("run", "speccot", *given, *words, chains=limit) as process:
+            _until(lambda: any(each.stat().st_size > 2048 for each in folder.glob("shards/*/chains/wal-*")))
+            driver = psutil.Process(process.pid)
+            first, other = (set(each.cpu_affinity()) for each in workers_of(driver))
+            assert not first & other, "each replica has its own cores"
+            yield process, driver.children(recursive=True)
+
+    def test_no_process_outlives_a_driver_that_is_killed_and_the_run_is_resumed(self, tmp_path: Path) -> None:
+        with self.begun(tmp_path / "run", 40) as (process, everything):
+            process.kill()
+            check_gone(everything)
+        done = spawned("resume", str(tmp_path / "run"))
+        assert done.returncode == 0, done.stderr
+        check_hangs_together(tmp_path / "run", 40)
+        assert RunFile.read(tmp_path / "run").status == "finished"
+
+    def test_ctrl_c_ends_everything(self, tmp_path: Path) -> None:
+        with self.begun(tmp_path / "run", 200) as (process, everything):
+            process.send_signal(signal.SIGINT)
+            _, error = process.communicate(timeout=HANGS_S)
+            assert process.returncode == 130, error
+            check_gone(everything)
+        assert "to resume: pipeline resume" in error
+
+
+def _until(condition: Callable[[], bool]) -> None:
+    for _ in range(int(HANGS_S * 20)):
+        if condition():
+            return
+        threading.Event().wait(0.05)
+    raise AssertionError("it never happened")
