@@ -1,5 +1,6 @@
 """`pipeline doctor`: what is here, where engines would compute, and which servers answer."""
 
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -7,12 +8,12 @@ import pytest
 from pipeline.engines.registry import taking_turns
 from pipeline.engines.tokenizer import HFTokenizer
 from pipeline.engines.torch.spec import TorchSpec
-from pipeline.engines.vllm.backend import check
+from pipeline.engines.vllm.backend import VERSIONS, check
 from pipeline.engines.vllm.spec import VllmSpec
 from pipeline.errors import GraphError
 from pipeline.system.machine import GIB, Gpu, Machine
 from tests.support.commands import pipeline
-from tests.support.paths import MODELS
+from tests.support.paths import MODELS, ROOT
 from tests.support.runs import servers_file
 from tests.support.small_server import HOSTED, small_server
 
@@ -76,6 +77,12 @@ def machine(gpus: int, **versions: str) -> Machine:
 def test_vllm_is_refused_where_it_cannot_start(where: Machine, specs: dict[str, dict[str, object]], said: str) -> None:
     with pytest.raises(GraphError, match=said):
         check({role: VllmSpec(model=TINY, **fields) for role, fields in specs.items()}, where)  # type: ignore[arg-type]
+
+
+def test_the_extra_installs_the_versions_that_are_supported() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    low, high = (".".join(map(str, bound)) for bound in VERSIONS)
+    assert f"vllm>={low},<{high}" in extras["vllm"][0].replace(" ", "")
 
 
 def test_vllm_starts_where_it_can() -> None:

@@ -15,10 +15,11 @@ from pipeline.analysis.resources import devices_of, engine_facts, replica_count
 from pipeline.bundled import BUNDLED
 from pipeline.calibration.fit import Fit, fit_device
 from pipeline.calibration.recorded import Lengths, read_calls, read_lengths, text_of
+from pipeline.engines.hub import NotOnHub
 from pipeline.engines.model_card import DTYPE_BYTES, read_card
 from pipeline.engines.models import resolve
 from pipeline.engines.sim.spec import SimDeviceSpec, SimSpec
-from pipeline.errors import InputError, UsageError
+from pipeline.errors import InputError, UsageError, boundary
 from pipeline.graph.plan import settings_of
 from pipeline.graph.yaml_file import engines_text
 from pipeline.store.run_file import RunFile
@@ -185,11 +186,13 @@ def _sharing(run: RunFile) -> Literal["time_slices", "mps"]:
 
 def _size(folder: Path, role: str, given: Mapping[str, Any]) -> tuple[dict[str, Any], int | None]:
     """Fields of a `SimSpec` that follow from the model's files, and its context length; raises `InputError` where these are not here."""
-    card = read_card(resolve(role, str(given["model"])))
+    where = f"{folder / 'run.json'}, engine {role!r}"
+    with boundary(InputError, where, foreign=NotOnHub):
+        card = read_card(resolve(role, str(given["model"])))
     packed = DTYPE_BYTES[card.dtype or "bfloat16"]
     if card.weights_bytes is None or card.kv_values is None or card.layers is None or card.quantization is not None:
         what = f"the size of {given['model']!r} is not known; calibrate where its config.json and its weights, not quantized, are"
-        raise InputError(f"{folder / 'run.json'}, engine {role!r}", what)
+        raise InputError(where, what)
     value_bytes = DTYPE_BYTES.get(str(given.get("dtype")), packed)
     parameters, quantization = card.weights_bytes // packed, given.get("quantization")
     weights = parameters * value_bytes if quantization is None else card.weights_as(quantization) or 0

@@ -23,12 +23,12 @@ from pipeline.engines.asks import asks_of
 from pipeline.engines.cores import ranges
 from pipeline.engines.hub import NotOnHub, check_hub, is_hub_name
 from pipeline.engines.model_card import ModelCard, check_model, read_card
-from pipeline.engines.models import bundled_name, resolve
+from pipeline.engines.models import resolve
 from pipeline.engines.openai.client import Server, read_key
 from pipeline.engines.openai.engine import listed_models
 from pipeline.engines.openai.spec import flaw_in_url
 from pipeline.engines.vllm.backend import SHARE, is_cpu_build
-from pipeline.errors import UsageError, did_you_mean, install_command
+from pipeline.errors import UsageError, boundary, did_you_mean, install_command
 from pipeline.graph.load import PRESET, Graph, load_graph, outline
 from pipeline.graph.plan import Plan
 from pipeline.graph.plugins import engine_specs, stage_specs
@@ -76,35 +76,49 @@ def place(
     a file or what it holds, only the models in it are replaced. Raises `UsageError`."""
     if engines is not None:
         return Placement(engines=_replaced(models, engines, settings))
-    outlines = [outline(graph) for graph in graphs]
-    roles = dict.fromkeys(role for each in outlines for role in each.roles)
-    if unknown := [role for role in models if role not in roles]:
-        what = f"{' and '.join(map(str, graphs))} has no role `{unknown[0]}`"
-        raise UsageError(f"--model {unknown[0]}=...: {what}; {did_you_mean(unknown[0], roles)}")
     machine = look()
     gpus = machine.gpus[: len(machine.gpus) // replicas]
-    backend, computes_on_gpus = "vllm" if gpus and not is_cpu_build(machine) else "torch", not machine.versions["torch"].endswith("+cpu")
+    if machine.gpus and not gpus:
+        raise UsageError(f"--replicas {replicas}: each needs a GPU, and this machine has {len(machine.gpus)}")
+    on_cpu = not gpus or machine.versions.get("torch", "").endswith("+cpu")
+    backend = "torch" if not gpus or is_cpu_build(machine) else "vllm"
     chosen = {role: _engine(role, str(model), backend, settings) for role, model in models.items()}
-    named: Roles = {role: {"backend": backend, "model": ""} | chosen.get(role, {}) for role in roles}
-    plans = [_plan(graph, named, settings, strict=len(graphs) == 1) for graph in graphs]
-    used = dict.fromkeys(role for plan in plans for role in plan.engines)
-    if lacking := [role for role in used if role not in models]:
-        what = f"{plans[0].name} also needs a model for {' and '.join(lacking)}"
-        raise UsageError(f"--model: {what}; add {' '.join(f'--model {role}=NAME' for role in lacking)}, or give --engines")
+    plans = _plans(graphs, chosen, backend, settings)
     specs: dict[str, Any] = {role: spec for plan in plans for role, spec in plan.engines.items()}
-    chosen = {role: chosen[role] | {"backend": specs[role].backend} for role in models if role in used}
-    cards = {role: _card(role, specs[role].model) for role, fields in chosen.items() if fields["backend"] != "openai"}
+    chosen = {role: fields | {"backend": specs[role].backend} for role, fields in chosen.items() if role in specs}
+    with boundary(UsageError, "--model", foreign=NotOnHub):
+        cards = {role: read_card(resolve(role, specs[role].model)) for role, fields in chosen.items() if fields["backend"] != "openai"}
     most = _MAX_SEQUENCES if gpus else _MAX_SEQUENCES_ON_CPU
     placed = {role: _limited(role, fields, cards.get(role), plans, batch_size, most) for role, fields in chosen.items()}
     heaviest_first = sorted(cards, key=lambda role: -(cards[role].weights_bytes or 0))
     if on_vllm := {role: specs[role] for role in heaviest_first if specs[role].backend == "vllm"}:
         put_on_gpus(placed, on_vllm, cards, gpus)
     for index, role in enumerate(each for each in heaviest_first if each not in on_vllm):
-        placed[role]["device"] = f"cuda:{index % len(gpus)}" if gpus and computes_on_gpus else "cpu"
+        placed[role]["device"] = "cpu" if on_cpu else f"cuda:{index % len(gpus)}"
     told = [_line(placed, plans)]
     if gpus and backend == "torch":
         told.append(f"vLLM is not installed, so PyTorch is used, which is slower: {install_command('vllm')}")
     return Placement(engines=placed, sentences=tuple(told))
+
+
+def _plans(graphs: Sequence[Graph], chosen: Roles, backend: str, settings: Sequence[str]) -> list[Plan]:
+    """The plans of `graphs` on the `chosen` engines; of several graphs each gets the settings that it has a param or stage for. Raises
+    `UsageError` for a role that no graph has, or that lacks a model."""
+    outlines = [outline(graph) for graph in graphs]
+    roles = dict.fromkeys(role for each in outlines for role in each.roles)
+    if unknown := [role for role in chosen if role not in roles]:
+        what = f"{' and '.join(map(str, graphs))} has no role `{unknown[0]}`"
+        raise UsageError(f"--model {unknown[0]}=...: {what}; {did_you_mean(unknown[0], roles)}")
+    engines: Roles = {role: chosen.get(role, {"backend": backend, "model": ""}) for role in roles}
+    plans = []
+    for graph, known in zip(graphs, outlines, strict=True):
+        always = ("engines.", PRESET, "") if len(graphs) == 1 else ("engines.", PRESET)
+        own = [each for each in settings if each.startswith(always) or known.has(each.partition("=")[0])]
+        plans.append(load_graph(graph, stage_specs(), engine_specs(), engines=engines, settings=own))
+    if lacking := dict.fromkeys(role for plan in plans for role in plan.engines if role not in chosen):
+        what = f"{plans[0].name} also needs a model for {' and '.join(lacking)}"
+        raise UsageError(f"--model: {what}; add {' '.join(f'--model {role}=NAME' for role in lacking)}, or give --engines")
+    return plans
 
 
 def _engine(role: str, value: str, backend: str, settings: Sequence[str]) -> dict[str, Any]:
@@ -116,7 +130,8 @@ def _engine(role: str, value: str, backend: str, settings: Sequence[str]) -> dic
     elif not (value.startswith("bundled:") or is_hub_name(value) or folder.suffix == ".gguf"):
         what = "there is no such folder" if "://" not in value and "/" in value else "is not a valid model"
         raise UsageError(f"--model {role}={value}: {what}; expected {_FORMS}")
-    check_model(f"--model {role}=...", resolve(role, value))
+    if backend != "openai":
+        check_model(f"--model {role}=...", resolve(role, value))
     return {"backend": backend, "model": value}
 
 
@@ -173,20 +188,6 @@ def _replaced(models: Mapping[str, object], engines: Path | Mapping[str, Any], s
     return roles
 
 
-def _plan(graph: Graph, engines: Roles, settings: Sequence[str], *, strict: bool) -> Plan:
-    """The plan of a graph on `engines`; of several graphs each gets the settings that it has a param or stage for."""
-    known = outline(graph)
-    own = [each for each in settings if strict or each.startswith(("engines.", PRESET)) or known.has(each.partition("=")[0])]
-    return load_graph(graph, stage_specs(), engine_specs(), engines=engines, settings=own)
-
-
-def _card(role: str, model: str) -> ModelCard:
-    try:
-        return read_card(resolve(role, model))
-    except NotOnHub as absent:
-        raise UsageError(f"--model {role}={model}: {absent}; expected {_FORMS}") from None
-
-
 def _limited(
     role: str, fields: dict[str, Any], card: ModelCard | None, plans: Sequence[Plan], batch_size: int, most: int
 ) -> dict[str, Any]:
@@ -231,10 +232,9 @@ def put_on_gpus(placed: Roles, specs: Mapping[str, Any], cards: Mapping[str, Mod
 
 def _too_large(specs: Mapping[str, Any], cards: Mapping[str, ModelCard], gpus: Sequence[Gpu]) -> str:
     sizes = {role: cards[role].weights_bytes for role in specs}
-    if unknown := [role for role, size in sizes.items() if size is None]:
-        what = f"the size of {specs[unknown[0]].model} is unknown"
-        return f"--model {unknown[0]}=...: {what}; download it, or write an engines file and give --engines"
-    weights = " and ".join(f"{role} {_shown(specs[role].model)} ({gib(size or 0)} of weights)" for role, size in sizes.items())
+    if unknown := [spec.model for role, spec in specs.items() if sizes[role] is None]:
+        return f"--model: the size of {unknown[0]} is unknown; download it, or write an engines file and give --engines"
+    weights = " and ".join(f"{role} {specs[role].model} ({gib(size or 0)} of weights)" for role, size in sizes.items())
     have = f"{len(gpus)} x {gpus[0].name} of {gib(gpus[0].memory_bytes or 0)}"
     return f"--model: {weights} do not fit on {have} with room for one context each; use more or larger GPUs, or quantized models"
 
@@ -246,10 +246,6 @@ def _line(placed: Roles, plans: Sequence[Plan]) -> str:
         where = fields.get("base_url") or fields.get("device")
         if "args" in fields:
             where = f"GPU {ranges(fields['devices'])}, {fields['args'][SHARE]:g} of the memory"
-        said.append(f"{role} {_shown(fields['model'])} ({fields['backend']}, {where})")
+        said.append(f"{role} {fields['model']} ({fields['backend']}, {where})")
     prompts = {plan.params["prompts"] for plan in plans if isinstance(plan.params.get("prompts"), str)}
     return f"engines: {', '.join(said)}" + "".join(f"; prompts: {each}" for each in sorted(map(str, prompts)))
-
-
-def _shown(model: str) -> str:
-    return bundled_name(model) or model

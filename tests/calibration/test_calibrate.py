@@ -230,10 +230,11 @@ def test_runs_of_other_engines_are_refused(recorded: list[Path], tmp_path: Path)
         calibrate([tmp_path / "empty"])
 
 
-def test_a_model_that_is_not_here_has_no_size(recorded: list[Path], tmp_path: Path) -> None:
+def test_a_model_that_is_not_here_has_no_size(recorded: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     copy = Path(shutil.copytree(recorded[0], tmp_path / "copy"))
     edit_engines(copy, target={"backend": "torch", "model": "nobody/nothing", "max_in_flight": 4, "max_num_seqs": 4})
-    with pytest.raises(InputError, match=r"engine 'target': the size of 'nobody/nothing' is not known on this machine"):
+    with pytest.raises(InputError, match=r"engine 'target': the size of 'nobody/nothing' is not known; calibrate where"):
         calibrate([copy])
 
 

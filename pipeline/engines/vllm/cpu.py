@@ -1,8 +1,7 @@
 """What vLLM's CPU build needs to be told: one process that schedules and computes where one thread is enough, and a mended kernel.
 
-vLLM would start two processes in addition to the worker, one that schedules and one that computes, and each would import everything again,
-because the number of OpenMP's threads and their cores have to be set before a process loads OpenMP. One thread on one core needs neither:
-the process that schedules computes, too, and is a fork of the worker, which has imported everything.
+vLLM would start two processes in addition to the worker, each of which would import everything again to set OpenMP's threads and cores
+before it is loaded. One thread on one core needs neither: a fork of the worker, which has imported everything, schedules and computes.
 """
 
 import os

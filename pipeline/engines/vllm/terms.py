@@ -12,7 +12,7 @@ from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.metrics.loggers import StatLoggerBase
 
-from pipeline.confidence import LIKELIEST, Confidence, confidence_of
+from pipeline.confidence import LIKELIEST, confidence_of
 from pipeline.engine import Candidate, Completion, FinishReason, Request, Timing, Usage
 from pipeline.engines.model_card import read_json
 from pipeline.engines.models import adapter_folder
@@ -23,12 +23,7 @@ from pipeline.system.machine import GIB
 MAX_LOGPROBS = 64
 """Most log probabilities that vLLM may be asked for at a token; more than a choice has options."""
 
-CPU_DEFAULTS: dict[str, Any] = {
-    "kv_cache_memory_bytes": GIB,
-    "enable_chunked_prefill": False,
-    "block_size": 32,
-    "enforce_eager": True,
-}
+CPU_DEFAULTS: dict[str, Any] = {"kv_cache_memory_bytes": GIB, "enable_chunked_prefill": False, "block_size": 32, "enforce_eager": True}
 """What vLLM's CPU build needs to be told: a seeded request whose prefill is split kills version 0.32, and blocks of 128 tokens, its own
 choice, would cache hardly any prefix of a short chain."""
 CPU_BATCHED_TOKENS = 8192
@@ -40,8 +35,6 @@ REFUSALS: tuple[type[Exception], ...] = (ValueError, getattr(exceptions, "VLLMCl
 """The errors of `AsyncLLM` that say that a request is flawed: it would be refused again. Earlier versions raise `ValueError` alone."""
 DEAD = EngineDeadError
 """What `AsyncLLM` raises once its engine is gone. Whatever else it raises concerns one request, which may be sent again."""
-
-Decode = Callable[[Sequence[int]], str]
 
 
 def arguments(role: str, spec: VllmSpec, model: str, *, on_cpu: bool) -> dict[str, Any]:
@@ -76,22 +69,12 @@ def sampling_params(request: Request, max_model_len: int, *, speculates: bool) -
     Each candidate is a separate request to vLLM, with the seed that vLLM would give it. Of a request for n candidates vLLM states the
     cached tokens of the one that ends last, which are those that the others have just computed.
     """
-    params = _first_params(request, max_model_len, speculates)
-    found = [params]
-    for index in range(1, request.n if request.temperature else 1):
-        found.append(copy(params))
-        found[index].seed = request.seed + index
-    return found
-
-
-def _first_params(request: Request, max_model_len: int, speculates: bool) -> SamplingParams:
     terms: dict[str, Any] = {
         "max_tokens": min(request.max_tokens, max_model_len - len(request.prompt_ids)),
         "temperature": request.temperature,
         "top_p": request.top_p,
         "top_k": request.top_k,
         "min_p": request.min_p,
-        "seed": request.seed if request.temperature else None,
         "stop": list(request.stop),
         "stop_token_ids": list(request.stop_ids),
         "detokenize": bool(request.stop),
@@ -99,7 +82,13 @@ def _first_params(request: Request, max_model_len: int, speculates: bool) -> Sam
         "output_kind": RequestOutputKind.FINAL_ONLY,
     }
     scoring = {"max_tokens": 1, "prompt_logprobs": 0} if request.scored_ids else {}
-    return SamplingParams(**terms | _options(request.option_ids, speculates) | scoring)
+    params = SamplingParams(**terms | _options(request.option_ids, speculates) | scoring)
+    if not request.temperature:
+        return [params]
+    found = [copy(params) for _ in range(request.n)]
+    for index, each in enumerate(found):
+        each.seed = request.seed + index
+    return found
 
 
 def _options(ids: Sequence[int], speculates: bool) -> dict[str, Any]:
@@ -143,13 +132,7 @@ def stat_logger(taken: Callable[..., None]) -> Any:
     return StatLogger
 
 
-def prompt(request: Request) -> dict[str, Any]:
-    """The prompt that vLLM gets, that of the request followed by the tokens to score, in the form that its renderer leaves: nothing is
-    left to do in a thread of vLLM's."""
-    return {"type": "token", "prompt_token_ids": [*request.prompt_ids, *request.scored_ids]}
-
-
-def completion(request: Request, outputs: Sequence[Any], decode: Decode, eos: frozenset[int]) -> Completion:
+def completion(request: Request, outputs: Sequence[Any], decode: Callable[[Sequence[int]], str], eos: frozenset[int]) -> Completion:
     """The completion of `request` that vLLM's final `RequestOutput` of each candidate holds; `eos` are the end-of-sequence ids.
 
     Raises an error for what is no answer. The candidate that had the least of the prompt in the cache says what was there before them.
@@ -179,7 +162,7 @@ _FINISH: dict[str | None, FinishReason] = {"stop": "stop", "length": "length"}
 """vLLM has others, such as `abort`, `error` and `repetition`, with which a model does not end its turn."""
 
 
-def candidate(request: Request, output: Any, decode: Decode, eos: frozenset[int]) -> Candidate:
+def candidate(request: Request, output: Any, decode: Callable[[Sequence[int]], str], eos: frozenset[int]) -> Candidate:
     """The candidate that a `CompletionOutput` holds: cut after its stop, without an end-of-sequence id that is no stop id.
 
     Raises `ValueError` where the model did not write it to its end.
@@ -195,25 +178,19 @@ def candidate(request: Request, output: Any, decode: Decode, eos: frozenset[int]
         stop = ids[-1] if ids and ids[-1] in request.stop_ids else None
         if stop is None and ids and (ids[-1] in eos or output.stop_reason is not None):
             del ids[-1:]
-    logprob = output.cumulative_logprob
-    if request.logprobs and sampled < len(output.token_ids):
-        logprob = sum(place[token].logprob for place, token in zip(output.logprobs, ids, strict=False))
+    # vLLM names the sampled token beside the likeliest ones.
+    places = output.logprobs[:sampled] if request.logprobs else []
+    logprobs = [place[token].logprob for place, token in zip(places, output.token_ids, strict=False)]
+    likeliest = [sorted((each.logprob for each in place.values()), reverse=True)[:LIKELIEST] for place in places]
+    cut = request.logprobs and sampled < len(output.token_ids)
     return Candidate(
         ids=tuple(ids),
         text=decode(ids),
-        cumulative_logprob=logprob,
+        cumulative_logprob=sum(logprobs) if cut else output.cumulative_logprob,
         finish_reason=finish,
         stop_reason=stop,
-        confidence=_confidence(output, sampled) if request.logprobs else None,
+        confidence=confidence_of(logprobs, likeliest) if request.logprobs else None,
     )
-
-
-def _confidence(output: Any, sampled: int) -> Confidence | None:
-    """The confidence of the first `sampled` tokens of a `CompletionOutput`; vLLM names the sampled one beside the likeliest."""
-    places = output.logprobs[:sampled]
-    logprobs = [place[token].logprob for place, token in zip(places, output.token_ids, strict=False)]
-    likeliest = [sorted((each.logprob for each in place.values()), reverse=True)[:LIKELIEST] for place in places]
-    return confidence_of(logprobs, likeliest)
 
 
 def timing(stamps: Sequence[Any]) -> Timing:

@@ -158,7 +158,9 @@ class VllmServer:
             raise error from error.__cause__
 
     async def _output(self, request_id: str, request: Request, params: Any) -> Any:
-        prompt, adapter = self._terms.prompt(request), self.adapters.get(request.adapter)
+        # In the form that vLLM's renderer leaves: nothing is left to do in a thread of its own.
+        prompt = {"type": "token", "prompt_token_ids": [*request.prompt_ids, *request.scored_ids]}
+        adapter = self.adapters.get(request.adapter)
         last = None
         async for output in self._engine.generate(prompt, params, request_id=request_id, lora_request=adapter, priority=request.priority):
             last = output
