@@ -4,6 +4,7 @@ engines file that `pipeline run --engines` takes.
 Devices are taken from `run.json`, the sizes of models from their files; only rates are fitted.
 """
 
+import textwrap
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -21,10 +22,12 @@ from pipeline.engines.models import resolve
 from pipeline.engines.sim.spec import SimDeviceSpec, SimSpec
 from pipeline.errors import InputError, UsageError, boundary
 from pipeline.graph.plan import settings_of
-from pipeline.graph.yaml_file import engines_text
+from pipeline.graph.yaml_file import written
 from pipeline.store.run_file import RunFile
 from pipeline.text import one_line
 
+COMMENT_WIDTH = 118
+"""Characters of a line of the comment at the head of the file."""
 MAX_CALLS = 1500
 """The number of calls of each engine that are fitted by default."""
 WORST_ERROR = 0.5
@@ -88,7 +91,11 @@ def calibrate(folders: Sequence[Path], max_calls: int = MAX_CALLS) -> Calibratio
 
 def engines_file(found: Calibration) -> str:
     """The text of the file, which `pipeline run --engines` takes."""
-    return engines_text({role: {"backend": "sim", **_fields(spec)} for role, spec in found.specs.items()}, list(_about(found)))
+    lines = [f"# {part}" for line in _about(found) for part in textwrap.wrap(line, COMMENT_WIDTH, break_on_hyphens=False)]
+    for role, spec in found.specs.items():
+        fields = {"backend": "sim", **_fields(spec)}
+        lines += [f"{role}:", *(f"  {name}: {written(value)}" for name, value in fields.items())]
+    return "\n".join(lines) + "\n"
 
 
 def fit_lines(found: Calibration) -> Iterator[str]:

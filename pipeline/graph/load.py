@@ -75,9 +75,11 @@ def load_graph(graph: Graph, kinds: Kinds, backends: Backends, *, engines: Engin
     if document.at((PARAMS,)) is None:
         document.put((PARAMS,), {})
     document.decode((), GraphSpec, {"engines": {}, "prompts": {}, "sampling": {}, "stages": {}})
-    roles_file = _bind_engines(document, path, engines)
-    parts = [part for part in ("stages", "sampling", "prompts", "engines") if part in document.values]
-    parts = [part for part in parts if part != "engines" or roles_file == path]  # those that may name params
+    own_engines = engines is None and isinstance(document.at(("engines",)), dict)
+    named = ("stages", "sampling", "prompts", *(["engines"] if own_engines else []))  # parts that may name params
+    if not own_engines:
+        _bind_engines(document, path, engines)
+    parts = [part for part in named if part in document.values]
     used = {name for part in parts for name in _named(document.values[part])}
     of_engines = [each for each in settings if each.startswith("engines.")]
     for setting in (each for each in settings if each not in of_engines):
@@ -90,17 +92,14 @@ def load_graph(graph: Graph, kinds: Kinds, backends: Backends, *, engines: Engin
     fill_rewards(document, list(_below(document).values()), kinds, lambda name: said_file(name, path, "reward model"))
     for setting in of_engines:
         apply_setting(setting, document, ("engines",))
-    plan = compile_graph(_decoded(document, path, kinds, backends, (roles_file or path).parent))
+    plan = compile_graph(_decoded(document, path, kinds, backends))
     check_needs(plan, {role: spec.cannot for role, spec in plan.engines.items()})
     return plan
 
 
-def _bind_engines(document: Document, path: Path, override: Engines) -> Path | None:
-    """Put the engines by role into the `document` of the graph at `path`, and their values for its params; the file they are from, None
-    where there is none."""
+def _bind_engines(document: Document, path: Path, override: Engines) -> None:
+    """Put the engines of a file by role into the `document` of the graph at `path`, and their values for its params."""
     named = document.at(("engines",))
-    if override is None and isinstance(named, dict):
-        return path
     if override is None and named is None:
         raise document.flaw(("engines",), "is missing; name an engines file here, or give one with --engines")
     if isinstance(override, Mapping):
@@ -112,7 +111,6 @@ def _bind_engines(document: Document, path: Path, override: Engines) -> Path | N
             found = Document.read(find_file(str(named), "engines file", beside=path.parent))
     _bind_params(found, document)
     document.put(("engines",), found.values)
-    return Path(found.file)
 
 
 @contextmanager
@@ -216,12 +214,12 @@ def _filled(document: Document, keys: Keys, value: Any) -> Any:
     return found
 
 
-def _decoded(document: Document, path: Path, kinds: Kinds, backends: Backends, folder: Path) -> GraphSpec:
-    """The spec of the graph at `path` that is filled in, with engines of a file in `folder`; raises `GraphError`."""
+def _decoded(document: Document, path: Path, kinds: Kinds, backends: Backends) -> GraphSpec:
+    """The spec of the graph at `path` that is filled in; raises `GraphError`."""
     _check_name(document, ("name",), document.values["name"], "a graph")
     for name in document.mapping((PARAMS,)):
         _check_name(document, (PARAMS, name), name, "a param")
-    engines = _engines(document, ("engines",), backends, folder)
+    engines = _engines(document, ("engines",), backends)
     below = list(_below(document).values())
     _choose_prompts(document, [document.at(keys) for keys in below], kinds, engines)
     prompts = _prompts(document, ("prompts",), path, Marked())
@@ -243,11 +241,11 @@ def _check_name(document: Document, keys: Keys, name: str, of: str) -> None:
         raise document.flaw(keys, f"{name!r} is not a valid name of {of}; {expected}")
 
 
-def _engines(document: Document, keys: Keys, backends: Backends, folder: Path) -> dict[str, EngineSpec]:
-    """The engines at `keys` of a file in `folder`, by role."""
+def _engines(document: Document, keys: Keys, backends: Backends) -> dict[str, EngineSpec]:
+    """The engines at `keys`, by role."""
     for role in document.mapping(keys):
         _check_name(document, (*keys, role), role, "a role")
-    return {role: document.tagged((*keys, role), "backend", backends).located(folder) for role in document.mapping(keys)}
+    return {role: document.tagged((*keys, role), "backend", backends) for role in document.mapping(keys)}
 
 
 def _stages(document: Document, keys: Keys, kinds: Kinds, prompts: Prompts) -> dict[str, StageSpec]:
@@ -339,12 +337,7 @@ def load_engines(path: Path, backends: Backends, settings: Sequence[str] = ()) -
     document.values.pop(PARAMS, None)
     for setting in settings:
         apply_setting(setting, document, ())
-    return decode_engines(document, backends)
-
-
-def decode_engines(document: Document, backends: Backends) -> dict[str, EngineSpec]:
-    """The specs in a document of engines by role; raises `GraphError`."""
-    return _engines(document, (), backends, Path(document.file).parent)
+    return _engines(document, (), backends)
 
 
 def load_struct(path: Path, to: type[T]) -> T:

@@ -1,13 +1,9 @@
-"""What the stages of a plan need of their engines, held against what these cannot do. Pure.
-
-A stage names its needs (`StageSpec.needs`). An engine names the same under `cannot`: in its spec, as far as that tells, and among its
-facts, once it is open or its servers were asked. So a run, `pipeline doctor` and `pipeline graph check` find the same before anything is
-paid.
+"""What the stages of a plan need of their engines (`StageSpec.needs`), held against what these cannot do: the same names under `cannot`, in
+an engine's spec, as far as that tells, and among its facts, once it is open. Pure.
 """
 
 from collections.abc import Collection, Iterator, Mapping
-
-from msgspec import Struct
+from typing import NamedTuple
 
 from pipeline.errors import GraphError
 from pipeline.graph.plan import Plan
@@ -44,32 +40,27 @@ _BEARABLE = ("seeds",)
 """Needs without which a run does its work, but not as well: a note."""
 
 
-class Unmet(Struct, frozen=True):
-    """A need of a stage that its engine does not meet."""
+class Unmet(NamedTuple):
+    """A need of a stage that the engine of its role does not meet."""
 
     role: str
     need: str
-    what: str
-    """The flaw, in one clause."""
-    remedy: str
-    fatal: bool
-    """False: the run does its work without, but not as well."""
+    error: GraphError
 
     @property
-    def error(self) -> GraphError:
-        """The same as the error that keeps a run from its start."""
-        return GraphError(f"engine {self.role!r}", f"{self.what}; {self.remedy}")
+    def fatal(self) -> bool:
+        """False: the run does its work without, but not as well."""
+        return self.need not in _BEARABLE
 
 
 def unmet_needs(plan: Plan, cannot: Mapping[str, Collection[str]]) -> Iterator[Unmet]:
     """Every need of `plan` that is among what its engine `cannot` do, by role; of stages with the same need the first one is named."""
     told: set[tuple[str, str]] = set()
     for role, stage, need, value in _needs(plan):
-        if need not in cannot.get(role, ()) or (role, need) in told:
-            continue
-        told.add((role, need))
-        what, remedy = _LACKS.get(need) or _unhonoured(need, value)
-        yield Unmet(role, need, what.format(stage=stage), remedy, need not in _BEARABLE)
+        if need in cannot.get(role, ()) and (role, need) not in told:
+            told.add((role, need))
+            what, remedy = _LACKS.get(need) or _unhonoured(need, value)
+            yield Unmet(role, need, GraphError(f"engine {role!r}", f"{what.format(stage=stage)}; {remedy}"))
 
 
 def check_needs(plan: Plan, cannot: Mapping[str, Collection[str]]) -> None:

@@ -5,9 +5,9 @@ engine backend, built in or of another package, subclasses `StageSpec` or `Engin
 compiler, the trace and the analyses need to know of a stage they learn from the capabilities below, never from its kind.
 """
 
+import json
 from collections.abc import Collection, Iterator, Mapping
-from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta, Struct
 
@@ -282,10 +282,6 @@ class EngineSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, 
         """What no engine of this spec can do though a stage may need it (`StageSpec.needs`), as far as the spec alone tells."""
         return ()
 
-    def located(self, folder: Path) -> Self:
-        """The spec with absolute paths in place of those that count from `folder`, the folder of the file it is in."""
-        return self
-
 
 class RestartableSpec(EngineSpec, frozen=True, kw_only=True):
     """The keys that every engine may have which this package starts itself, and so can start again."""
@@ -302,6 +298,22 @@ class OpenSpec(EngineSpec, frozen=True, kw_only=True, tag="open"):
 
     model: str = ""
     """A label for the trace."""
+
+
+def check_json(key: str, value: Mapping[str, Any], reserved: Mapping[str, str] = {}) -> None:
+    """Raise `ValueError` where the `value` of `key` is no JSON, or names one of the `reserved` fields, each with what sets it."""
+    for name in value.keys() & reserved.keys():
+        raise ValueError(f"{key} must not hold `{name}`: {reserved[name]}")
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{key} cannot be written as JSON: {error}") from error
+
+
+def check_template_arguments(value: Mapping[str, Any]) -> None:
+    """Raise `ValueError` where `value` cannot be what the key `chat_template_kwargs` holds."""
+    own = ("messages", "tools", "documents", "add_generation_prompt")
+    check_json("chat_template_kwargs", value, dict.fromkeys(own, "every prompt sets its own"))
 
 
 class GraphSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -5,8 +5,7 @@ Nothing in a file can run code or name a type. Each mapping of a file knows wher
 
 import math
 import re
-import textwrap
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -16,8 +15,6 @@ from pipeline.errors import GraphError, reason
 
 Keys = tuple[str | int, ...]
 """A path in a document: keys of mappings and indexes of lists."""
-COMMENT_WIDTH = 118
-"""Characters of a comment in a file that is written here."""
 _TAG = "tag:yaml.org,2002:"
 _CORE: tuple[tuple[str, str, str, Callable[[str], Any]], ...] = (
     ("null", r"~|null|Null|NULL|", "~nN", lambda text: None),
@@ -118,19 +115,6 @@ def _value(node: yaml.Node, file: str) -> Any:
     return _VALUES[node.tag](node.value)
 
 
-def head_comment(path: Path) -> str:
-    """The first paragraph of the comment at the head of a YAML file, up to the first line that is a command; hints to editors left out."""
-    said = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        text = line.removeprefix("#").strip()
-        if line.startswith("# yaml-language-server:"):
-            continue
-        if not line.startswith("#") or text.startswith("pipeline ") or not text:
-            break
-        said.append(text)
-    return " ".join(said)
-
-
 def written(value: Any) -> str:
     """`value` as YAML of one line, of which `parse` makes the same value of the same type; raises `TypeError` for what YAML cannot hold."""
     try:
@@ -138,14 +122,6 @@ def written(value: Any) -> str:
     except yaml.YAMLError as error:
         raise TypeError(f"a value of type `{type(value).__name__}` cannot be written as YAML") from error
     return text.removesuffix("...\n").rstrip("\n")
-
-
-def engines_text(engines: Mapping[str, Mapping[str, Any]], head: Sequence[str]) -> str:
-    """An engines file with these fields by role, and `head` as its first comments."""
-    lines = [f"# {part}" for line in head for part in textwrap.wrap(line, COMMENT_WIDTH, break_on_hyphens=False)]
-    for role, fields in engines.items():
-        lines += [f"{role}:", *(f"  {name}: {written(value)}" for name, value in fields.items())]
-    return "\n".join(lines) + "\n"
 
 
 def setting(name: str, value: Any) -> str:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import click
@@ -13,7 +14,7 @@ from pipeline.bundled import FileKind, bundled_files
 from pipeline.cli.commands import command, json_option
 from pipeline.cli.console import PlainConsole
 from pipeline.cli.terminal import print_page
-from pipeline.graph.yaml_file import head_comment, read_yaml
+from pipeline.graph.yaml_file import read_yaml
 
 FILES: dict[str, FileKind] = {
     "graphs": "graph",
@@ -86,9 +87,22 @@ def _items(kind: str) -> Iterator[Item]:
         files = bundled_files(FILES[kind])
         for name in sorted(files, key=lambda name: (MAIN.index(name) if name in MAIN else len(MAIN), name)):
             params = read_yaml(files[name]).get("params") or {} if kind == "graphs" else {}
-            yield Item(name=name, about=head_comment(files[name]), params=params)
+            yield Item(name=name, about=_head_comment(files[name]), params=params)
 
 
 def _value(value: Any) -> str:
     """A value as a YAML file has it."""
     return value if isinstance(value, str) else msgspec.json.encode(value).decode()
+
+
+def _head_comment(path: Path) -> str:
+    """The first paragraph of the comment at the head of a YAML file, up to the first line that is a command; hints to editors left out."""
+    said = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        text = line.removeprefix("#").strip()
+        if line.startswith("# yaml-language-server:"):
+            continue
+        if not line.startswith("#") or text.startswith("pipeline ") or not text:
+            break
+        said.append(text)
+    return " ".join(said)

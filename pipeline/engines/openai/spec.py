@@ -7,8 +7,7 @@ from urllib.parse import urlsplit
 
 from msgspec import Meta
 
-from pipeline.graph.json_keys import check_json, check_template_arguments
-from pipeline.graph.spec import AdapterName, EngineSpec, PositiveSeconds
+from pipeline.graph.spec import AdapterName, EngineSpec, PositiveSeconds, check_json, check_template_arguments
 
 ContextTokens = Annotated[int, Meta(ge=16, le=1_000_000_000)]
 _OWN = (

@@ -5,8 +5,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
-from pipeline.graph.json_keys import check_template_arguments
-from pipeline.graph.spec import AdapterName, RestartableSpec
+from pipeline.graph.spec import AdapterName, RestartableSpec, check_template_arguments
 
 
 class TorchSpec(RestartableSpec, frozen=True, kw_only=True, tag="torch"):

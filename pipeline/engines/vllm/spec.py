@@ -5,8 +5,7 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
-from pipeline.graph.json_keys import check_json, check_template_arguments
-from pipeline.graph.spec import AdapterName, RestartableSpec
+from pipeline.graph.spec import AdapterName, RestartableSpec, check_json, check_template_arguments
 
 RESERVED = {
     **dict.fromkeys(("model", "trust_remote_code", "speculative_config"), "set it next to `args`"),
