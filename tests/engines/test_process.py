@@ -62,7 +62,7 @@ def test_an_engine_of_another_package_answers_refuses_and_counts() -> None:
     talk_to(talk, max_model_len=99)
 
 
-def test_it_is_killed_found_dead_and_started_again() -> None:
+def test_it_is_killed_found_dead_started_again_and_closed_for_good() -> None:
     async def talk(engine: WorkerEngine) -> None:
         assert isinstance(engine, Restartable)
         await engine.generate(asked())
@@ -77,16 +77,11 @@ def test_it_is_killed_found_dead_and_started_again() -> None:
         engine.kill("a test said so")
         with pytest.raises(EngineDead, match="a test said so"):
             await engine.generate(asked())
-
-    talk_to(talk)
-
-
-def test_a_closed_engine_is_gone_for_good() -> None:
-    async def talk(engine: WorkerEngine) -> None:
-        pid = engine.pid
+        await engine.restart()
+        last = engine.pid
         await engine.aclose()
         await engine.aclose()
-        assert not psutil.pid_exists(pid)
+        assert not psutil.pid_exists(last)
         for call in (engine.generate(asked()), engine.restart()):
             with pytest.raises(EngineDead, match="it was closed"):
                 await call

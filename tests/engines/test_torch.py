@@ -5,7 +5,6 @@ import shutil
 import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import anyio
@@ -17,7 +16,6 @@ from msgspec import structs
 from pipeline.engine import Completion
 from pipeline.engines.cores import share_cores
 from pipeline.engines.models import resolve
-from pipeline.engines.tokenizer import HFTokenizer
 from pipeline.engines.torch.backend import open_torch
 from pipeline.engines.torch.spec import TorchSpec
 from pipeline.errors import EngineDead, GraphError
@@ -27,12 +25,6 @@ from tests.support.engines import DRAFT, prompt_of
 
 PROBLEM = "Lily has 19 pens. Lily sells 5 packs of 2. Lily drops 9. How many pens has Lily now?"
 NAMES = ("one", "two")
-
-
-@pytest.fixture(scope="module")
-def bench() -> Bench:
-    """The bundled target, which many tests ask one after the other."""
-    return Bench()
 
 
 @pytest.fixture(scope="module")
@@ -71,15 +63,6 @@ def greedy(model: Any, prompt: Sequence[int], tokens: int) -> list[int]:
 
 def ids_of(answers: Sequence[Completion]) -> list[list[tuple[int, ...]]]:
     return [[candidate.ids for candidate in answer.candidates] for answer in answers]
-
-
-@pytest.mark.torch
-def test_greedy_text_is_what_transformers_generates(bench: Bench, references: Mapping[str | None, Any]) -> None:
-    chat: Any = SimpleNamespace(tokenizer=HFTokenizer(str(TARGET)))
-    prompt = prompt_of(chat, PROBLEM)
-    answers = bench.run([request(each, max_tokens=80) for each in (prompt, random_prompt(1, 9))])
-    assert ids_of(answers) == [[tuple(greedy(references[None], each, 80))] for each in (prompt, random_prompt(1, 9))]
-    assert "\\boxed" in answers[0].candidates[0].text
 
 
 def small_model(folder: Path, kind: str, **options: Any) -> Any:
@@ -134,21 +117,6 @@ def test_each_request_has_its_own_adapter_whatever_runs_beside_it(adapters: dict
             assert answer.option_logprobs == pytest.approx(table[39, list(options)].tolist(), abs=1e-4)
         else:
             assert list(answer.candidates[0].ids) == greedy(model, prompt, 12)[: len(answer.candidates[0].ids)]
-
-
-@pytest.mark.torch
-def test_what_decodes_goes_on_when_its_neighbours_leave_the_batch(adapters: dict[str, str]) -> None:
-    asked = [request(random_prompt(1, 20), adapter=name, n=3, temperature=0.9, seed=4, max_tokens=20) for name in (None, *NAMES)]
-    bench = Bench(adapters=adapters, max_num_seqs=7)
-    alone = [bench.run([each])[0] for each in asked]
-    for number, each in enumerate([*asked, structs.replace(asked[1], request_id="gone")]):
-        bench.runner.add(number, each)
-    bench.step()
-    bench.runner.abort(3)
-    done: dict[int, Completion] = {}
-    while not bench.runner.idle:
-        done |= bench.step()
-    assert ids_of([done[number] for number in range(3)]) == ids_of(alone)
 
 
 @pytest.mark.torch
@@ -212,31 +180,6 @@ def test_slots_hold_what_they_say() -> None:
         running[placed.slot] = prompt
         for slot, content in running.items():
             assert (store[slot, : len(content)] == content).all()
-
-
-@pytest.mark.torch
-def test_samples_follow_the_distribution_that_top_k_min_p_and_top_p_leave(bench: Bench, references: Mapping[str | None, Any]) -> None:
-    prompt = random_prompt(5, 20)
-    probabilities = logprobs_of(references[None], prompt)[-1].exp()
-    ordered, order = probabilities.sort(descending=True)
-    share = float(ordered[3] / ordered[0])
-    few = float(ordered[:2].sum() / ordered[:4].sum()) - 1e-3
-    nucleus = int((ordered.cumsum(0) < 0.4).sum()) + 1
-    bounds: list[tuple[dict[str, Any], int]] = [
-        ({}, len(ordered)),
-        ({"top_p": 0.4}, nucleus),
-        ({"top_k": 4}, 4),
-        ({"min_p": share * 0.999}, 4),
-        ({"top_k": 4, "min_p": share * 1.001}, 3),
-        ({"top_k": 4, "top_p": few}, 2),
-    ]
-    asked = [request(prompt, n=600, max_tokens=1, temperature=1.0, **bound) for bound, _ in bounds]
-    for answer, (bound, count) in zip(bench.run(asked), bounds, strict=True):
-        left = probabilities.clone()
-        left[order[count:]] = 0.0
-        drawn = np.bincount([candidate.ids[0] if candidate.ids else 0 for candidate in answer.candidates], minlength=len(left)) / 600
-        assert np.abs(drawn - (left / left.sum()).numpy()).max() < 0.07, bound
-        assert not drawn[order[count:]].any(), bound
 
 
 @pytest.mark.torch

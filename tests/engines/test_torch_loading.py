@@ -17,7 +17,6 @@ from tests.support.paths import MODELS
 pytestmark = pytest.mark.torch
 SIZE = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
 SIZE |= {"vocab_size": 560, "max_position_embeddings": 256, "head_dim": 8}
-EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 
 
 def loaded(model: Path, **options: Any) -> Any:
@@ -80,14 +79,6 @@ def test_a_layer_that_the_configuration_does_not_count_is_refused_and_masks_and_
         loaded(draft)
 
 
-def test_experts_are_counted_one_by_one(tmp_path: Path) -> None:
-    folder = saved(tmp_path, "Qwen3MoeForCausalLM", **EXPERTS)
-    loaded(folder)
-    rewrite(folder, without("experts.1.gate_proj"))
-    with pytest.raises(UsageError, match="conversion"):
-        loaded(folder)
-
-
 class Malicious:
     """Prints when it is unpickled."""
 
@@ -95,18 +86,13 @@ class Malicious:
         return print, ("unpickled",)
 
 
-def test_a_pickle_runs_no_code(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_pickle_runs_no_code(draft: Path, capfd: pytest.CaptureFixture[str]) -> None:
     import torch
-    from safetensors.torch import load_file
 
-    folder = saved(tmp_path, "LlamaForCausalLM")
-    tensors = load_file(folder / "model.safetensors")
-    (folder / "model.safetensors").unlink()
-    torch.save(tensors, folder / "pytorch_model.bin")
-    loaded(folder)
-    torch.save(tensors | {"more": Malicious()}, folder / "pytorch_model.bin")
+    (draft / "model.safetensors").unlink()
+    torch.save({"more": Malicious()}, draft / "pytorch_model.bin")
     with pytest.raises(UsageError, match="Weights only load failed"):
-        loaded(folder)
+        loaded(draft)
     assert "unpickled" not in capfd.readouterr().out
 
 

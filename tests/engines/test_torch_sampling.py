@@ -1,4 +1,4 @@
-"""The torch engine's draw, which no order of addition changes."""
+"""The torch engine's draw: it follows the distribution, and no order of addition changes it."""
 
 from bisect import bisect_right
 from itertools import accumulate
@@ -10,19 +10,46 @@ import pytest
 pytestmark = pytest.mark.torch
 
 
-@pytest.fixture(scope="module")
-def sampling() -> Any:
-    from pipeline.engines.torch import sampling as module
+def params(rows: int, **options: float) -> Any:
+    from pipeline.engines.torch.sampling import SamplingParams, stream_key
 
-    return module
-
-
-def params(sampling: Any, rows: int, **options: float) -> Any:
     told = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0} | options
     kinds = {"temperature": np.float32, "top_p": np.float32, "top_k": np.int64, "min_p": np.float32}
-    keys = np.array([sampling.stream_key(7, row) for row in range(rows)], dtype=np.uint64)
-    filled = {name: np.full(rows, told[name], dtype=kind) for name, kind in kinds.items()}
-    return sampling.SamplingParams(**filled, keys=keys, positions=np.arange(rows, dtype=np.uint64))
+    keys = np.array([stream_key(7, row) for row in range(rows)], dtype=np.uint64)
+    filled: dict[str, Any] = {name: np.full(rows, told[name], dtype=kind) for name, kind in kinds.items()}
+    return SamplingParams(**filled, keys=keys, positions=np.arange(rows, dtype=np.uint64))
+
+
+def drawn(logits: Any, asked: Any) -> list[int]:
+    from pipeline.engines.torch.sampling import sample
+
+    tokens: list[int] = sample(logits, asked).tolist()
+    return tokens
+
+
+PROBABILITIES = [0.3, 0.2, 0.2, 0.2, 0.06, 0.04]
+
+
+@pytest.mark.parametrize(
+    ("bounds", "kept"),
+    [
+        ({}, 6),
+        ({"top_p": 0.4}, 2),
+        ({"top_k": 3}, 3),
+        ({"min_p": 0.5}, 4),
+        ({"top_k": 5, "min_p": 0.5}, 4),
+        ({"top_k": 3, "top_p": 0.7}, 2),
+        ({"top_k": 3, "top_p": 0.72}, 3),
+    ],
+    ids=str,
+)
+def test_draws_follow_what_the_bounds_leave_and_of_equal_tokens_the_first_are_kept(bounds: dict[str, float], kept: int) -> None:
+    import torch
+
+    left = np.array([*PROBABILITIES[:kept], *[0.0] * (6 - kept)])
+    counts = np.bincount(drawn(torch.tensor([PROBABILITIES] * 4000).log(), params(4000, **bounds)), minlength=6)
+    assert counts / 4000 == pytest.approx(left / left.sum(), abs=0.03)
+    assert not counts[kept:].any()
 
 
 def in_blocks(size: int) -> Any:
@@ -39,35 +66,24 @@ def in_blocks(size: int) -> Any:
 
 
 @pytest.mark.parametrize("bounds", [{}, {"top_p": 0.7}])
-def test_no_order_of_addition_changes_a_draw(sampling: Any, monkeypatch: pytest.MonkeyPatch, bounds: dict[str, float]) -> None:
+def test_no_order_of_addition_changes_a_draw(monkeypatch: pytest.MonkeyPatch, bounds: dict[str, float]) -> None:
     import torch
 
-    rows, vocabulary = 16, 150_000
-    logits = torch.randn(rows, vocabulary, generator=torch.Generator().manual_seed(1)) * 0.01
-    asked = params(sampling, rows, **bounds)
-    drawn = sampling.sample(logits, asked).tolist()
+    logits = torch.randn(16, 150_000, generator=torch.Generator().manual_seed(1)) * 0.01
+    asked = params(16, **bounds)
+    once = drawn(logits, asked)
     for size in (7, 1024):
         monkeypatch.setattr(torch.Tensor, "cumsum", in_blocks(size))
-        assert sampling.sample(logits, asked).tolist() == drawn
+        assert drawn(logits, asked) == once
 
 
-def test_a_draw_is_that_of_whole_numbers(sampling: Any) -> None:
+def test_a_draw_is_that_of_whole_numbers() -> None:
     import torch
 
-    logits = torch.randn(16, 500, generator=torch.Generator().manual_seed(1)) * 4
-    asked = params(sampling, 16)
+    from pipeline.engines.torch.sampling import uniforms
+
+    logits, asked = torch.randn(16, 500, generator=torch.Generator().manual_seed(1)) * 4, params(16)
     weights = (torch.softmax(logits, dim=-1).double() * 2**36).floor().to(torch.int64)
-    for row, (numbers, drawn) in enumerate(zip(weights.tolist(), sampling.sample(logits, asked).tolist(), strict=True)):
+    for row, (numbers, token) in enumerate(zip(weights.tolist(), drawn(logits, asked), strict=True)):
         sums = list(accumulate(numbers))
-        assert drawn == bisect_right(sums, int(sampling.uniforms(asked.keys, asked.positions)[row] * 2**24) * sums[-1] >> 24)
-
-
-@pytest.mark.parametrize(("bound", "kept"), [({"top_p": 0.5}, 3), ({"top_k": 3}, 3), ({"min_p": 0.5}, 4)], ids=str)
-def test_of_equal_tokens_the_first_are_kept(sampling: Any, bound: dict[str, float], kept: int) -> None:
-    """Four tokens that are equally likely, of which a half is two and a little: which of them is left is not left to a sort."""
-    import torch
-
-    logits = torch.zeros(64, 5)
-    logits[:, 4] = -3.0
-    drawn = sampling.sample(logits, params(sampling, 64, **bound))
-    assert set(drawn.tolist()) == set(range(kept))
+        assert token == bisect_right(sums, int(uniforms(asked.keys, asked.positions)[row] * 2**24) * sums[-1] >> 24)

@@ -138,7 +138,7 @@ class WorkerEngine:
         if self._closed:
             raise EngineDead(self.role, "it was closed")
         if self._reported is not _IDLE:
-            self._earlier.append(structs.replace(self._reported, kv_cache_usage=None))
+            self._earlier.append(structs.replace(self._reported, running=0, waiting=0, kv_cache_usage=None))
         self._reported, self._restarts = _IDLE, self._restarts + 1
         try:
             await self._start_process()

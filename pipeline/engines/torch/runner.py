@@ -17,7 +17,7 @@ from torch import Tensor
 from pipeline.confidence import LIKELIEST
 from pipeline.engine import Completion, EngineStatistics, Fact, Request
 from pipeline.engines.meter import UsageMeter
-from pipeline.engines.torch.cache import BatchLayout, Copy, KVCache, PrefillChunk, SlotTable
+from pipeline.engines.torch.cache import BatchLayout, KVCache, PrefillChunk, SlotTable
 from pipeline.engines.torch.sampling import SamplingParams, choose, sample
 from pipeline.engines.torch.sequences import Decode, RequestState, Sequence, Stops, WaitingQueue
 from pipeline.engines.torch.spec import TorchSpec
@@ -38,14 +38,6 @@ class Prefill:
         return len(self.state.fed) - self.done
 
 
-class WantedLogprob(NamedTuple):
-    """The log probability of `token` in a row of logits, which the request of `prefill` asked for."""
-
-    row: int
-    token: int
-    prefill: Prefill
-
-
 class BatchPlan:
     """The flat batch of a forward pass: the sequences that decode and the prefills that continue, all with one adapter or none."""
 
@@ -55,8 +47,8 @@ class BatchPlan:
         """The candidates that get a token in this iteration."""
         self.rows = list(range(len(decoding)))
         """For each of these candidates, the row of logits that its token is sampled from."""
-        self.wanted: list[WantedLogprob] = []
-        """The log probabilities that are read from the logits, of options and of scored tokens."""
+        self.wanted: list[tuple[int, int, Prefill]] = []
+        """The log probabilities that are read from the logits, of options and of scored tokens: row, token, and whose request asked."""
         self.keep = list(range(len(decoding)))
         """Flat positions whose logits are computed; a row of logits is an index into this list."""
         ids = [np.array([sequence.ids[-1] for sequence in decoding], dtype=np.int64)]
@@ -92,10 +84,10 @@ class BatchPlan:
         if request.scored_ids:
             for position in range(max(start, len(state.prompt) - 1), end):
                 token = request.scored_ids[position + 1 - len(state.prompt)]
-                self.wanted.append(WantedLogprob(self._keep(fed + position - start), token, prefill))
+                self.wanted.append((self._keep(fed + position - start), token, prefill))
         elif end == len(state.fed):
             row = self._keep(fed + prefill.chunk - 1)
-            self.wanted += [WantedLogprob(row, token, prefill) for token in request.option_ids]
+            self.wanted += [(row, token, prefill) for token in request.option_ids]
             if not request.option_ids:
                 self.sequences += prefill.sequences
                 self.rows += [row] * len(prefill.sequences)
@@ -203,22 +195,15 @@ class BatchRunner:
     def _start(self, state: RequestState, count: int, now_s: float) -> None:
         """Give a slot to each of `count` candidates of `state`; the first one's is prefilled, the others are copied from it."""
         self._make_room(len(state.fed))
-        placement = self._slots.place(state.prompt + self._adapters[state.request.adapter], state.affinity)
-        self._carry_out(placement.copies)
-        slots = [placement.slot]
-        for _ in range(count - 1):
-            reserved = self._slots.reserve(state.affinity)
-            self._carry_out(reserved.copies)
-            slots.append(reserved.slot)
-        if not state.started:
-            state.first_scheduled_s, state.cached_tokens = now_s, placement.cached
-        sequences = [Sequence(state, state.started + i, slot) for i, slot in enumerate(slots)]
-        state.started += count
-        self._prefills.append(Prefill(state, sequences, placement.cached))
-
-    def _carry_out(self, copies: list[Copy]) -> None:
-        for copy in copies:
+        first = self._slots.place(state.prompt + self._adapters[state.request.adapter], state.affinity)
+        places = [first, *(self._slots.reserve(state.affinity) for _ in range(count - 1))]
+        for copy in (copy for place in places for copy in place.copies):
             self._cache.copy(*copy)
+        if not state.started:
+            state.first_scheduled_s, state.cached_tokens = now_s, first.cached
+        sequences = [Sequence(state, state.started + i, place.slot) for i, place in enumerate(places)]
+        state.started += count
+        self._prefills.append(Prefill(state, sequences, first.cached))
 
     def _make_room(self, tokens: int) -> None:
         capacity = self._cache.capacity
@@ -330,8 +315,8 @@ class BatchRunner:
     def _deliver_wanted(self, plan: BatchPlan, found: list[float]) -> None:
         """Give each prefill the log probabilities that it asked for; a choice takes one option."""
         by_prefill: dict[Prefill, list[float]] = {}
-        for wanted, logprob in zip(plan.wanted, found, strict=True):
-            by_prefill.setdefault(wanted.prefill, []).append(logprob)
+        for (_, _, prefill), logprob in zip(plan.wanted, found, strict=True):
+            by_prefill.setdefault(prefill, []).append(logprob)
         for prefill, logprobs in by_prefill.items():
             state, request = prefill.state, prefill.state.request
             if request.option_ids:

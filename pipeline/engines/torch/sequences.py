@@ -30,7 +30,10 @@ class Stops:
         """True if this token can be a candidate's last one, so that `reason` must be asked; cached for every token."""
         known = self._endings.get(token)
         if known is None:
-            known = self._endings[token] = token in self.eos or token in self._ids or self._can_complete(token)
+            text = self._decode([token])
+            # It may hold the last character of a stop string, or a part of a character.
+            completes = bool(self._strings) and ("\ufffd" in text or not self._last.isdisjoint(text))
+            known = self._endings[token] = token in self.eos or token in self._ids or completes
         return known
 
     def reason(self, ids: list[int]) -> str | int | None:
@@ -39,11 +42,6 @@ class Stops:
             return ids[-1]
         tail = self._decode(ids[-self._tail :]) if self._strings else ""
         return next((text for text in self._strings if text in tail), None)
-
-    def _can_complete(self, token: int) -> bool:
-        """True if the token's text holds the last character of a stop string, or a part of a character."""
-        text = self._decode([token])
-        return "\ufffd" in text or not self._last.isdisjoint(text)
 
 
 class Sequence:
