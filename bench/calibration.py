@@ -307,8 +307,7 @@ def _said(errors: dict[Key, tuple[float, float]], held: int, medians: dict[str, 
     recorded, own = (", ".join(f"{errors[name, size][place]:+.0%}" for size in sizes) for place in range(len(STATED)))
     return (
         f"Median error of the {held} held-out points: {medians[STATED[0]]:.0%} with recorded text, {medians[STATED[1]]:.0%} with text of "
-        "the fitted engines, which is longer: a simulated step says which one it is, and that alone takes more tokens than most steps of "
-        "the bundled models have. What the orchestration costs on the same two cores is not simulated.\n\nThe points marked *(fitted)* "
+        "the fitted engines. What the orchestration costs on the same two cores is not simulated.\n\nThe points marked *(fitted)* "
         f"are those that the fit has seen. Their wall times are not met exactly either ({recorded} with recorded text, {own} with text of "
         "the fitted engines): the fit minimizes the error of single calls, knows nothing of the orchestration, and does not choose the "
         "text."
@@ -319,7 +318,7 @@ def state(**errors: float) -> None:
     """Write errors into the package, which states them next to every simulated speed."""
     path = ROOT / "pipeline/analysis/simulated.py"
     for name, value in errors.items():
-        path.write_text(re.sub(rf"^{name.upper()} = .*$", f"{name.upper()} = {value:.2f}", path.read_text(), flags=re.MULTILINE))
+        path.write_text(re.sub(rf"^{name.upper()}(.*) = .*$", rf"{name.upper()}\1 = {value:.2f}", path.read_text(), flags=re.MULTILINE))
 
 
 def write_sections() -> None:

@@ -43,6 +43,9 @@ None of the papers' own models was run. What stands here was measured with toy m
 the same with a target of 100 million parameters) or was simulated (sim MACHINE/TEXTS). It says nothing about other models. Settings, and
 what each paper leaves open: [The papers](../docs/pages/reproduce/papers.md)."""
 PRINTED = """\
+**The simulated figures are of the simulator's text before it was mended and its `repair` and `judge_auc` went; accuracies of simulated
+answers mean nothing.**
+
 Simulated on 2026-11-26, one problem at a time, 48 problems, seed 0, each with `--batch-size 1 --set 'engines.*.timeout_s=100000'`,
 SpecCoT and SpecReason with `max_steps=1000`. Fitted are tokens and accuracies of SpecCoT and SCoT, SCoT's time of a token, and the rates
 of the A100s; not shares of time, other times of whole problems, and how many steps fall back. SpecReason prints no token counts for its

@@ -95,6 +95,8 @@ INTRODUCTION = """\
 Each figure is throughput (problems per second until the last one ends) over that of the *target-only baseline*: the target alone at the
 same batch size, on the same problems and hardware, on simulated machines with the draft's memory added to its cache. Above 1 is faster.
 Brackets: minimum and maximum over all pairs of repeats."""
+EARLIER = "The simulated figures here are of its text before that was mended: judges' questions and the longest drafts were too long."
+"""Goes with the next measurement."""
 
 
 class Curve(Struct, frozen=True, kw_only=True):
@@ -189,7 +191,7 @@ def verdict(results: Results) -> Iterator[str]:
 
 def table(results: Results) -> str:
     """The verdict, for other documents."""
-    return "\n".join([*verdict(results), "", stated(())])
+    return "\n".join([*verdict(results), "", f"{stated(())} {EARLIER}"])
 
 
 def _cores(found: Sequence[Curve]) -> str:

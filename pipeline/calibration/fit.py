@@ -21,9 +21,9 @@ from pipeline.engines.sim.scheduler import Job, Scheduler
 from pipeline.engines.sim.spec import SimDeviceSpec, SimSpec
 from pipeline.errors import MissingExtra
 
-EVALUATIONS = 150
+EVALUATIONS = 250
 """The maximum number of simulations of all calls in the last search of a fit."""
-STARTS, TRIED = 3, 50
+STARTS, TRIED = 3, 80
 """Searches that begin from the best points of the grid, because one often ends in a local minimum, and the most simulations in each."""
 Calls: TypeAlias = "Mapping[str, Sequence[TimedCall]]"
 """The calls of one run, by role."""
@@ -66,7 +66,7 @@ class RecordedCache(PrefixCache):
 def fit_device(specs: Mapping[str, SimSpec], traces: Sequence[Calls]) -> Fit:
     """Fit the rates of the device that the engines `specs` share; `traces` are their calls in one or several runs.
 
-    Searches with Nelder and Mead's method over the logarithms of the three rates, shortly from each of the best points of a coarse grid,
+    Searches with Nelder and Mead's method over the logarithms of the five figures, shortly from each of the best points of a coarse grid,
     then from the best that was found.
     """
     minimize = _scipy().minimize
@@ -131,22 +131,29 @@ def _job(number: int, call: TimedCall) -> Job:
 
 
 def _grid(specs: Mapping[str, SimSpec], traces: Sequence[Calls]) -> list[Array]:
-    """Logarithms of rates at which a short call takes about as long as the shortest ones did, with different rates as its bottleneck."""
+    """Logarithms of figures with which a short call takes about as long as the shortest ones did, with different ones as its bottleneck."""
     timed = [[call for call in listed if call.duration_s >= RESOLUTION_S] for calls in traces for listed in calls.values()]
     quick = [np.quantile(durations(listed) / [max(call.lengths) for call in listed], 0.1) for listed in timed]
     iteration_s = float(np.mean(quick))
     largest = max(spec.parameters for spec in specs.values())
     weights = max(spec.parameters * spec.bytes_per_parameter for spec in specs.values())
     shares = product((0.003, 0.03, 0.3, 3.0), (0.2, 1.0), (0.1, 0.5, 1.0))
-    return [np.log([largest / a / iteration_s, weights / b / iteration_s, iteration_s * c]) for a, b, c in shares]
+    return [
+        np.log(np.array([largest / a, largest / a, weights / b, iteration_s**2 * c, iteration_s**2 * c / 64]) / iteration_s)
+        for a, b, c in shares
+    ]
 
 
 def _with_rates(specs: Mapping[str, SimSpec], point: Array) -> dict[str, SimSpec]:
-    flops, rate, overhead = (float(value) for value in np.exp(np.clip(point, -40, 60)))
-    return {
-        role: structs.replace(spec, device=structs.replace(spec.device, flops_per_s=flops, bytes_per_s=rate, overhead_s=min(overhead, 1e5)))
-        for role, spec in specs.items()
+    flops, prompts, rate, overhead, sequence = (float(value) for value in np.exp(np.clip(point, -40, 60)))
+    fitted = {
+        "flops_per_s": flops,
+        "prompt_flops_per_s": prompts,
+        "bytes_per_s": rate,
+        "overhead_s": min(overhead, 1e5),
+        "sequence_s": min(sequence, 1e5),
     }
+    return {role: structs.replace(spec, device=structs.replace(spec.device, **fitted)) for role, spec in specs.items()}
 
 
 def _by_stage(specs: Mapping[str, SimSpec], traces: Sequence[Calls]) -> dict[str, dict[str, float]]:

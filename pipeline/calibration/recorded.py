@@ -65,7 +65,8 @@ FROM spoken
 THOUGHTS = "SELECT 'thought' AS role, steps AS length FROM chains WHERE finished"
 ANSWERS = "SELECT avg(output_tokens) FROM calls WHERE error_type IS NULL AND list_contains($stages::VARCHAR[], stage)"
 CORRELATION = 0.5
-"""Assumed correlation of a step's candidates (`SimTextSpec`): it cannot be found from a run with one number of candidates."""
+"""Assumed correlation of a step's candidates (`SimTextSpec`) where there is but one of each."""
+CANDIDATES = "SELECT candidate_tokens FROM steps WHERE len(candidate_tokens) > 1 AND list_min(candidate_tokens) > 0"
 
 
 class TimedCall(Struct, frozen=True):
@@ -163,6 +164,8 @@ class Lengths(Struct, frozen=True, kw_only=True):
     repetitions; None: there is none."""
     candidates: float
     """Mean number of candidates of a verified step."""
+    correlation: float
+    """Correlation of the logarithms of the lengths of a step's candidates, taken for that of whether they are right as well."""
 
     @property
     def of_all(self) -> float | None:
@@ -188,7 +191,17 @@ def read_lengths(run: Path, plan: Plan) -> Lengths:
             verified=verified,
             unverified=unverified,
             gate_auc=_gate_auc(plan),
+            correlation=_correlation(db),
         )
+
+
+def _correlation(db: Query) -> float:
+    """What of the variance of the logarithms is not within steps."""
+    logs = [np.log(tokens) for (tokens,) in db.stream(CANDIDATES)]
+    if not logs:
+        return CORRELATION
+    whole = np.concatenate(logs).var()
+    return float(np.clip(1 - np.mean([each.var(ddof=1) for each in logs]) / whole, 0, 1)) if whole else 1.0
 
 
 def _gate_auc(plan: Plan) -> float | None:
@@ -206,7 +219,7 @@ def _moments(db: Query, lengths: str, **params: Any) -> dict[str, Moments]:
 
 def text_of(role: str, lengths: Lengths) -> SimTextSpec:
     """The simulated text of one role; figures that the run does not have are those of another role, or the defaults."""
-    text = SimTextSpec()
+    text = SimTextSpec(step_correlation=round(lengths.correlation, 6))
     if lengths.steps is not None:
         text = structs.replace(text, steps_mean=lengths.steps.mean, steps_sigma=min(lengths.steps.sigma, 3.0))
     found = lengths.step_tokens.get(role) or next(iter(lengths.step_tokens.values()), None)
@@ -216,8 +229,8 @@ def text_of(role: str, lengths: Lengths) -> SimTextSpec:
         text = structs.replace(text, answer_tokens=max(round(lengths.answer_tokens), 1))
     if lengths.of_all is None:
         return text
-    accuracy = accuracy_for(lengths.of_all, lengths.candidates) if role in lengths.drafters else 1.0
-    return structs.replace(text, step_accuracy=accuracy, step_correlation=CORRELATION, verifier_accuracy=1.0)
+    accuracy = accuracy_for(lengths.of_all, lengths.candidates, lengths.correlation) if role in lengths.drafters else 1.0
+    return structs.replace(text, step_accuracy=accuracy, verifier_accuracy=1.0)
 
 
 def acceptance_of_all(acceptance: float, unverified: float, auc: float) -> float:
@@ -237,7 +250,7 @@ def acceptance_of_all(acceptance: float, unverified: float, auc: float) -> float
     return min(acceptance * read / normal.cdf(high - shift), 1.0)
 
 
-def accuracy_for(acceptance: float, candidates: float) -> float:
+def accuracy_for(acceptance: float, candidates: float, correlation: float) -> float:
     """The accuracy of drafted steps at which a faultless verifier finds a right one among `candidates` with the chance `acceptance`.
 
     It solves for a in 1 - acceptance = c (1 - a) + (1 - c) (1 - a)^N (`SimTextSpec`) by halving.
@@ -245,6 +258,6 @@ def accuracy_for(acceptance: float, candidates: float) -> float:
     low, high = 0.0, 1.0
     for _ in range(50):
         middle = (low + high) / 2
-        wrong = CORRELATION * (1 - middle) + (1 - CORRELATION) * math.pow(1 - middle, candidates)
+        wrong = correlation * (1 - middle) + (1 - correlation) * math.pow(1 - middle, candidates)
         low, high = (middle, high) if wrong > 1 - acceptance else (low, middle)
     return round(high, 6)

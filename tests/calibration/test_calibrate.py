@@ -43,7 +43,9 @@ pytestmark = pytest.mark.slow  # whole runs
 ROOT = Path(__file__).parent.parent.parent
 SIM = ROOT / "graphs/engines/sim-2xh100.yaml"
 SPECCOT = ROOT / "graphs/speccot.yaml"
-TRUE = SimDeviceSpec(name="h100-0+1", flops_per_s=1.18e15, bytes_per_s=4.82e12, overhead_s=0.0032)
+OWN = {"prompt_flops_per_s": 6e14, "sequence_s": 3e-4}
+SETTINGS = tuple(f"engines.*.device.{name}={rate}" for name, rate in OWN.items())
+TRUE = SimDeviceSpec(name="h100-0+1", flops_per_s=1.18e15, bytes_per_s=4.82e12, overhead_s=0.0032, **OWN)  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")
@@ -52,8 +54,14 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     folder = tmp_path_factory.mktemp("recorded")
     problems = write_problems(folder, 24)
     sizes = {1: 8, 16: 24}
+    given = {
+        "graph": SPECCOT,
+        "engines": SIM,
+        "input": problems,
+        "settings": SETTINGS,
+    }
     for batch_size, limit in sizes.items():
-        run(RunOptions(graph=SPECCOT, engines=SIM, input=problems, batch_size=batch_size, limit=limit, output=folder / f"b{batch_size}"))
+        run(RunOptions(batch_size=batch_size, limit=limit, output=folder / f"b{batch_size}", **given))
     return [folder / f"b{batch_size}" for batch_size in sizes]
 
 
@@ -61,7 +69,7 @@ def test_the_rates_that_made_a_run_are_found_again(recorded: list[Path]) -> None
     found = calibrate(recorded, max_calls=120)
     assert list(found.fits) == [TRUE.name]
     fit = found.fits[TRUE.name]
-    for name in ("flops_per_s", "bytes_per_s", "overhead_s"):
+    for name in ("prompt_flops_per_s", "bytes_per_s", "overhead_s", "sequence_s"):
         assert getattr(fit.device, name) == pytest.approx(getattr(TRUE, name), rel=0.25), name
     assert fit.error < 0.12
     assert all(0.85 < ratio < 1.15 for stages in fit.stages.values() for ratio in stages.values())
@@ -119,7 +127,7 @@ def test_a_bad_fit_is_not_written_without_force(recorded: list[Path], fitted: Ca
 def test_the_rates_that_made_a_run_explain_it(recorded: list[Path]) -> None:
     """Calls of the target may change places where several come at once, and then those after them do."""
     calls = read_calls(recorded[1], 10_000)
-    specs = load_plan(SPECCOT, SIM).engines
+    specs = load_plan(SPECCOT, SIM, SETTINGS).engines
     simulated = simulate(specs, calls)  # type: ignore[arg-type]
     assert np.median(np.abs(simulated["draft"] / durations(calls["draft"]) - 1)) < 1e-6
     assert error_of(specs, [calls]) < 0.1  # type: ignore[arg-type]
@@ -179,11 +187,11 @@ def test_roles_are_those_of_the_graph(recorded: list[Path], tmp_path: Path) -> N
 
 def test_an_accuracy_gives_the_acceptance_that_it_is_for() -> None:
     for candidates in (1, 2.5, 5):
-        accuracy = accuracy_for(0.9, candidates)
+        accuracy = accuracy_for(0.9, candidates, CORRELATION)
         wrong = CORRELATION * (1 - accuracy) + (1 - CORRELATION) * (1 - accuracy) ** candidates
         assert wrong == pytest.approx(0.1, abs=1e-5)
-    assert accuracy_for(1.0, 5) == 1.0
-    assert accuracy_for(0.0, 5) == 0.0
+    assert accuracy_for(1.0, 5, CORRELATION) == 1.0
+    assert accuracy_for(0.0, 5, CORRELATION) == 0.0
 
 
 @pytest.mark.parametrize(("accuracy", "auc", "z"), [(0.8, 0.75, 0.1), (0.5, 0.9, 1.2), (0.8, 0.25, -0.5), (0.3, 0.5, 0.0)])

@@ -23,7 +23,7 @@ DIALECT = PromptBuilder(TOKENIZER)
 CLOSE = TOKENIZER.special_ids[THINK_CLOSE]
 NORMALS = [NormalDist().inv_cdf((number + 0.5) / 2000) for number in range(2000)]
 CHARACTERS_A_TOKEN = 2.8
-SHORTEST_STEP = 4
+SHORTEST_STEP = 3
 """Tokens of the shortest simulated step where lengths are measured ones."""
 
 

@@ -3,9 +3,11 @@
 import math
 from collections.abc import Iterator
 from pathlib import Path
+from string import ascii_lowercase
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -58,15 +60,15 @@ def test_any_text_survives(text: str) -> None:
 
 @given(st.text(max_size=20), st.sampled_from([DELIMITER, *SPECIALS, *LABELS]), st.text(max_size=20))
 def test_no_token_reaches_over_a_boundary(before: str, boundary: str, after: str) -> None:
-    before, after = before.rstrip("\n<"), after.lstrip("\n")
+    before, after = before.rstrip("\n< "), after.lstrip(f"\n{ascii_lowercase}")
     encode = TOKENIZER.encode
     assert len(encode(boundary)) == 1
     assert encode(before + boundary + after) == encode(before) + encode(boundary) + encode(after)
 
 
-def test_a_token_is_about_three_characters() -> None:
-    words = " ".join(WORDINGS).lower()
-    assert 2.5 < len(words) / len(TOKENIZER.encode(words)) < 3
+def test_a_token_is_about_four_characters_as_a_real_ones_are() -> None:
+    words = " ".join(WORDINGS)
+    assert 3.6 < len(words) / len(TOKENIZER.encode(words)) < 4.4
 
 
 def test_the_dialect_has_all_its_labels() -> None:
@@ -86,12 +88,32 @@ def test_a_step_has_the_drawn_number_of_tokens() -> None:
 
 def test_lengths_follow_their_means() -> None:
     text = SimTextSpec(step_tokens_mean=60, steps_mean=8)
-    prompt = DIALECT.generation(PROBLEM)
-    lengths = [len(written.ids) for written in write(prompt, text, n=500, **STEP)]
-    assert sum(lengths) / len(lengths) == pytest.approx(60, rel=0.1)
     model = TextModel("m", text)
+    steps = [write(DIALECT.generation(f"problem {i}"), text, seed=i, **STEP)[0] for i in range(500)]
+    assert sum(len(step.ids) for step in steps) / 500 == pytest.approx(60, rel=0.1)
     totals = [model.read(tuple(DIALECT.generation(f"problem {i}"))).total for i in range(500)]
     assert sum(totals) / len(totals) == pytest.approx(8, rel=0.1)
+
+
+@pytest.mark.parametrize("tokens", [3, 4, 5, 9, 13, 40])
+def test_steps_and_answers_are_as_short_as_stated(tokens: int) -> None:
+    text = SimTextSpec(step_tokens_mean=tokens, step_tokens_sigma=0, steps_mean=30, answer_tokens=tokens, step_accuracy=1)
+    steps = thought(text)
+    assert {len(step.ids) for step in steps} == {tokens}
+    [answer] = write(DIALECT.generation(PROBLEM) + [token for step in steps for token in step.ids] + TOKENIZER.encode(DELIMITER), text)
+    assert len(answer.ids) == max(tokens, len(sim_answer(PROBLEM)))
+    assert sim_answer(PROBLEM) in answer.text
+    assert ("\\boxed{" in answer.text) == (tokens >= 4 + len(sim_answer(PROBLEM)))
+
+
+@pytest.mark.parametrize("correlation", [0.0, 0.5, 1.0])
+def test_lengths_of_a_steps_candidates_have_the_stated_correlation(correlation: float) -> None:
+    text = SimTextSpec(step_tokens_mean=400, step_correlation=correlation)
+    pairs = []
+    for number in range(600):
+        one, other = write(DIALECT.generation(f"problem {number}"), text, seed=number, n=2, **STEP)
+        pairs.append((math.log(len(one.ids)), math.log(len(other.ids))))
+    assert np.corrcoef(np.array(pairs).T)[0, 1] == pytest.approx(correlation, abs=0.09)
 
 
 def test_the_text_depends_on_seed_and_index_alone() -> None:
@@ -164,7 +186,7 @@ def test_guidance_starts_a_step_that_the_next_one_finishes() -> None:
     [guidance] = write(prompt, limit=8)
     assert (len(guidance.ids), guidance.finish_reason) == (8, "length")
     [step] = write([*prompt, *guidance.ids], **STEP)
-    assert "; step 1 of " in TOKENIZER.decode(step.ids)
+    assert TextModel("m", DEFAULT).read([*prompt, *guidance.ids, *step.ids]).done == 1
 
 
 def test_text_is_the_text_of_its_tokens() -> None:
@@ -174,11 +196,11 @@ def test_text_is_the_text_of_its_tokens() -> None:
 
 def test_any_stop_string_ends_after_the_token_that_completes_it() -> None:
     prompt = DIALECT.generation(PROBLEM)
-    [written] = write(prompt, stop=("step 2 o",))
+    [written] = write(prompt, stop=("e su",))
     text = TOKENIZER.decode(written.ids)
-    assert written.stop_reason == "step 2 o"
-    assert "step 2 o" in text
-    assert "step 2 o" not in TOKENIZER.decode(written.ids[:-1])
+    assert written.stop_reason == "e su"
+    assert "e su" in text
+    assert "e su" not in TOKENIZER.decode(written.ids[:-1])
 
 
 def verification(prompt: OptionPrompt) -> Request:

@@ -53,7 +53,7 @@ def test_each_exit(world: World, texts: list[str], until: UntilSpec, reason: str
 
 
 def test_exits_are_asked_in_this_order(world: World) -> None:
-    here = world(limit=200)
+    here = world(limit=100)
     chain = here.chain()
     here.write(chain, *["\\boxed{5}"] * 20, closes=True)
     said = []

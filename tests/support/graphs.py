@@ -37,6 +37,6 @@ SEEN = {
     "gated": ({"generate", "draft", "score", "answer"}, {"accepted", "fallback", "unverified"}),
     "routed": ({"generate", "draft", "answer"}, {"written", "unverified"}),
     "triggered": ({"generate", "draft", "answer"}, {"first_steps", "unverified"}),
-    "self-consistency": ({"draft", "answer"}, {"accepted"}),
+    "self-consistency": ({"generate", "draft", "answer"}, {"accepted", "fallback"}),
 }
 """Of each graph: kinds of calls, decisions of steps."""

@@ -1,7 +1,7 @@
 """How long iterations of a simulated engine take, in seconds on a separate device: a roofline, in closed form. Pure.
 
-Figures of a device and a model enter, seconds leave. An iteration takes the longer of its arithmetic and its memory traffic, plus
-a constant overhead; with a draft inside the engine it is several such passes.
+Figures of a device and a model enter, seconds leave. An iteration takes the longer of its arithmetic and its memory traffic, plus an
+overhead, constant and for each sequence; with a draft inside the engine it is several such passes.
 """
 
 import math
@@ -17,29 +17,37 @@ class Rates(Struct, frozen=True):
 
     token_s: float
     """Arithmetic of one token, without attention."""
+    prompt_token_s: float
+    """The same of a token of a prompt."""
     weights_s: float
     """Reading all weights, which every iteration does once."""
     kv_s: float
     """Reading the keys and values of one token; every sequence reads its whole context, shared with others or not."""
     overhead_s: float
     """Constant time of an iteration."""
+    sequence_s: float
+    """Time of an iteration for each sequence that it continues."""
     layers: int
     """Layers of the model, 0 where it computes nothing."""
 
-    def batch(self, tokens: float, reads: float, growth: float, extra_s: float = 0.0) -> "BatchCost":
-        """The cost of iterations that compute `tokens` tokens each; the first reads `reads` tokens of context, each next one `growth`
-        more than the one before. `extra_s` seconds of arithmetic are not hidden behind the memory traffic."""
+    def batch(self, size: int, tokens: float, prompts: int, reads: float, growth: float, extra_s: float = 0.0) -> "BatchCost":
+        """The cost of iterations that compute `tokens` tokens of `size` sequences and `prompts` tokens of prompts each; the first reads
+        `reads` tokens of context, each next one `growth` more than the one before. `extra_s` seconds of arithmetic are not hidden behind
+        the memory traffic."""
+        compute = tokens * self.token_s + prompts * self.prompt_token_s
         memory = self.weights_s + reads * self.kv_s + extra_s
-        return BatchCost(tokens * self.token_s, memory, growth * self.kv_s, self.overhead_s, self.layers)
+        return BatchCost(compute, memory, growth * self.kv_s, self.overhead_s + size * self.sequence_s, self.layers)
 
 
 def rates_of(device: SimDeviceSpec, model: SimSpec | SimSpeculativeSpec, overhead_s: float) -> Rates:
     """The times of `model` on `device`."""
     return Rates(
         token_s=2 * model.parameters / device.flops_per_s,
+        prompt_token_s=2 * model.parameters / (device.prompt_flops_per_s or device.flops_per_s),
         weights_s=model.parameters * model.bytes_per_parameter / device.bytes_per_s,
         kv_s=model.kv_bytes_per_token / device.bytes_per_s,
         overhead_s=overhead_s,
+        sequence_s=device.sequence_s,
         layers=layers_of(model),
     )
 
@@ -73,14 +81,14 @@ class Roofline:
         `growth` more than in the one before. Beside them `tokens` tokens of prompts are computed, which read `reads` tokens of context."""
         proposed = size * self._verified
         rates = self._verifying if size else self.rates
-        verified = rates.batch(size + proposed + tokens, context + proposed + reads, growth, size * self._unhidden_s)
+        verified = rates.batch(size, size + proposed, tokens, context + proposed + reads, growth, size * self._unhidden_s)
         if self.draft is None:
             return verified
         passes = [(1, verified)]
         if tokens:  # the draft computes them beside the first tokens that it proposes
-            passes.append((1, self.draft.batch(size + tokens, context + reads, growth)))
+            passes.append((1, self.draft.batch(size, size, tokens, context + reads, growth)))
         if size and (left := self.proposals - bool(tokens)):
-            passes.append((left, self.draft.batch(size, context, growth)))
+            passes.append((left, self.draft.batch(size, size, 0, context, growth)))
         return Passes(tuple(passes))
 
 

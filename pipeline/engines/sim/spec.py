@@ -18,10 +18,14 @@ class SimDeviceSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Engines that name the same device share it."""
     flops_per_s: Annotated[float, Meta(gt=0)]
     """Rate of dense matrix products reached in practice, FLOP/s."""
+    prompt_flops_per_s: Annotated[float, Meta(gt=0)] | None = None
+    """The same for tokens of prompts, many of which are computed together; null: no other."""
     bytes_per_s: Annotated[float, Meta(gt=0)]
     """Memory bandwidth reached in practice, bytes/s."""
     overhead_s: Annotated[float, Meta(ge=0, le=1e6)] = 0.0
     """Seconds added to every iteration, for launches, sampling and scheduling."""
+    sequence_s: Annotated[float, Meta(ge=0, le=1e6)] = 0.0
+    """Seconds added to an iteration for each sequence that it continues."""
     sharing: Literal["time_slices", "mps"] = "time_slices"
     """How engines that are busy at the same time share it. `time_slices`: whole iterations take turns, `overhead_s` included, so each of k
     engines runs at 1/k of its rate. `mps`, as under CUDA MPS: kernels of different engines overlap and wait for each other (`kernel_wait`).
@@ -61,11 +65,11 @@ class SimTextSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     steps_sigma: Annotated[float, Meta(ge=0, le=3)] = 0.5
     """Standard deviation of the logarithm of that number."""
     step_tokens_mean: Annotated[float, Meta(gt=1, le=1e5)] = 40.0
-    """Mean number of tokens of a step, log-normal over the candidates."""
+    """Mean number of tokens of a step, log-normal over the candidates; no step has fewer than 3."""
     step_tokens_sigma: Annotated[float, Meta(ge=0, le=3)] = 0.6
     """Standard deviation of the logarithm of that number."""
     answer_tokens: Tokens = 40
-    """Number of tokens of an answer."""
+    """Number of tokens of an answer; boxed from 7 on."""
     verbosity: Annotated[float, Meta(ge=1, le=100)] = 1.0
     """How many times as many steps a thought of this engine alone has, on average, as at 1. A step covers ground with probability
     1 / `verbosity`, drawn for each candidate and whether it is correct or not; after any other, such as a second thought, as much is left
@@ -73,7 +77,7 @@ class SimTextSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     step_accuracy: Annotated[float, Meta(ge=0, le=1)] = 0.9
     """Probability that a step of this engine is correct."""
     step_correlation: Annotated[float, Meta(ge=0, le=1)] = 0.5
-    """Correlation between two candidates of a step; 0: independent."""
+    """Correlation between two candidates of a step, in whether they are correct and in the logarithms of their lengths; 0: independent."""
     verifier_accuracy: Annotated[float, Meta(ge=0, le=1)] = 0.95
     """Probability that this engine judges a candidate correctly, each by itself, so that of more wrong ones more are accepted."""
 

@@ -1,25 +1,22 @@
 """The text of a simulated model: seeded steps that state their number and quality, verdicts on them, and a boxed answer.
 
-A prompt enters, and what the model would write leaves; nothing here knows of time. Like a language model it keeps no
-state: every step ends in a marker such as `; step 3 of 12 ok`, and the next step reads it at the prompt's tail. A step
-of which the prompt holds the beginning is written on, where it would be this model's. The marker's last word says
-whether the step is right (`ok`), wrong (`no`), or right after an earlier wrong one (`eh`); the boxed answer is right if the last
-step says `ok`. After a step that covers no ground (`verbosity`) the thought is to have one
-step more. The draws depend on the model's name, the seed, the candidate's number, the problem and the step alone; at
-temperature 0 on neither seed nor number. Whether a step is right depends for some steps on the problem and the step
-alone (`SimTextSpec`).
+A prompt enters, and what the model would write leaves; nothing here knows of time. Like a language model it keeps no state: every step ends
+in a marker such as ` aacaam ok`, and the next step reads it at the prompt's tail. Three letters are the step's number in base 26, three
+that of all steps, and the word says whether the step is right (`ok`), wrong (`no`), or right after an earlier wrong one (`eh`); the boxed
+answer is right if the last step says `ok`. A step of which the prompt holds the beginning is written on, where it would be this model's.
+After a step that covers no ground (`verbosity`) the thought is to have one step more. The last step says the answer, if that fits into it.
 
-With measured lengths a step has exactly the tokens that were drawn, which may be fewer than that marker needs. It then ends in a
-marker of three tokens, such as `aacaam ok`: three letters are the step's number in base 26, three that of all steps.
+The draws depend on the model's name, the seed, the candidate's number, the problem and the step alone; at temperature 0 on neither seed nor
+number. What candidates of a step have in common depends on the problem and the step alone (`SimTextSpec.step_correlation`).
 """
 
 import math
-import re
 import struct
 from array import array
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from hashlib import blake2b
+from itertools import accumulate
 from random import Random
 from typing import Protocol
 
@@ -39,31 +36,28 @@ _OPEN, _CLOSE, _USER, _ASSISTANT, _END = (_SPECIAL[text] for text in (THINK_OPEN
 _encode = _TOKENIZER.encode
 (_BLANK_LINE,) = _encode(DELIMITER)
 (_LINE,) = _encode("\n")
-_OK, _NO, _EH = (_encode(f"1 {word}")[1] for word in ("ok", "no", "eh"))
-_VERDICTS = frozenset((_OK, _NO, _EH))
+_OK, _NO, _EH = (_encode(f" {word}")[0] for word in ("ok", "no", "eh"))
+_WORDS = {_OK: "ok", _NO: "no", _EH: "eh"}
+_VERDICTS = frozenset(_WORDS)
 _ANCHORS = _VERDICTS | {_OPEN, _ASSISTANT, _USER}
-_MARKER = re.compile(r"; step (\d+) of (\d+) (ok|no|eh)$")
-_SHORT_MARKER = re.compile(r"([a-z]{3})([a-z]{3}) (ok|no|eh)$")
-_MARKER_REACH = 20
-_MARK = _encode("; step")[0]
-"""The first token of a marker that is not a short one; no other text has it."""
 _LAST_STOP_IDS = frozenset((_CLOSE, _END))
 _BOX = tuple(_encode(DEFAULT_PROMPTS.trial))
-_WORDS = "so the sum and this gives that we get two terms if each value is set by half then all parts add up as they must".split()
-
+_SAID = "so the sum and this gives that we get two terms if each value is set by half then all parts add up as they must".split()
+_MOST = 26**3 - 1
+"""The greatest number in three letters."""
 
 Piece = tuple[tuple[int, ...], str]
 """Token ids and their text; joining texts is cheaper than decoding the joined ids."""
 
 
 def _filler(tokens: int) -> tuple[Piece, tuple[int, ...]]:
-    """So many tokens of lower-case words, three bytes a token, and the positions at which a word starts."""
+    """So many words, each a token, and where each of them begins in their text."""
     draw = Random(0)
-    text = "".join(f"{draw.choice(_WORDS)} " for _ in range(2 * tokens))[: 3 * tokens]
-    return (tuple(_encode(text)), text), tuple(i for i in range(1, tokens // 2) if text[3 * i - 1] == " ")
+    words = [f" {draw.choice(_SAID)}" for _ in range(tokens)]
+    return (tuple(_encode("".join(words))), "".join(words)), tuple(accumulate(map(len, words), initial=0))
 
 
-(_FILLER, _FILLER_TEXT), _STARTS = _filler(4096)
+(_FILLER, _FILLER_TEXT), _PLACES = _filler(4096)
 
 
 class SimProblem(Struct, frozen=True):
@@ -135,29 +129,19 @@ def _piece(text: str) -> Piece:
 
 @lru_cache(maxsize=KEPT)
 def _marker(step: int, total: int, word: str) -> Piece:
-    """The marker that ends a step, with `</think>` after the last step and a blank line after any other."""
-    return _piece(f"; step {step} of {total} {word}{THINK_CLOSE if step == total else DELIMITER}")
+    """The marker that ends a step, with `</think>` after the last step and a blank line after any other: three tokens."""
+    letters = (chr(ord("a") + number // power % 26) for number in (step, total) for power in (676, 26, 1))
+    return _piece(f" {''.join(letters)} {word}{THINK_CLOSE if step == total else DELIMITER}")
 
 
 @lru_cache(maxsize=KEPT)
-def _short_marker(step: int, total: int, word: str) -> Piece:
-    """What replaces `_marker` in a step that is too short for it, in four tokens, the fewest of a step whose length is a measured one."""
-    return _piece(f"{_letters(step)}{_letters(total)} {word}{THINK_CLOSE if step == total else DELIMITER}")
-
-
-def _letters(number: int) -> str:
-    """A number below 17,576 in base 26, as three letters: one token."""
-    return "".join(chr(ord("a") + number // power % 26) for power in (676, 26, 1))
-
-
-def _number(letters: str) -> int:
-    """The inverse of `_letters`."""
-    first, second, third = (ord(letter) - ord("a") for letter in letters)
-    return first * 676 + second * 26 + third
-
-
-_MOST = 26**3 - 1
-"""The greatest number in three letters."""
+def _numbers(marker: int) -> tuple[int, int] | None:
+    """The step's number and that of all steps in the first token of a marker; None for any other token."""
+    letters = _TOKENIZER.decode((marker,))
+    if len(letters) != 7 or not letters[1:].islower():
+        return None
+    places = [ord(letter) - ord("a") for letter in letters[1:]]
+    return places[0] * 676 + places[1] * 26 + places[2], places[3] * 676 + places[4] * 26 + places[5]
 
 
 def _draws(key: str) -> tuple[float, float, float, float]:
@@ -167,20 +151,23 @@ def _draws(key: str) -> tuple[float, float, float, float]:
 
 
 @lru_cache(maxsize=KEPT)
-def _difficulty(problem: str, step: int) -> tuple[float, float]:
-    """Two uniform numbers for a step: the first decides whether all its candidates share one draw, the second is that draw."""
-    share, common, _, _ = _draws(f"{problem}/{step}")
-    return share, common
+def _in_common(problem: str, step: int) -> tuple[float, float, float]:
+    """What the candidates of a step have in common: a uniform number that decides whether they share whether they are right, a second one
+    that then decides it, and the standard normal part of their lengths."""
+    share, right, length, _ = _draws(f"{problem}/{step}")
+    return share, right, normal_of(length)
 
 
 def _padded(end: Piece, tokens: int, uniform: float) -> Piece:
     """`end` with filler words before it, so that both together have `tokens` tokens; no filler where `end` alone has more. `uniform`
     decides which words."""
     ids, text = end
-    start = _STARTS[int(uniform * len(_STARTS))]
+    count = len(_FILLER)
+    start = int(uniform * count)
     stop = start + max(tokens - len(ids), 0)
-    rounds = 1 + stop // len(_FILLER)
-    return (_FILLER * rounds)[start:stop] + ids, (_FILLER_TEXT * rounds)[3 * start : 3 * stop] + text
+    rounds, rest = divmod(stop, count)
+    words = (_FILLER_TEXT * (rounds + 1))[_PLACES[start] : rounds * len(_FILLER_TEXT) + _PLACES[rest]]
+    return (_FILLER * (rounds + 1))[start:stop] + ids, words + text
 
 
 @lru_cache(maxsize=4096)
@@ -191,15 +178,6 @@ def _option_logprobs(options: int, chosen: int) -> tuple[float, ...]:
     return tuple(math.log(0.85 if option == chosen else 0.14 * weight / spread) for option, weight in enumerate(weights))
 
 
-def _progress(tail: str) -> tuple[int, int, str] | None:
-    """The step's number, that of all steps and the word of the marker at the end of `tail`; None where none is there."""
-    if found := _MARKER.search(tail):
-        return int(found[1]), int(found[2]), found[3]
-    if found := _SHORT_MARKER.search(tail):
-        return _number(found[1]), _number(found[2]), found[3]
-    return None
-
-
 def _verdict(prompt: Sequence[int], end: int) -> int | None:
     """The token of the word that rates the last step before position `end`; None where that step is not complete."""
     for token in prompt[max(0, end - 4) : end][::-1]:
@@ -208,18 +186,12 @@ def _verdict(prompt: Sequence[int], end: int) -> int | None:
     return None
 
 
-def _last_marker(ids: tuple[int, ...]) -> tuple[int, int, str] | None:
-    """The last marker in `ids`, as `_progress` gives it."""
+def _last_marker(ids: tuple[int, ...]) -> tuple[int, int] | None:
+    """The numbers in the last marker in `ids`."""
     end = len(ids)
     while end and ids[end - 1] not in _VERDICTS:
         end -= 1
-    reach = ids[max(0, end - _MARKER_REACH) : end]
-    return _marked(reach[reach.index(_MARK) :] if _MARK in reach else reach[-3:])
-
-
-@lru_cache(maxsize=KEPT)
-def _marked(marker: tuple[int, ...]) -> tuple[int, int, str] | None:
-    return _progress(_TOKENIZER.decode(marker))
+    return _numbers(ids[end - 2]) if end > 1 else None
 
 
 def _cover_ground(shown: Sequence[tuple[int, ...]]) -> list[bool]:
@@ -256,12 +228,11 @@ class TextModel:
             if prompt[position] in _ANCHORS:
                 if prompt[position] not in _VERDICTS:
                     break
-                tail = _TOKENIZER.decode(prompt[max(0, position + 1 - _MARKER_REACH) : position + 1])
-                if found := _progress(tail):
-                    step, total, word = found
+                if position and (found := _numbers(prompt[position - 1])):
+                    step, total = found
                     lacks_delimiter = position == len(prompt) - 1 and step != total
                     ending = _ending(tuple(prompt[position + 1 :]))
-                    return ThoughtState(self._question(prompt, content), step, total, word == "ok", *ending, lacks_delimiter)
+                    return ThoughtState(self._question(prompt, content), step, total, prompt[position] == _OK, *ending, lacks_delimiter)
             position -= 1
         problem = self._question(prompt, content) if position >= 0 else None
         return ThoughtState(problem, 0, self._steps(problem) if problem else 0, True, *_ending(tuple(prompt[position + 1 :])))
@@ -325,11 +296,11 @@ class TextModel:
             return None
 
     def _steps(self, problem: SimProblem) -> int:
-        return max(1, round(self._thought.at(problem.normal)))
+        return min(max(1, round(self._thought.at(problem.normal))), _MOST)
 
     def _is_right(self, problem: SimProblem, step: int, own: float) -> bool:
         """True if a candidate of a step is right: `own` is its draw, and there is one that all candidates share (`SimTextSpec`)."""
-        share, common = _difficulty(problem.key, step)
+        share, common, _ = _in_common(problem.key, step)
         return (common if share < self.spec.step_correlation else own) < self.spec.step_accuracy
 
     def _best(self, shown: Sequence[tuple[int, ...]]) -> int | None:
@@ -378,18 +349,22 @@ class TextModel:
             while True:
                 step += 1
                 length, place, _, _ = _draws(f"{key}//{step}")
-                yield _padded(_piece(DELIMITER), self._tokens(length), place)
+                yield _padded(_piece(DELIMITER), round(self._step.at(normal_of(length))), place)
         if state.lacks_delimiter:
             yield _piece(DELIMITER)
-        total, spec = state.total, self.spec
+        total = state.total
         while step < total and not state.closed:
             step += 1
             length, place, own, ground = _draws(f"{key}/{problem.key}/{step}")
             right = self._is_right(problem, step, own)
             all_right = right and all_right
-            total += ground * spec.verbosity >= 1
+            total = min(total + (ground * self.spec.verbosity >= 1), _MOST)
             word = "ok" if all_right else "eh" if right else "no"
-            yield self._ended(step, total, word, self._tokens(length), place)
+            end, tokens = _marker(step, total, word), self._tokens(problem, step, length)
+            if step == total:
+                stated = _piece(f" {self._number_said(problem, f'{key}/{problem.key}/answer', all_right, step, total)}{end[1]}")
+                end = stated if len(stated[0]) <= tokens else end
+            yield _padded(end, tokens, place)
         if not (state.closed or state.done < state.total):
             yield _piece(THINK_CLOSE)
         if not state.has_blank_line:
@@ -397,22 +372,16 @@ class TextModel:
         yield self._answer(problem, f"{key}/{problem.key}/answer", all_right, step, total)
         yield _piece(END)
 
-    def _tokens(self, uniform: float) -> int:
-        """The number of tokens of a step, unless its marker alone needs more."""
-        return round(self._step.at(normal_of(uniform)))
-
-    def _ended(self, step: int, total: int, word: str, tokens: int, place: float) -> Piece:
-        """A step of `tokens` tokens; where lengths are those of `SimTextSpec` its marker may make it longer."""
-        marker = _marker(step, total, word)
-        if self.spec.preset is not None and tokens < len(marker[0]) and total <= _MOST:
-            marker = _short_marker(step, total, word)
-        return _padded(marker, tokens, place)
+    def _tokens(self, problem: SimProblem, step: int, uniform: float) -> int:
+        """The number of tokens of a candidate for a step, at least those of its marker."""
+        own, common = 1 - self.spec.step_correlation, self.spec.step_correlation
+        return round(self._step.at(math.sqrt(own) * normal_of(uniform) + math.sqrt(common) * _in_common(problem.key, step)[2]))
 
     def _answer(self, problem: SimProblem, key: str, all_right: bool, done: int, total: int) -> Piece:
-        """The boxed answer of a thought of which `done` of `total` steps are written."""
+        """The answer of a thought of which `done` of `total` steps are written; boxed, if that fits into its tokens."""
         number = self._number_said(problem, key, all_right, done, total)
-        place = _draws(key)[1]
-        return _padded(_piece(f"; so it is \\boxed{{{number}}}."), self.spec.answer_tokens, place)
+        boxed, place = _piece(f" \\boxed{{{number}}}."), _draws(key)[1]
+        return _padded(boxed if len(boxed[0]) <= self.spec.answer_tokens else _piece(number), self.spec.answer_tokens, place)
 
     def _number_said(self, problem: SimProblem, key: str, all_right: bool, done: int, total: int) -> str:
         """The answer: right if no error stands and, for a thought cut off, if the answer stands after the share of its ground that is

@@ -1,7 +1,8 @@
-"""A tokenizer that needs no vocabulary: an ordinary token is one to three UTF-8 bytes, written into its own id.
+"""A tokenizer that needs no vocabulary and counts like a real one: every token is written into its own id.
 
-Text enters, ids leave, and back; any text that UTF-8 can carry survives. Digits, capital letters, a line feed and a blank line are separate
-tokens, and no token reaches into one of them, so that a step ends, and an option of a choice stands, on a token boundary.
+Text enters, ids leave, and back; any text that UTF-8 can carry survives. A token is up to six letters with the space before them: most
+words of English are one token. Only the first letter may be a capital, and one alone is without the space. Else a token is a digit, a line
+feed, a blank line, or one to three other bytes. So a digit, a letter as an option, and the end of a step stand on token boundaries.
 """
 
 import re
@@ -12,14 +13,42 @@ from pipeline.graph.prompts import DELIMITER, THINK_CLOSE, THINK_OPEN
 USER, ASSISTANT, END = "<|user|>", "<|assistant|>", "<|end|>"
 SPECIALS = (THINK_OPEN, THINK_CLOSE, USER, ASSISTANT, END)
 _LENGTH_SHIFT = 24
-VOCAB_SIZE = 4 << _LENGTH_SHIFT
+_WORDS = 4 << _LENGTH_SHIFT
+"""The first id of a word; those of other bytes are below, their number in the upper bits."""
+_OF_A_KIND = 27**6
+"""The words of one kind: with a space or not, with a capital or not."""
+VOCAB_SIZE = _WORDS + 4 * _OF_A_KIND
 """One more than the largest id."""
 _REMEMBERED = 1 << 16
 """So many pieces of text are remembered at most: more than texts of lower-case words have."""
-# A piece never reaches over a digit, a capital, a line feed, a `<` or the first byte of a character.
-_TEXT = re.escape(DELIMITER).encode() + rb"|[0-9A-Z\n]|[^0-9A-Z\n][^0-9A-Z\n<\xc0-\xff]{0,2}"
+# A piece of other bytes never reaches over a digit, a letter, a space, a line feed, a `<` or the first byte of a character.
+_TEXT = re.escape(DELIMITER).encode() + rb"| ?[a-z]{1,6}| ?[A-Z][a-z]{1,5}|[A-Z]|[0-9\n]|[^0-9A-Za-z\n][^0-9A-Za-z \n<\xc0-\xff]{0,2}"
 _TEXT_PIECE = re.compile(_TEXT)
 _PIECE = re.compile("|".join(map(re.escape, SPECIALS)).encode() + b"|" + _TEXT)
+
+
+def _id_of(piece: bytes) -> int:
+    letters = piece.strip(b" ")
+    if not letters.isalpha() or not letters.isascii():
+        return len(piece) << _LENGTH_SHIFT | int.from_bytes(piece, "big")
+    kind = 2 * (piece != letters) + letters[:1].isupper()
+    number = 0
+    for letter in letters.lower():
+        number = 27 * number + letter - 96
+    return _WORDS + kind * _OF_A_KIND + number
+
+
+def _piece_of(token: int) -> bytes:
+    if token < _WORDS:
+        length = token >> _LENGTH_SHIFT
+        return (token & 0xFFFFFF).to_bytes(3, "big")[3 - length :] if length else "\N{REPLACEMENT CHARACTER}".encode()
+    kind, number = divmod(token - _WORDS, _OF_A_KIND)
+    letters = bytearray()
+    while number:
+        number, letter = divmod(number, 27)
+        letters.append(letter + 96)
+    word = bytes(reversed(letters))
+    return (b" " if kind > 1 else b"") + (word.capitalize() if kind % 2 else word)
 
 
 class _Ids(dict[bytes, int]):
@@ -29,7 +58,7 @@ class _Ids(dict[bytes, int]):
         if len(self) > _REMEMBERED:
             self.clear()
             self.update(_SPECIAL_IDS)
-        self[piece] = token = len(piece) << _LENGTH_SHIFT | int.from_bytes(piece, "big")
+        self[piece] = token = _id_of(piece)
         return token
 
 
@@ -40,10 +69,7 @@ class _Pieces(dict[int, bytes]):
         if len(self) > _REMEMBERED:
             self.clear()
             self.update({number: piece for piece, number in _SPECIAL_IDS.items()})
-        length = token >> _LENGTH_SHIFT
-        if not 1 <= length <= 3:
-            return "\N{REPLACEMENT CHARACTER}".encode()
-        self[token] = piece = (token & 0xFFFFFF).to_bytes(3, "big")[3 - length :]
+        self[token] = piece = _piece_of(token)
         return piece
 
 
@@ -55,7 +81,7 @@ _pieces = _Pieces({number: piece for piece, number in _SPECIAL_IDS.items()})
 class SimTokenizer:
     """The `Tokenizer` contract for simulated engines; all of them share this vocabulary."""
 
-    vocabulary = "sim-bytes-3"
+    vocabulary = "sim-words"
 
     def __init__(self) -> None:
         self.special_ids = {text: number for number, text in enumerate(SPECIALS)}
