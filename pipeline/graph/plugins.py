@@ -14,8 +14,11 @@ from typing import Any
 from pipeline.errors import GraphError, UsageError, boundary
 from pipeline.graph.spec import EngineSpec, RepeatSpec, StageSpec, TrialSpec
 
-_STAGES = ("generate", "draft", "gate", "choose", "score", "likelihood", "reward", "vote", "trial", "answer")
-STAGE_KINDS = {kind: f"pipeline.stages.{kind}:KIND" for kind in _STAGES}
+_STAGES = ("generate", "draft", "gate", "choose", "score", "reward", "vote", "answer")
+STAGE_KINDS = {kind: f"pipeline.stages.{kind}:KIND" for kind in _STAGES} | {
+    "likelihood": "pipeline.stages.score:LIKELIHOOD",
+    "trial": "pipeline.stages.answer:TRIAL",
+}
 ENGINE_SPECS = {
     "torch": "pipeline.engines.torch.spec:TorchSpec",
     "vllm": "pipeline.engines.vllm.spec:VllmSpec",

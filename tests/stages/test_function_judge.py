@@ -1,6 +1,5 @@
 """Judges that are functions, votes, and judges of candidates that others have rejected."""
 
-import pickle
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,11 +10,10 @@ import pytest
 import pipeline
 from pipeline import Problem, judge
 from pipeline.errors import UsageError
-from pipeline.grading.answers import canonical
 from pipeline.graph.plugins import _entries, stage_kinds, stage_specs
 from pipeline.stages.vote import KIND as VOTE
 from tests.support.paths import SIM
-from tests.support.runs import rows, solve, write_problems
+from tests.support.runs import write_problems
 
 pytestmark = pytest.mark.slow  # whole runs
 
@@ -100,17 +98,6 @@ def test_a_function_of_an_installed_package_judges(installed: Any, tmp_path: Pat
     assert {row.stage for row in rows_of(result, "calls")} == {"draft", "answer"}
 
 
-def test_a_partial_sets_its_parameters(installed: Any, tmp_path: Path) -> None:
-    result = solve_with(installed("none"), tmp_path)
-    assert {row.decision for row in rows_of(result, "steps")} == {"fallback"}
-
-
-def test_its_spec_reaches_another_process(installed: Any) -> None:
-    plan = pipeline.load_graph(installed("shortest"))
-    assert pickle.loads(pickle.dumps(plan)) == plan
-    assert [stage.spec.kind for stage in plan.stages() if stage.spec.judges] == ["shortest"]
-
-
 def test_an_error_in_it_fails_the_chain_and_names_the_line(installed: Any, tmp_path: Path) -> None:
     result = solve_with(installed("broken"), tmp_path)
     assert {chain.error_type for chain in result} == {"JudgeFailed"}
@@ -164,12 +151,3 @@ def test_votes(candidates: list[str], least: int, place: int | None, share: floa
 
     assert majority_vote(Problem(1, "1", "", None), candidates, least_votes=least) == (place, pytest.approx(share))
     assert VOTE.name == "vote"
-
-
-def test_self_consistency_takes_the_answer_that_most_drafts_give(tmp_path: Path) -> None:
-    result = solve(tmp_path, graph="self-consistency")
-    assert result.exit_code == 0
-    for row in rows(result, "steps"):
-        if row["decision"] == "accepted":
-            assert row["verify_kind"] == "vote"
-    assert canonical("1.0") == canonical("1")

@@ -8,12 +8,9 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from pipeline.analysis.compare.figures import Compared
-from pipeline.analysis.compare.runs import read_runs
 from pipeline.analysis.summary import summarize
 from pipeline.confidence import Confidence
 from pipeline.engine import Completion
-from pipeline.graph.plan import Condition
 from pipeline.reasoning.chain import Chain, Outcome, Span
 from pipeline.session.prepare import load_plan
 from pipeline.stages.build import build_stages
@@ -54,12 +51,6 @@ def test_a_low_value_is_flagged_as_unsure_and_a_high_one_as_overconfident(world:
         assert outcome.reading is not None
         assert (outcome.reading.flagged, outcome.reading.value, outcome.reading.candidate) == (flagged, value, 0)
         assert (outcome.step is None) == flagged
-
-
-def test_of_an_entropy_it_is_the_other_way_round(world: World) -> None:
-    chain, _ = drafted(world(), MIDDLE)
-    found = [gate(threshold, "first_entropy").apply(chain, []).reading for threshold in (0.5, 1.5)]
-    assert [each and each.flagged for each in found] == [True, False]
 
 
 def test_the_surest_candidate_becomes_a_step_that_nothing_verified(world: World) -> None:
@@ -115,13 +106,6 @@ def test_log_probabilities_are_asked_for_where_a_gate_reads_them(world: World, g
     assert [request.logprobs for request in requests] == [asks]
 
 
-@pytest.mark.parametrize("graph", ["speccot", "specreason"])
-def test_and_nowhere_else(world: World, graph: str) -> None:
-    here = world()
-    stages = built(here, graph)
-    assert not any(request.logprobs for stage in stages.values() for request in stage.requests(here.chain()))
-
-
 def test_a_routed_step_begins_with_the_token_that_was_looked_at(world: World) -> None:
     here = world()
     stages, chain = built(here, "routed"), here.chain()
@@ -140,11 +124,6 @@ def test_who_writes_after_a_gate(world: World) -> None:
         step = chain.apply(writer, stages[writer].apply(chain, [said]))
         assert step is not None
         assert (step.decision, step.chosen, step.verdict) == (decision, None, None)
-
-
-def test_a_condition_says_what_the_graph_says() -> None:
-    words = [Condition("a", accepted, is_gate).word for accepted in (True, False) for is_gate in (False, True)]
-    assert words == ["accepted", "passed", "rejected", "flagged"]
 
 
 @pytest.mark.slow
@@ -179,13 +158,3 @@ def test_the_target_is_called_where_a_gate_flags_and_computes_what_it_has_not_re
     found = summarize(result.folder)
     assert found.unverified_steps == decisions["unverified"]
     assert found.verified_steps == decisions["accepted"] + decisions["fallback"]
-
-
-def test_a_gate_that_lets_nothing_pass_has_a_share_of_0_and_a_graph_without_one_has_none(tmp_path: Path) -> None:
-    flagged = solve(tmp_path, "flagged", graph="gated", settings=("sure=-0.0001",))
-    ungated = solve(tmp_path, "ungated", graph="specreason")
-    assert summarize(flagged.folder).unverified_share == 0.0
-    assert summarize(ungated.folder).unverified_share is None
-    [shown, none] = read_runs([flagged.folder, ungated.folder])
-    assert Compared(shown, shown).unverified_share.value == 0.0
-    assert Compared(none, shown).unverified_share.value is None

@@ -12,8 +12,7 @@ from pipeline.engine import Completion, Request, Usage
 from pipeline.graph.prompts import CHOOSE_ASKED, CHOOSE_QUESTION, CHOOSE_THOUGHT_INTRO
 from pipeline.reasoning.chain import Verdict
 from pipeline.stages.choose import ChooseSpec, ChooseStage, probabilities
-from pipeline.stages.likelihood import LikelihoodSpec, LikelihoodStage
-from pipeline.stages.score import ScoreSpec, ScoreStage
+from pipeline.stages.score import LikelihoodSpec, LikelihoodStage, ScoreSpec, ScoreStage
 
 World = Callable[..., Any]
 
@@ -46,14 +45,6 @@ def test_a_choice_shows_distinct_candidates_after_the_context(world: World, targ
     turn = here.tokenizers["target"].decode(request.prompt_ids[len(context) :])
     assert "[1] It is 5.\n\n[2] It is 6.\n\n[3] Done.</think>\n\n" in turn
     assert (request.max_tokens, len(request.option_ids), request.temperature) == (1, 4, 0.0)
-
-
-@pytest.mark.parametrize("adapter", ["select", None])
-def test_a_request_is_answered_with_the_adapter_of_its_stage(world: World, adapter: str | None) -> None:
-    here = world()
-    chain = here.chain()
-    here.draft(chain, "a\n\n", "b\n\n")
-    assert [request.adapter for request in choose(here, adapter=adapter).requests(chain)] == [adapter]
 
 
 @pytest.mark.parametrize(
@@ -91,15 +82,6 @@ def test_a_chosen_candidate_must_reach_the_threshold(world: World, weights: Any,
     assert choose(here).apply(chain, [here.weighed(*weights)]).verdict.threshold is None
 
 
-def test_an_accepted_choice_is_committed_by_the_chain(world: World) -> None:
-    here = world()
-    chain = here.chain()
-    here.draft(chain, "a\n\n", "a\n\n", "b\n\n")
-    step = chain.apply("verify", choose(here).apply(chain, [here.weighed(0.0, 0.1, 0.9)]))
-    assert step is not None
-    assert (step.span.text, step.decision) == ("b\n\n", "accepted")
-
-
 @pytest.mark.parametrize("target", ["sim", "shifted", "plain", "tiny"])
 @pytest.mark.parametrize("reject", [True, False])
 def test_a_choice_of_thoughts_says_so_and_offers_0_only_where_it_may_reject(world: World, target: str, reject: bool) -> None:
@@ -128,17 +110,6 @@ def test_thoughts_that_do_not_fit_together_are_all_rejected_without_a_call(world
     assert verdict is not None
     assert (verdict.accepted, verdict.label, verdict.distinct) == (False, "too long", 5)
     assert len(choose(here, unit="thought", reject=False).requests(chain)) == 1  # what may not be rejected fails with its chain
-
-
-@pytest.mark.parametrize(("weights", "chosen"), [((0.2, 0.6), 2), ((0.5, 0.3), 0), ((0.0, 0.0), 0)])
-def test_without_reject_some_candidate_is_always_accepted(world: World, weights: Any, chosen: int) -> None:
-    here = world()
-    chain = here.chain()
-    here.draft(chain, "a\n\n", "a\n\n", "b\n\n")
-    verdict = choose(here, reject=False).apply(chain, [here.weighed(*weights)]).verdict
-    assert verdict is not None
-    assert (verdict.chosen, verdict.label, verdict.distinct) == (chosen, "2" if chosen else "1", 2)
-    assert verdict.value == max(verdict.probs)
 
 
 @pytest.mark.parametrize("build", [choose, score, likelihood])
@@ -264,12 +235,6 @@ def test_the_likeliest_candidate_against_its_threshold(world: World, fields: Any
     assert verdict.value == pytest.approx(value)
     assert (verdict.chosen, verdict.accepted, verdict.distinct) == (chosen, chosen is not None, len(logprobs))
     assert verdict.label == ("0" if chosen is None else str(max(chosen, 1)))
-
-
-def test_the_options_of_a_likelihood_are_its_candidates(world: World) -> None:
-    verdict = judged(world(), ("a\n\n", "b\n\n"), ((math.log(0.5), math.log(0.6)), (math.log(0.1),)), threshold=-1.0)
-    assert verdict.probs == pytest.approx((0.75, 0.25))
-    assert verdict.mass == pytest.approx(0.4)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from pipeline.confidence import Confidence
 from pipeline.engine import Completion, FinishReason
 from pipeline.graph.spec import TrialSpec, UntilSpec
 from pipeline.reasoning.chain import Outcome, Trial
-from pipeline.stages.trial import MOST, STOPS, TrialStage
+from pipeline.stages.answer import MOST, STOPS, TrialStage
 
 World = Callable[..., Any]
 

@@ -114,23 +114,6 @@ def test_a_character_that_is_written_token_by_token_has_its_text_once(world: Wor
     assert sum(not span.text for span in chain.thought) > 5
 
 
-def test_what_the_model_itself_ended_within_a_character_stays(world: World) -> None:
-    here = world("tiny", "tiny")
-    ids = (*here.tokenizers["draft"].encode("a€"),)[:-1]
-    candidate = Candidate(ids=ids, text=here.tokenizers["draft"].decode(ids), cumulative_logprob=None, finish_reason="stop")
-    [span] = draft(here).apply(here.chain(), [Completion(candidates=(candidate,), usage=Usage(input_tokens=1))]).candidates
-    assert (span.ids, span.text) == (ids, "a\ufffd")
-
-
-def test_a_request_does_not_change_with_its_chain(world: World) -> None:
-    here = world()
-    chain = here.chain()
-    [request] = draft(here).requests(chain)
-    before = request.prompt_ids[:]
-    here.write(chain, "more\n\n")
-    assert request.prompt_ids == before
-
-
 @pytest.mark.parametrize(
     ("text", "how", "closes"),
     [
@@ -149,12 +132,6 @@ def test_a_candidate_closes_the_thought_by_its_mark_or_by_the_end_of_sequence(wo
     step = written(here, "step", text, **how).step
     assert step is not None
     assert step.closes == closes
-
-
-def test_an_end_of_sequence_closes_the_thought_of_an_engine_without_thoughts(world: World) -> None:
-    here = world(draft="plain")
-    outcome = draft(here, candidates=2).apply(here.chain(), [here.said("a</think>", stop=None), here.said("b")])
-    assert [candidate.closes for candidate in outcome.candidates] == [True]
 
 
 @pytest.mark.parametrize(
@@ -176,15 +153,6 @@ def test_the_budget_cuts_a_thought(world: World, unit: Any) -> None:
     assert generate(here, unit).requests(chain)[0].max_tokens == 6
 
 
-def test_the_budget_of_the_thought_cuts_a_response_and_no_answer(world: World) -> None:
-    here = world()
-    chain = here.chain()
-    chain.enter(UntilSpec(token_budget=6))
-    here.write(chain, "1234")
-    assert generate(here, "response").requests(chain)[0].max_tokens == 2
-    assert answer(here).requests(chain)[0].max_tokens == 32
-
-
 def test_the_budget_of_a_response_is_for_thought_and_answer_together(world: World) -> None:
     here, both = world(), {"budget": "response", "token_budget": 6}
     chain = here.chain()
@@ -198,16 +166,6 @@ def test_the_budget_of_a_response_is_for_thought_and_answer_together(world: Worl
     assert stage.requests(chain) == []
     chain.apply("answer", stage.apply(chain, []))
     assert chain.answer is None
-
-
-def test_a_response_that_is_cut_is_closed_and_answered(world: World) -> None:
-    here = world()
-    chain = here.chain()
-    cut = written(here, "response", "So 3", chain, finish="length", stop=None)
-    assert not cut.finishes
-    chain.apply("response", cut)
-    [request] = answer(here).requests(chain)
-    assert list(request.prompt_ids[-len(here.builders["target"].close_thought_ids) :]) == here.builders["target"].close_thought_ids
 
 
 def test_an_answer_that_is_cut_goes_on_within_its_tokens(world: World) -> None:
@@ -293,20 +251,6 @@ def test_the_thought_is_closed_before_the_answer_unless_it_closed_itself(world: 
     appended = "" if text.endswith("</think>") else "</think>\n\n"
     assert tuple(request.prompt_ids) == (*context, *here.tokenizers["target"].encode(appended))
     assert (request.stop, request.stop_ids) == ((), ())
-
-
-def test_an_engine_without_thoughts_answers_after_a_blank_line(world: World) -> None:
-    here = world(target="plain")
-    chain = here.chain()
-    here.write(chain, "So 5.", role="draft", closes=True)
-    [request] = answer(here).requests(chain)
-    assert here.tokenizers["target"].decode(request.prompt_ids).endswith("So 5.\n\n")
-
-
-def test_an_answer_is_kept_as_it_was_written(world: World) -> None:
-    here = world()
-    said = answer(here).apply(here.chain(), [here.said("It is \\boxed{5}", role="target")]).answer
-    assert said == here.span("target", "It is \\boxed{5}")
 
 
 def test_a_response_that_spells_out_the_end_of_its_thought_is_split_where_it_ends(world: World) -> None:
