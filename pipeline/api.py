@@ -53,7 +53,7 @@ from pipeline.stages.function_judge import judge
 from pipeline.store.columns import table_of
 from pipeline.store.events import CallRow, ChainRow, StepRow
 from pipeline.store.folder import PROBLEMS
-from pipeline.store.read import read_rows, read_table
+from pipeline.store.parts import read_rows, read_table
 from pipeline.store.run_file import RunFile
 from pipeline.sweep.baseline import BaselinePlan, plan_baseline
 

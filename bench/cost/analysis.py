@@ -27,8 +27,7 @@ from bench.figures import RESULTS, ROOT, Results, begin, grid
 from bench.runs import say, spent, whole, write_problems
 from pipeline.session.options import RunOptions
 from pipeline.session.run import run
-from pipeline.store.parts import Label, Part
-from pipeline.store.read import count_rows, read_whole
+from pipeline.store.parts import Part, count_rows, labelled, read_whole
 
 CORES = 2
 CHAINS, BATCH_SIZE, ENGINES = 1000, 64, "sim-2xh100"
@@ -66,8 +65,7 @@ def repeated(seed: Path, folder: Path, copies: int) -> int:
         rows = pa.Table.from_batches(read_whole(seed, name)).replace_schema_metadata(None)
         (folder / name).mkdir(parents=True)
         for copy in range(copies):
-            label = Label(card["folder_id"], name, copy, 0)
-            part = Part(folder / name / f"part-{copy:05}.parquet", label.put_on(rows.schema))
+            part = Part(folder / name / f"part-{copy:05}.parquet", labelled(rows.schema, card["folder_id"], name, copy))
             for batch in _copy(rows, copy, length).combine_chunks().to_batches(8192):
                 part.add(batch)
             part.finish()

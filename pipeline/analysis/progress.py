@@ -12,7 +12,7 @@ from msgspec import Struct
 from pipeline.analysis.resources import answers, engine_facts
 from pipeline.store.events import UNFINISHED, counted
 from pipeline.store.folder import is_held
-from pipeline.store.read import count_rows, read_batches
+from pipeline.store.parts import count_rows, read_batches
 from pipeline.store.run_file import RunFile
 
 ACTIVE = ("starting", "running")

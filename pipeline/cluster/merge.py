@@ -13,7 +13,6 @@ from msgspec import structs
 from pipeline.engine import EngineStatistics
 from pipeline.errors import UsageError
 from pipeline.session.prepare import drift
-from pipeline.store.check import check_chains
 from pipeline.store.folder import hold, hold_output
 from pipeline.store.query import Query
 from pipeline.store.run_file import RunFile, Session, Totals
@@ -32,10 +31,10 @@ def merge(runs: Sequence[Path], output: Path) -> RunFile:
         stack.enter_context(hold_output(output))
         for run in ordered:
             stack.enter_context(hold(run))
-            check_chains(run)
         _check_chains({run: found[run] for run in ordered})
-        name = RunStore(output).merge(ordered, output.name)
-        merged = structs.replace(merged_run([found[run] for run in ordered], output.name), folder_id=name)
+        store = RunStore(output)
+        store.merge(ordered, output.name)
+        merged = structs.replace(merged_run([found[run] for run in ordered], output.name), folder_id=store.id)
         merged.write(output)
     return merged
 

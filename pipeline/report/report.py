@@ -21,7 +21,7 @@ from pipeline.files import new_file
 from pipeline.report.figures.runs import latency_and_accuracy, sweep_figures
 from pipeline.report.page import Figure, Section, is_page, page
 from pipeline.report.run_sections import ReportOptions, run_sections
-from pipeline.store.read import check_folder
+from pipeline.store.folder import check_folder
 
 NAME = "report.html"
 _START = 4096

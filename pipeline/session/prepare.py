@@ -38,7 +38,6 @@ from pipeline.session.options import (
 )
 from pipeline.session.resume import forget_mismatched, read_resume_state
 from pipeline.session.toys import check_toys
-from pipeline.store.check import check_chains
 from pipeline.store.folder import FILE, hold_default, hold_output
 from pipeline.store.kept_problems import kept_problems
 from pipeline.store.run_file import RunFile, RunInput, Session, host, versions
@@ -215,7 +214,6 @@ def _taken_up(run: Prepared, folder: Path, old: RunFile) -> Prepared:
     most = max(run.record.samples, old.samples)  # of a problem that a limit leaves out now as well
     run = structs.replace(run, record=structs.replace(run.record, folder_id=old.folder_id, samples=most))
     check_drift(folder, old, run.record, run.options.allow_drift)
-    check_chains(folder)
     if is_over(old, run.options):
         return structs.replace(run, nothing_to_do=True)
     rewritten = RunStore(folder).recover()

@@ -20,7 +20,7 @@ from pipeline.grading.grader import LIMIT_S, Grade, Grader
 from pipeline.store.columns import with_values
 from pipeline.store.events import UNFINISHED, counted
 from pipeline.store.folder import hold
-from pipeline.store.read import has_table, read_batches, read_whole
+from pipeline.store.parts import has_table, read_batches, read_whole
 from pipeline.store.run_file import RunFile
 from pipeline.store.run_store import RunStore
 from pipeline.system.machine import core_count

@@ -37,7 +37,7 @@ from pipeline.session.resume import drop_unfinished
 from pipeline.store.events import TABLES, ProblemRow
 from pipeline.store.kept_problems import TABLE as KEPT
 from pipeline.store.kept_problems import keep_problems, problem_row
-from pipeline.store.read import count_rows
+from pipeline.store.parts import count_rows
 from pipeline.store.recorder import WRITE_EVERY_S, Recorder, open_recorder
 from pipeline.store.run_file import RunFile, Session, Status, Totals, versions
 from pipeline.store.run_store import RunStore

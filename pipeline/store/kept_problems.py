@@ -16,7 +16,7 @@ from pipeline.data.rows import Flaw, Record, Source
 from pipeline.errors import BadRow, InputError
 from pipeline.graph.prompts import Message
 from pipeline.store.events import ProblemRow
-from pipeline.store.read import has_table, read_batches
+from pipeline.store.parts import has_table, read_batches
 from pipeline.store.run_file import RunInput
 from pipeline.store.run_store import RunStore
 

@@ -1,14 +1,13 @@
-"""The files of one table: finished parts (Parquet) and write-ahead files, each of which says in its schema where it belongs.
+"""The files of one table: finished parts (Parquet) and the write-ahead file of rows that are in no part yet.
 
-    calls/part-00000.parquet    labelled RUN/calls/00000/0
-    calls/part-00001.parquet    labelled RUN/calls/00001/0
-    calls/wal-00002.arrows      labelled RUN/calls/00002/0, until it is part 2
+    calls/part-00000.parquet    labelled RUN/calls/00000
+    calls/part-00001.parquet    labelled RUN/calls/00001
+    calls/wal-00002.arrows      labelled RUN/calls/00002, until it is part 2
 
-Invariant: the numbers of a table begin at 0 and have no gap, and all of its files have one generation, which grows when the table is
-replaced. So a file that is missing, that is there twice, or that comes from elsewhere is told without a list of the files, and
-`table_files` refuses it. What becomes of the last file alone is told by the counts in `chains` (`store.check`).
+The numbers of a table begin at 0 and have no gap. A file says in its schema where it belongs, so one that is missing, or that comes from
+elsewhere, is told without a list of the files. The pages of a part have checksums, which are verified whenever pyarrow reads them.
 
-Every part has a seal (`store.seal`), which is checked before a value of it is used.
+Nothing is written by a reader and no lock is taken, so a run may continue meanwhile.
 """
 
 import os
@@ -16,9 +15,12 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from functools import cache, lru_cache
+from functools import lru_cache
+from itertools import chain
 from pathlib import Path
+from typing import TypeVar
 
+import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 from msgspec import Struct
@@ -28,51 +30,27 @@ from pipeline.files import publish
 from pipeline.store.columns import schema_of
 from pipeline.store.events import ROWS
 from pipeline.store.folder import folder_id
-from pipeline.store.seal import DamagedPart, check_content, check_footer, seal
-from pipeline.store.wal import wal_schema
+from pipeline.store.wal import read_wal
 from pipeline.system.machine import core_count
 
+Row = TypeVar("Row", bound=Struct)
 GROUP_ROWS = 8192
 GROUP_BYTES = 16 << 20
 """A row group is written when it has this many rows, or bytes of Arrow arrays; at most that much is held in memory."""
 PART_GROUPS = 8
 """A part is full after this many row groups."""
+BATCH_ROWS = 8192
+BATCH_BYTES = 4 << 20
+"""A batch that is read has at most this many rows (`BATCH_ROWS`), and about as many bytes (`BATCH_BYTES`) at most; batches of write-ahead
+files are joined until they have one or the other."""
 REMEDY = "put the files of the run back from a copy, or start a new run"
 
 SHARDS = "shards"
 """The folder in a run folder with those of its shards, while a run on replicas is not finished; then its rows are there."""
 _LABEL = b"pipeline.file"
-_NAME = re.compile(r"part-(\d{5,})\.parquet|wal-(\d{5,})\.arrows")
+_NAME = re.compile(r"(?:part|wal)-(\d{5,})\.(?:parquet|arrows)")
 _UNIQUE = ("_text", "_message", "request_id")
 """Endings of the names of columns whose strings hardly ever repeat; the other columns of strings are dictionary-encoded."""
-_LOOKS = 3
-"""How often a table is listed before it is refused: a live run may publish a part while its folder is being listed."""
-
-
-class Label(Struct, frozen=True):
-    """What a file of a table says of itself."""
-
-    run: str
-    """The id of the run folder, `RunFile.folder_id`."""
-    table: str
-    number: int
-    """The number in the file's name."""
-    generation: int
-    """How often the table was replaced."""
-
-    @classmethod
-    def of(cls, metadata: Mapping[bytes, bytes] | None) -> "Label | None":
-        """The label in the metadata of a schema; None where it has none."""
-        try:
-            run, table, number, generation = (metadata or {})[_LABEL].decode().split("/")
-            return cls(run, table, int(number), int(generation))
-        except (KeyError, ValueError):
-            return None
-
-    def put_on(self, schema: pa.Schema) -> pa.Schema:
-        """`schema` with this label in its metadata."""
-        text = f"{self.run}/{self.table}/{self.number:05}/{self.generation}"
-        return schema.with_metadata({**(schema.metadata or {}), _LABEL: text.encode()})
 
 
 class Part:
@@ -104,7 +82,6 @@ class Part:
             self._write_group()
         assert self._writer is not None
         self._writer.close()
-        seal(self._draft)
         publish(self._draft, self.path)
 
     def drop(self) -> None:
@@ -120,7 +97,8 @@ class Part:
         self._pending, self._rows, self._bytes = [], 0, 0
         if self._writer is None:
             repeating = [field.name for field in self._schema if pa.types.is_string(field.type) and not field.name.endswith(_UNIQUE)]
-            self._writer = pq.ParquetWriter(self._draft, self._schema, compression="zstd", use_dictionary=repeating)
+            how = {"compression": "zstd", "use_dictionary": repeating, "write_page_checksum": True}
+            self._writer = pq.ParquetWriter(self._draft, self._schema, **how)
         self._writer.write_table(group, row_group_size=max(group.num_rows, 1))
         self._groups += 1
 
@@ -137,21 +115,23 @@ def write_part(path: Path, rows: pa.Table) -> None:
         raise
 
 
-def open_part(part: Path) -> pq.ParquetFile:
-    """The Parquet file of a part of which nothing is damaged. Raises `OSError` or an Arrow error."""
-    check_content(part)
-    return pq.ParquetFile(part, pre_buffer=False)
+def labelled(schema: pa.Schema, run_id: str, table: str, number: int) -> pa.Schema:
+    """`schema` with the label of a file in its metadata."""
+    return schema.with_metadata({**(schema.metadata or {}), _LABEL: f"{run_id}/{table}/{number:05}".encode()})
 
 
-def check_parts(parts: Sequence[Path]) -> None:
-    """Read parts whole to see that nothing of them is damaged, each once in a process. Raises `InputError`."""
+def _check_label(file: Path, metadata: Mapping[bytes, bytes] | None) -> None:
+    """Raise `InputError` for a file whose label is that of another place."""
+    label = (metadata or {}).get(_LABEL, b"").decode()
+    of, _, place = label.partition("/")
+    if place != f"{file.parent.name}/{number_of(file):05}" or of != (folder_id(file.parent.parent) or of):
+        raise InputError(str(file), f"does not belong here: it is labelled {label or 'as nothing of a run'}; {REMEDY}")
 
-    def check(part: Path) -> None:
-        with readable(part):
-            check_content(part)
 
-    with ThreadPoolExecutor(core_count()) as threads:
-        list(threads.map(check, parts))
+def number_of(file: Path) -> int:
+    """The number in the name of a part or write-ahead file; -1 for another name."""
+    found = _NAME.fullmatch(file.name)
+    return int(found[1]) if found else -1
 
 
 def shards_of(run: Path) -> list[Path]:
@@ -164,26 +144,43 @@ def table_files(run: Path, table: str) -> list[Path]:
     """The files that hold the rows of a table, in the order of the rows: its parts, and each write-ahead file that is no part yet.
     Of a run on replicas these are the files of its shards.
 
-    Raises `InputError` for a table that lacks a file, for a file that belongs elsewhere or has other columns, and where one
-    cannot be read; so what is read of these files are rows of this run.
+    Raises `InputError` for a table that lacks a file or cannot be read.
     """
-    if shards := shards_of(run):
-        return [file for shard in shards for file in table_files(shard, table)]
-    for looks_left in reversed(range(_LOOKS)):
-        try:
-            return [file for file, _ in _checked_files(run, table)]
-        except InputError:
-            if not looks_left:
-                raise
-    raise AssertionError
+    shards = shards_of(run)
+    return [file for shard in shards for file in own_files(shard, table)] if shards else own_files(run, table)
 
 
-def label_of_table(run: Path, table: str) -> Label:
-    """The label of the next file of a table; raises `InputError` as `table_files` does."""
-    files = _checked_files(run, table)
-    labels = [label for _, label in files if label is not None]
-    name = folder_id(run) or next((label.run for label in labels), "")
-    return Label(name, table, len(files), labels[0].generation if labels else 0)
+def own_files(run: Path, table: str) -> list[Path]:
+    """`table_files` without those of shards."""
+    place = run / table
+    with readable(place):
+        files = sorted(place.iterdir()) if os.path.lexists(place) else []
+    # Parts sort before write-ahead files, and one that is both is a part: its write-ahead file was about to go.
+    numbered: dict[int, Path] = {}
+    for file in files:
+        if number_of(file) >= 0:
+            numbered.setdefault(number_of(file), file)
+    for expected, number in enumerate(sorted(numbered)):
+        if number != expected:
+            raise InputError(str(place), f"part-{expected:05}.parquet is missing, and {numbered[number].name} is there; {REMEDY}")
+    return [numbered[number] for number in sorted(numbered)]
+
+
+def check_parts(parts: Sequence[Path]) -> None:
+    """Verify labels and checksums of parts, each once in a process. Raises `InputError`."""
+
+    def check(part: Path) -> None:
+        with readable(part):
+            _check_once(part, os.stat(part).st_mtime_ns)
+
+    with ThreadPoolExecutor(core_count()) as threads:
+        list(threads.map(check, parts))
+
+
+@lru_cache(1 << 14)
+def _check_once(part: Path, mtime_ns: int) -> None:
+    with open_part(part) as file:
+        file.scan_contents()
 
 
 @contextmanager
@@ -191,122 +188,92 @@ def readable(file: Path) -> Iterator[None]:
     """Turn errors of reading `file` into an `InputError`."""
     try:
         yield
-    except (pa.ArrowException, DamagedPart) as error:
-        raise InputError(str(file), f"cannot be read: {reason(error)}; {REMEDY}") from error
-    except OSError as error:
-        raise InputError(str(file), f"cannot be read: {reason(error)}") from error
     except UnicodeEncodeError as error:
         raise InputError(str(file), "cannot be read: its path is not UTF-8; rename the folder") from error
-    except UnicodeDecodeError as error:
-        raise InputError(str(file), f"cannot be read: it is damaged, the names of its columns are not UTF-8; {REMEDY}") from error
+    except (OSError, pa.ArrowException, UnicodeDecodeError) as error:
+        remedy = "" if getattr(error, "errno", None) else f"; {REMEDY}"  # else it is damaged
+        raise InputError(str(file), f"cannot be read: {reason(error)}{remedy}") from error
 
 
-def part_rows(part: Path) -> int:
-    """The number of rows in a part, by its footer. Raises `OSError` or an Arrow error."""
-    head = _read_head(part)
-    return head.rows if head is not None else 0
+@contextmanager
+def open_part(part: Path) -> Iterator[pq.ParquetFile]:
+    """The Parquet file of a part, whose pages are verified as they are read. Raises `InputError`, `OSError` or an Arrow error."""
+    with pq.ParquetFile(part, pre_buffer=False, page_checksum_verification=True) as file:
+        _check_label(part, file.schema_arrow.metadata)
+        yield file
 
 
-def place_of(run: Path, table: str) -> Path:
-    """The folder of a table; while it is being replaced, the one that it had."""
-    former = run / f".{table}" / "former"
-    return former if not (run / table).exists() and former.is_dir() else run / table
+def has_table(run: Path, table: str) -> bool:
+    """True if a run folder has this table, be it empty. Raises `InputError` as `table_files` does."""
+    return bool(table_files(run, table))
 
 
-def number_of(name: str) -> int | None:
-    """The number in the name of a part or write-ahead file; None for another name."""
-    found = _NAME.fullmatch(name)
-    return int(found[1] or found[2]) if found else None
-
-
-def _checked_files(run: Path, table: str) -> list[tuple[Path, Label | None]]:
-    place = place_of(run, table)
-    with readable(run / table):
-        if not os.path.lexists(place):
-            return []
-        names = sorted(entry.name for entry in os.scandir(place))
-    # Parts sort before write-ahead files, and one that is both is a part: its write-ahead file was about to go.
-    numbered: dict[int, Path] = {}
-    for name in names:
-        if (number := number_of(name)) is not None:
-            numbered.setdefault(number, place / name)
-    for number in range(len(numbered)):
-        if number not in numbered:
-            later = numbered[min(each for each in numbered if each > number)].name
-            raise InputError(str(run / table), f"part-{number:05}.parquet is missing, and {later} is there; {REMEDY}")
-    files = [(numbered[number], _checked_label(run, table, numbered[number])) for number in sorted(numbered)]
-    generations = {label.generation for _, label in files if label is not None}
-    if len(generations) > 1:
-        raise InputError(str(run / table), f"has files from before and after the table was replaced; {REMEDY}")
-    return files
-
-
-def _checked_label(run: Path, table: str, file: Path) -> Label | None:
-    """The label of a file that belongs where it is; None for a write-ahead file of which nothing is whole. Raises `InputError`."""
-    with readable(file):
-        head = _read_head(file)
-    if head is None:
-        return None
-    label, flaw = head.label, head.flaw
-    if label is None:
-        flaw = "was written by another program"
-    elif label.run != (folder_id(run) or label.run):
-        flaw = "belongs to another run"
-    elif (label.table, label.number) != (table, number_of(file.name)):
-        flaw = f"holds what belongs in {label.table}/part-{label.number:05}.parquet"
-    if flaw is not None:
-        raise InputError(str(file), f"{flaw}; {REMEDY}")
-    return label
-
-
-class _Head(Struct, frozen=True):
-    """What a file says at its start or end."""
-
-    label: Label | None
-    flaw: str | None
-    """What is wrong with its columns, as a clause after its name."""
-    rows: int
-    """0 for a write-ahead file."""
-
-
-def _read_head(file: Path) -> _Head | None:
-    """The head of a file; None for a write-ahead file that has none."""
-    about = os.stat(file)
-    return _known_head(file, about.st_ino, about.st_size, about.st_mtime_ns)
-
-
-@lru_cache(4096)
-def _known_head(file: Path, inode: int, size: int, mtime_ns: int) -> _Head | None:
+def count_rows(run: Path, table: str) -> int:
+    """The number of rows of a table, of parts from their footers. Raises `InputError` as `read_batches` does."""
     rows = 0
-    if file.suffix == ".parquet":
-        check_footer(file)
-        footer = pq.read_metadata(file)
-        schema, rows = footer.schema.to_arrow_schema(), footer.num_rows
-    elif (schema := wal_schema(file)) is None:
-        return None
-    label = Label.of(schema.metadata)
-    return _Head(label, _column_flaw(schema, label.table if label else ""), rows)
+    for file in table_files(run, table):
+        with readable(file):
+            is_part = file.suffix == ".parquet"
+            rows += pq.read_metadata(file).num_rows if is_part else sum(batch.num_rows for batch in wal_batches(file, ()))
+    return rows
 
 
-def _column_flaw(schema: pa.Schema, table: str) -> str | None:
-    """What is wrong with the columns of a file, as a clause after its name."""
-    expected = _expected(table)
-    if expected is None or schema.equals(expected):
-        return None
-    for field in expected:
-        place = schema.get_field_index(field.name)
-        if place < 0:
-            return f"has no column `{field.name}`"
-        if not schema.field(place).equals(field):
-            return f"has a column `{field.name}` of the type {_type_name(schema.field(place))}, expected {_type_name(field)}"
-    unknown = next(name for name in [*schema.names, "?"] if name not in expected.names)
-    return f"has a column `{unknown}` too many, or columns in another order"
+def read_batches(run: Path, table: str, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    """Record batches of the `columns` of a table, in the order in which its rows were written, a few thousand rows each.
+
+    A run that was cut short may have no rows. Raises `InputError` where the files are not those of the run, or cannot be read.
+    """
+    for file in table_files(run, table):
+        with readable(file):
+            yield from _part_batches(file, columns) if file.suffix == ".parquet" else wal_batches(file, columns)
 
 
-@cache
-def _expected(table: str) -> pa.Schema | None:
-    return schema_of(ROWS[table]) if table in ROWS else None
+def read_whole(run: Path, table: str) -> Iterator[pa.RecordBatch]:
+    """Record batches of all columns of a table, in the order of `ROWS`. Raises `InputError` as `read_batches` does."""
+    return read_batches(run, table, schema_of(ROWS[table]).names)
 
 
-def _type_name(field: pa.Field) -> str:
-    return f"{field.type}{'' if field.nullable else ' not null'}"
+def read_table(run: Path, row: type[Struct], table: str) -> pa.Table:
+    """A whole table in memory, with the columns of the Struct `row`. Raises `InputError` as `read_batches` does."""
+    schema = schema_of(row)
+    return pa.Table.from_batches((batch.cast(schema) for batch in read_batches(run, table, schema.names)), schema=schema)
+
+
+def read_rows(run: Path, row: type[Row], table: str) -> list[Row]:
+    """A whole table in memory as Structs of the type `row`. Raises `InputError` as `read_batches` does."""
+    return [msgspec.convert(each, row) for each in read_table(run, row, table).to_pylist()]
+
+
+def _part_batches(part: Path, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    with open_part(part) as file:
+        yield from file.iter_batches(_batch_rows(file.metadata, columns), columns=list(columns))
+
+
+def _batch_rows(footer: pq.FileMetaData, names: Sequence[str]) -> int:
+    """How many rows a batch of these columns has: fewer than `BATCH_ROWS` where they have too many bytes in a row group."""
+    places = [place for place in range(footer.num_columns) if footer.schema.column(place).path.partition(".")[0] in names]
+    rows = BATCH_ROWS
+    for group in map(footer.row_group, range(footer.num_row_groups)):
+        size = sum(group.column(place).total_uncompressed_size for place in places)
+        rows = min(rows, BATCH_BYTES * max(group.num_rows, 1) // max(size, 1))
+    return max(rows, 1)
+
+
+def wal_batches(path: Path, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    """The rows of a write-ahead file, or of the part that it has become since it was looked for."""
+    batches, pending, rows, size = read_wal(path), list[pa.RecordBatch](), 0, 0
+    try:
+        first = next(batches, None)
+    except FileNotFoundError:
+        yield from _part_batches(path.with_name(f"part-{number_of(path):05}.parquet"), columns)
+        return
+    if first is None:
+        return
+    _check_label(path, first.schema.metadata)
+    for batch in chain((first,), batches):
+        if rows >= BATCH_ROWS or size >= BATCH_BYTES:
+            yield pa.concat_batches(pending)
+            pending, rows, size = [], 0, 0
+        pending.append(batch.select(list(columns)))
+        rows, size = rows + batch.num_rows, size + batch.nbytes
+    yield pa.concat_batches(pending)

@@ -3,8 +3,8 @@
 The views are `calls`, `steps`, `chains`, `problems` and `rewards`, with the columns of their rows in `store.events`, the name of the run in
 `run`, and in `chains` two more, `finished` and `counted`. A view has the rows of finished parts and those of write-ahead files that are no
 part yet, so that a run in progress, or one that was killed, reads like one that has finished. It has them as they were when the query was
-opened. A view is made when it is first asked for, after the seals of its parts were checked; then only the columns and row groups that a
-query needs are read of them.
+opened. A view is made when a query first names it, after the checksums of its parts were verified, as DuckDB does not; then only the
+columns and row groups that a query needs are read of them.
 
     with Query(Path("runs/first"), Path("runs/second")) as query:
         query.rows("SELECT run, avg(counted::INT) AS accuracy FROM chains GROUP BY run", Accuracy)
@@ -24,20 +24,17 @@ import numpy as np
 import pyarrow as pa
 from msgspec import Struct
 
-from pipeline.errors import InputError, OutOfMemory, UsageError, did_you_mean, reason
+from pipeline.errors import InputError, OutOfMemory, UsageError
 from pipeline.store.columns import schema_of
 from pipeline.store.events import ROWS
-from pipeline.store.folder import folder_id
-from pipeline.store.parts import REMEDY, check_parts, part_rows, readable, shards_of, table_files
-from pipeline.store.read import check_folder
-from pipeline.store.wal import read_wal
+from pipeline.store.folder import check_folder, folder_id
+from pipeline.store.parts import check_parts, own_files, readable, shards_of, wal_batches
 from pipeline.system.machine import core_count, memory
 
 if TYPE_CHECKING:
     import duckdb
 
 Row = TypeVar("Row", bound=Struct)
-Answer = TypeVar("Answer")
 Array = np.ndarray[Any, np.dtype[Any]]
 TABLES = ("chains", "steps", "calls", "problems", "rewards")
 """The views in the order in which they are opened: a chain is written after its steps and calls, so of every chain that is seen all steps
@@ -68,19 +65,13 @@ _WHOLE = '"a whole row"'
 """A row in SQL: a name that no column has."""
 _SETTINGS = ("enable_progress_bar = false", "python_enable_replacements = false", "parquet_metadata_cache = true")
 _PATTERN = re.compile(r"[*?\[]")
-_SUMS = """
-SELECT run, coalesce(sum(calls), 0)::BIGINT, coalesce(sum(steps), 0)::BIGINT FROM chains WHERE stop_reason <> 'cancelled' GROUP BY run
-"""
-_UNKNOWN_TABLE = re.compile(r"Table with name (\S+) does not exist")
-_UNKNOWN_COLUMN = re.compile(r'(?:Referenced column "([^"]+)"|does not have a column named "([^"]+)")')
 
 
 class Query:
     """Run folders open for queries; a context manager. For one thread at a time.
 
-    Raises `UsageError` where a run is given twice, and `InputError` where one of the `folders` is none or is of another format, has files
-    that are none of the run's, or lacks rows by the sums of what its chains count. Only footers and `chains` are read for that, and the
-    runs may continue meanwhile. SQL is that of DuckDB, with parameters `$name`.
+    Raises `UsageError` where a run is given twice, and `InputError` where one of the `folders` is none, is of another format, or lacks a
+    file. The runs may continue meanwhile. SQL is that of DuckDB, with parameters `$name`.
     """
 
     def __init__(self, *folders: Path) -> None:
@@ -100,11 +91,8 @@ class Query:
             for folder in folders:
                 check_folder(folder)
                 folder_id(folder)
-            found = {table: [_files(folder, table) for folder in folders] for table in TABLES}
-            self._unopened = dict(found)
+            self._unopened = {table: [_files(folder, table) for folder in folders] for table in TABLES}
             self._offered: dict[str, Callable[[], None]] = {}
-            self._further: list[str] = []
-            self._check_sums(found)
         except BaseException:
             self._connection.close()
             raise
@@ -166,7 +154,7 @@ class Query:
         """
         import duckdb
 
-        with self.errors_of_sql(sql):
+        with self.errors_of_sql():
             statements = self._connection.extract_statements(sql)
             if len(statements) != 1:
                 raise UsageError(f"SQL: {len(statements)} statements; expected one query")
@@ -176,10 +164,9 @@ class Query:
                 )
             return self._relation(sql)
 
-    def offer(self, table: str, make: "Callable[[], None]") -> None:
+    def offer(self, table: str, make: Callable[[], None]) -> None:
         """Call `make` for a further table when a query names it first."""
         self._offered[table] = make
-        self._further.append(table)
 
     def copy(self, sql: str, path: Path, options: str) -> int:
         """Write the result of a query into a file; the number of rows. `options` are those of DuckDB's COPY.
@@ -227,27 +214,20 @@ class Query:
         self.close()
 
     def _execute(self, sql: str | Path, params: Mapping[str, Any]) -> "duckdb.DuckDBPyConnection":
-        return self._with_views(lambda: self._connection.execute(_text(sql), params))
+        return self._connection.execute(self._named(sql), params)
 
     def _relation(self, sql: str | Path, params: Mapping[str, Any] | None = None) -> "duckdb.DuckDBPyRelation":
-        return self._with_views(lambda: self._connection.sql(_text(sql), params=params))
+        return self._connection.sql(self._named(sql), params=params)
 
-    def _with_views(self, ask: "Callable[[], Answer]") -> "Answer":
-        """What `ask` returns, after making the views that it lacks."""
-        import duckdb
-
-        while True:
-            try:
-                return ask()
-            except duckdb.CatalogException as error:
-                found = _UNKNOWN_TABLE.search(str(error))
-                name = found[1].lower() if found else ""
-                if name in self._offered:
-                    self._offered.pop(name)()
-                elif name in self._unopened:
-                    self._open(name)
-                else:
-                    raise
+    def _named(self, sql: str | Path) -> str:
+        """The text of a query, after making the tables that it names."""
+        text = sql.read_text() if isinstance(sql, Path) else sql
+        words = set(re.findall(r"\w+", text.lower()))
+        for table in words & self._offered.keys():
+            self._offered.pop(table)()
+        for table in words & self._unopened.keys():
+            self._open(table)
+        return text
 
     def _open(self, table: str) -> None:
         """Make the view of a table."""
@@ -273,15 +253,6 @@ class Query:
             pieces.append(f"SELECT {_quoted(name)} AS {RUN}, {columns}{further} FROM {source}")
         self._connection.execute(f"CREATE VIEW {table} AS {' UNION ALL '.join(pieces)}")
 
-    def _check_sums(self, found: "Mapping[str, list[list[_TableFiles]]]") -> None:
-        counted = {name: sums for name, *sums in self.stream(_SUMS)}
-        for number, (folder, name) in enumerate(zip(self.folders, self.names, strict=True)):
-            for table, needed in zip(("calls", "steps"), counted.get(name, (0, 0)), strict=True):
-                with readable(folder / table):
-                    lacking = needed - sum(files.rows() for files in found[table][number])
-                if lacking > 0:
-                    raise InputError(str(folder / table), f"lacks {lacking:,} of the rows that `chains` counts; {REMEDY}")
-
     @contextmanager
     def _errors_of_files(self) -> Iterator[None]:
         """Errors of queries of this package, which are those of the files."""
@@ -295,23 +266,15 @@ class Query:
             raise InputError(", ".join(map(str, self.folders)), f"cannot be read: {_said(error)}") from error
 
     @contextmanager
-    def errors_of_sql(self, sql: str) -> Iterator[None]:
-        """Errors of queries of users."""
+    def errors_of_sql(self) -> Iterator[None]:
+        """Errors of queries of users, in DuckDB's words."""
         import duckdb
 
         try:
             yield
-        except duckdb.CatalogException as error:
-            table, known = _UNKNOWN_TABLE.search(str(error)), (*TABLES, *self._further)
-            raise UsageError(f"SQL: no table `{table[1]}`; {did_you_mean(table[1], known)}" if table else f"SQL: {_said(error)}") from error
-        except duckdb.BinderException as error:
-            found = _UNKNOWN_COLUMN.search(str(error))
-            named = [table for table in (*TABLES, *self._further) if re.search(rf"\b{table}\b", sql)]
-            columns = {name for table in named for name in self._connection.table(table).columns}
-            name = found and (found[1] or found[2])
-            raise UsageError(f"SQL: no column `{name}`; {did_you_mean(name, columns)}" if name else f"SQL: {_said(error)}") from error
         except duckdb.Error as error:
-            raise UsageError(f"SQL: {_said(error)}") from error
+            tables = f"; the tables are {', '.join(TABLES)}" if isinstance(error, duckdb.CatalogException) else ""
+            raise UsageError(f"SQL: {_said(error)}{tables}") from error
 
 
 def check_readable(*folders: Path) -> None:
@@ -349,10 +312,6 @@ class _TableFiles(Struct, frozen=True):
     replica: int | None = None
     """The number of the shard that they are of; None for those of the run itself."""
 
-    def rows(self) -> int:
-        """The number of rows, of parts by their footers. Raises `OSError` or an Arrow error."""
-        return sum(map(part_rows, self.parts)) + sum(int(batch.num_rows) for batch in self.waiting)
-
 
 def _files(folder: Path, table: str) -> list[_TableFiles]:
     """Those of the folder, or of each of its shards."""
@@ -361,22 +320,14 @@ def _files(folder: Path, table: str) -> list[_TableFiles]:
 
 
 def _files_of(folder: Path, table: str, replica: int | None = None) -> _TableFiles:
-    found, schema = table_files(folder, table), schema_of(ROWS[table])
-    parts, waiting = [file for file in found if file.suffix == ".parquet"], list[pa.RecordBatch]()
-    for file in found:
-        if file.suffix != ".parquet":
-            try:
-                with readable(file):
-                    waiting += [batch.select(schema.names) for batch in read_wal(file)]
-            except InputError as error:
-                if not isinstance(error.__cause__, FileNotFoundError):
-                    raise
-                parts.append(file.with_name(f"part-{file.stem[4:]}.parquet"))  # it has become a part since it was looked for
+    parts, waiting, names = list[Path](), list[pa.RecordBatch](), schema_of(ROWS[table]).names
+    for file in own_files(folder, table):
+        if file.suffix == ".parquet":
+            parts.append(file)
+        else:
+            with readable(file):
+                waiting += [batch.replace_schema_metadata() for batch in wal_batches(file, names)]
     return _TableFiles(parts, waiting, replica)
-
-
-def _text(sql: str | Path) -> str:
-    return sql.read_text() if isinstance(sql, Path) else sql
 
 
 def _path(file: Path) -> str:
@@ -389,5 +340,5 @@ def _quoted(text: str) -> str:
 
 
 def _said(error: BaseException) -> str:
-    """The first line of an error of DuckDB, without its kind."""
-    return re.sub(r"^[A-Z][\w ]* Error: ", "", reason(error))
+    """An error of DuckDB in one line, without its kind and without the query."""
+    return " ".join(re.sub(r"^[A-Z][\w ]* Error: ", "", str(error)).split("\nLINE ")[0].split())

@@ -19,7 +19,7 @@ from pipeline.errors import GraphError, InputError, RunFolderError, boundary
 from pipeline.files import new_file
 from pipeline.graph.plan import Plan, settings_of
 from pipeline.graph.source import plan_of
-from pipeline.store.folder import FILE, FORMAT, check_still_held, read_card
+from pipeline.store.folder import FILE, FORMAT, read_card
 from pipeline.system.machine import core_count, cuda_mps, memory
 from pipeline.system.machine import versions as installed
 
@@ -193,7 +193,6 @@ class RunFile(Struct, frozen=True, kw_only=True):
 
     def write(self, folder: Path) -> None:
         """Replace `run.json` in `folder`; raises `RunFolderError`."""
-        check_still_held(folder)
         _write(folder, self.encode())
 
     @property

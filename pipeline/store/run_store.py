@@ -1,8 +1,8 @@
 """A run folder open for its rows: `append` writes them, `recover` finishes what a dead process began, `replace` writes a table anew.
 
 A row is written to its table's write-ahead file at once and durable when `append` returns; meanwhile a part is filled, and
-when the part is whole the write-ahead file goes. At every moment each row is in one of the two. A part is never read here,
-a write-ahead file only after the process that wrote it is dead.
+when the part is whole the write-ahead file goes. At every moment each row is in one of the two. Whoever writes holds the folder
+(`store.folder`), so a write-ahead file that is there when a store is opened is of a process that has died.
 """
 
 import errno
@@ -20,16 +20,26 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from msgspec import Struct, structs
+from msgspec import Struct
 
 from pipeline.errors import RunFolderError, boundary, reason
 from pipeline.files import sync_folder
 from pipeline.store.columns import columns_of, schema_of, with_values
 from pipeline.store.events import ROWS, TABLES
-from pipeline.store.folder import check_still_held
-from pipeline.store.parts import Label, Part, label_of_table, open_part, readable, table_files, write_part
-from pipeline.store.read import read_batches
-from pipeline.store.wal import Wal, locked, read_wal
+from pipeline.store.folder import folder_id
+from pipeline.store.parts import (
+    Part,
+    check_parts,
+    labelled,
+    open_part,
+    own_files,
+    read_batches,
+    readable,
+    table_files,
+    wal_batches,
+    write_part,
+)
+from pipeline.store.wal import Wal
 
 BATCH_ROWS = 512
 """Rows converted at a time, so that the interpreter's lock is held for about a millisecond a column."""
@@ -47,7 +57,8 @@ class RunStore:
         """With `sync_every_s` an `append` syncs its table only that many seconds after the last sync: for simulated time, in which
         a day's appends come within a minute. Rows that are not synced survive the end of the process, but not of the machine. If it is
         infinite there are no write-ahead files, and what was appended is there after `close`."""
-        self.folder = folder
+        self.folder, self.id = folder, folder_id(folder) or new_folder_id()
+        """`id`: the random name of the folder, by `run.json`; a new one where there is none."""
         self._rows, self._sync_every_s = tables, sync_every_s
         self._tables: dict[str, TableWriter] = {}
 
@@ -57,22 +68,19 @@ class RunStore:
             return
         with _as_folder_error(self.folder):
             self.recover()
-            name = self._id()
             for table, row in self._rows.items():
-                label = structs.replace(label_of_table(self.folder, table), run=name)
-                self._tables[table] = TableWriter(self.folder / table, schema_of(row), label, self._sync_every_s)
+                number = len(own_files(self.folder, table))
+                self._tables[table] = TableWriter(self.folder / table, schema_of(row), self.id, number, self._sync_every_s)
             sync_folder(self.folder)
             sync_folder(self.folder.absolute().parent)
 
     def append(self, table: str, rows: Sequence[Struct]) -> None:
         """Append `rows` to `table` and make them durable; an append that fails leaves earlier rows durable."""
-        check_still_held(self.folder)
         self.open()
         self._tables[table].append(rows)
 
     def append_batch(self, table: str, batch: pa.RecordBatch) -> None:
         """Append a batch with the columns of `table`, as `append` does rows."""
-        check_still_held(self.folder)
         self.open()
         self._tables[table].append_batch(batch)
 
@@ -81,7 +89,6 @@ class RunStore:
 
         The rows of a part that cannot be finished stay in the write-ahead file.
         """
-        check_still_held(self.folder)
         self.open()
         errors = []
         for table in self._tables.values():
@@ -96,14 +103,15 @@ class RunStore:
         """Turn the write-ahead files that dead processes left into parts, and finish or undo the replacement of a table; the number of
         bytes written.
 
-        A torn end of a write-ahead file goes. Files of a live process are left alone. May be interrupted and repeated.
+        A torn end of a write-ahead file goes. Damaged parts are refused. May be interrupted and repeated.
         """
         written = 0
         for table in ROWS:
             with _as_folder_error(self.folder / table):
                 _settle(self.folder, table)
-                table_files(self.folder, table)  # which refuses files that are none of the run's
-                written += _recover(self.folder / table)
+                files = own_files(self.folder, table)
+                check_parts([file for file in files if file.suffix == ".parquet"])
+                written += sum(map(_recovered, sorted((self.folder / table).glob("wal-*.arrows"))))
         return written
 
     @contextmanager
@@ -114,12 +122,8 @@ class RunStore:
         """
         draft = self.folder / f".{table}"
         with _as_folder_error(self.folder / table):
-            check_still_held(self.folder)
             _settle(self.folder, table)
-            _check_free(self.folder / table)
-            label = label_of_table(self.folder, table)
-            label = structs.replace(label, run=self._id(), number=0, generation=label.generation + 1)
-        new = TableWriter(draft / table, schema_of(ROWS[table]), label, sync_every_s=math.inf)
+        new = TableWriter(draft / table, schema_of(ROWS[table]), self.id, 0, sync_every_s=math.inf)
         try:
             yield new
             new.close()
@@ -140,7 +144,7 @@ class RunStore:
         parts before.
         """
         written = 0
-        for part in table_files(self.folder, table):
+        for part in own_files(self.folder, table):
             with readable(part), open_part(part) as file:
                 leave = gone(file.read(list(columns)))
                 content = file.read() if any(leave) else None
@@ -150,9 +154,9 @@ class RunStore:
                 written += part.stat().st_size
         return written
 
-    def merge(self, folders: Sequence[Path], run_id: str, *, replicas: bool = False) -> str:
-        """Write every table that all of the run folders have into this one as rows of the run `run_id`; its folder's id. What a merge left
-        here that was cut short goes.
+    def merge(self, folders: Sequence[Path], run_id: str, *, replicas: bool = False) -> None:
+        """Write every table that all of the run folders have into this one as rows of the run `run_id`. What a merge left here that was
+        cut short goes.
 
         Rows keep everything but the name of their run and, with `replicas`, the number of the folder as their `replica`. Problems come in
         the order of the input, all else folder after folder.
@@ -167,11 +171,6 @@ class RunStore:
                     self.append_batch(table, batch)
         finally:
             self.close()
-        return label_of_table(self.folder, "chains").run
-
-    def _id(self) -> str:
-        """The id of the folder, by `run.json` or its files; a new one where neither says."""
-        return next((label.run for table in ROWS if (label := label_of_table(self.folder, table)).run), "") or new_folder_id()
 
 
 def new_folder_id() -> str:
@@ -182,9 +181,9 @@ def new_folder_id() -> str:
 class TableWriter:
     """Writes one table: finished parts, and at most one unfinished part next to its write-ahead file."""
 
-    def __init__(self, folder: Path, schema: pa.Schema, label: Label, sync_every_s: float) -> None:
-        """`label`: that of the next file."""
-        self._folder, self._schema, self._label, self._sync_every_s = folder, schema, label, sync_every_s
+    def __init__(self, folder: Path, schema: pa.Schema, run_id: str, number: int, sync_every_s: float) -> None:
+        """`number`: of the next file."""
+        self._folder, self._schema, self._run_id, self._number, self._sync_every_s = folder, schema, run_id, number, sync_every_s
         self._wal: Wal | None = None
         self._part: Part | None = None
         self._synced = time.monotonic()
@@ -193,7 +192,6 @@ class TableWriter:
             folder.mkdir(parents=True, exist_ok=True)
             if not os.access(folder, os.W_OK):
                 raise PermissionError(errno.EACCES, "not writable")
-            _check_free(folder)
             for unfinished in folder.glob("part-*.parquet.tmp"):
                 unfinished.unlink()  # without a footer no one can read it
 
@@ -219,7 +217,7 @@ class TableWriter:
             if self._wal and not self._part:  # its first batch failed
                 self._wal.remove()
                 self._wal = None
-            if self._wal or self._part or not self._label.number:
+            if self._wal or self._part or not self._number:
                 self._add_to_part(None)
 
     def _sync(self) -> None:
@@ -230,7 +228,7 @@ class TableWriter:
     def _append_batch(self, batch: pa.RecordBatch) -> None:
         """Append to the write-ahead file, then to the part, so that at every moment each row is in one of the two."""
         if self._sync_every_s < math.inf:
-            self._wal = self._wal or Wal(self._folder / f"wal-{self._label.number:05}.arrows", self._label.put_on(self._schema))
+            self._wal = self._wal or Wal(self._folder / f"wal-{self._number:05}.arrows", self._labelled())
             self._wal.append(batch)
         self._add_to_part(batch)
 
@@ -240,7 +238,7 @@ class TableWriter:
         A part that fails is deleted: its rows are in the write-ahead file, which stays; later rows go to the next part.
         """
         if self._part is None:
-            self._part = Part(self._folder / f"part-{self._label.number:05}.parquet", self._label.put_on(self._schema))
+            self._part = Part(self._folder / f"part-{self._number:05}.parquet", self._labelled())
         part = self._part
         try:
             if batch is not None:
@@ -257,17 +255,14 @@ class TableWriter:
     def _close_part(self, keep: bool) -> None:
         """After a part is finished or deleted: continue with the next number, and `keep` the write-ahead file or remove it."""
         wal, self._wal, self._part = self._wal, None, None
-        self._label = structs.replace(self._label, number=self._label.number + 1)
+        self._number += 1
         if wal and keep:
             wal.close()
         elif wal:
             wal.remove()
 
-
-def _check_free(folder: Path) -> None:
-    """Raise `RunFolderError` while another process has a write-ahead file of a table, which is recovered otherwise."""
-    if any(folder.glob("wal-*.arrows")):
-        raise RunFolderError(f"{folder}: another process is writing the trace; wait for its end")
+    def _labelled(self) -> pa.Schema:
+        return labelled(self._schema, self._run_id, self._folder.name, self._number)
 
 
 def _settle(folder: Path, table: str) -> None:
@@ -279,32 +274,22 @@ def _settle(folder: Path, table: str) -> None:
     shutil.rmtree(draft, ignore_errors=True)
 
 
-def _recover(folder: Path) -> int:
-    written = 0
-    for path in sorted(folder.glob("wal-*.arrows")):
-        part = path.with_name(path.name.replace("wal-", "part-", 1)).with_suffix(".parquet")
-        with suppress(FileNotFoundError, BlockingIOError), locked(path):
-            if not part.exists():
-                written += _convert(path, part)
-            path.unlink(missing_ok=True)
-    return written
-
-
-def _convert(path: Path, target: Path) -> int:
-    """Write all whole batches of the write-ahead file `path` as the part `target`; where it has none, write nothing. The part's size."""
-    part: Part | None = None
+def _recovered(path: Path) -> int:
+    """Make the whole batches of a write-ahead file a part, unless they are one already or there are none; its size."""
+    target, part, written = path.with_name(f"part-{path.stem[4:]}.parquet"), None, 0
     try:
-        for batch in read_wal(path):
+        for batch in () if target.exists() else wal_batches(path, schema_of(ROWS[path.parent.name]).names):
             part = part or Part(target, batch.schema)
             part.add(batch)
-        if part is None:
-            return 0
-        part.finish()
-        return target.stat().st_size
+        if part is not None:
+            part.finish()
+            written = target.stat().st_size
     except BaseException:
-        if part:
+        if part is not None:
             part.drop()
         raise
+    path.unlink()
+    return written
 
 
 def _one_by_one(folders: Sequence[Path], table: str, run_id: str, replicas: bool) -> Iterator[pa.RecordBatch]:
@@ -337,6 +322,4 @@ def _as_folder_error(folder: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, pa.ArrowException) as error:
-        for place in (folder, folder.parent):
-            check_still_held(place)
         raise RunFolderError(f"{folder}: cannot write the trace: {reason(error)}") from error

@@ -25,14 +25,13 @@ the checksum would not be c3. Were batch 2 a copy of batch 1, its checksum would
 import errno
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from struct import Struct
 from typing import BinaryIO
 from zlib import crc32
 
 import pyarrow as pa
-from filelock import lock_descriptor
 
 from pipeline.files import sync_data, sync_folder
 
@@ -46,14 +45,13 @@ _CHECKSUM = Struct("<I")
 
 
 class Wal:
-    """A write-ahead file open for appending; only its process may turn it into a part. Every method raises `OSError`."""
+    """A write-ahead file open for appending. Every method raises `OSError`."""
 
     def __init__(self, path: Path, schema: pa.Schema) -> None:
         self.path = path
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         self._size = self._checksum = 0
         try:
-            lock_file(self._file)
             self._write(schema.serialize())
             sync_folder(path.parent)
         except OSError:
@@ -96,30 +94,6 @@ class Wal:
                 os.ftruncate(self._file, self._size)
             raise
         self._size, self._checksum = at, checksum
-
-
-def lock_file(file: int) -> None:
-    """Lock an open file until this process ends or closes it; raises `BlockingIOError` while another one has the lock."""
-    held = True
-    with suppress(OSError):  # a file system without locks
-        held = lock_descriptor(file, blocking=False)
-    if not held:
-        raise BlockingIOError(errno.EWOULDBLOCK, os.strerror(errno.EWOULDBLOCK))
-
-
-@contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Hold the lock of a write-ahead file; raises `BlockingIOError` while a live process writes it."""
-    with path.open("rb") as file:
-        lock_file(file.fileno())
-        yield
-
-
-def wal_schema(path: Path) -> pa.Schema | None:
-    """The schema at the start of a write-ahead file; None where that is not whole. Raises `OSError` where it cannot be read."""
-    with path.open("rb") as file:
-        header = next(_messages(file), None)
-        return None if header is None else pa.ipc.read_schema(header)
 
 
 def read_wal(path: Path) -> Iterator[pa.RecordBatch]:

@@ -31,7 +31,7 @@ from pipeline.session.resume import RECORDED, recorded_call
 from pipeline.stages.build import build_stages, builders_of
 from pipeline.store.events import UNFINISHED
 from pipeline.store.kept_problems import kept_problems
-from pipeline.store.read import read_batches
+from pipeline.store.parts import read_batches
 from pipeline.store.run_file import RunFile
 
 LEARNER = "learner"

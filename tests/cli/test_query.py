@@ -69,7 +69,7 @@ def test_a_result_need_not_fit_in_memory(run: Path, tmp_path: Path, form: str) -
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("FROM step",), "SQL: no table `step`; did you mean `steps`?"),
+        (("FROM step",), "SQL: Table with name step does not exist"),
         (("DELETE FROM steps",), "SQL: DELETE statements are not allowed; expected a query"),
         (("SELECT decision::INT FROM steps",), "SQL: Could not convert string"),
         (("nowhere.sql",), "nowhere.sql: cannot be read: no such file"),

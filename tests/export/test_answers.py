@@ -12,7 +12,7 @@ import pytest
 from pipeline.errors import InputError
 from pipeline.export.answers import Answers, _common, _kinds
 from pipeline.store.events import ChainRow, StepRow
-from pipeline.store.read import read_batches
+from pipeline.store.parts import read_batches
 from pipeline.store.run_store import RunStore
 from tests.support.killed import cut
 from tests.support.runs import solve, write_problems

@@ -20,7 +20,7 @@ from pipeline.remote.copy import RunCopy
 from pipeline.remote.object_store import ObjectStore
 from pipeline.remote.url import Url
 from pipeline.store.events import CallRow, ChainRow, StepRow
-from pipeline.store.read import read_batches, read_rows
+from pipeline.store.parts import read_batches, read_rows
 from pipeline.store.run_file import RunFile
 from pipeline.store.run_store import RunStore
 from tests.support.changed import change_rows

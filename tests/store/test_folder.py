@@ -1,8 +1,5 @@
 """One process at a time is at work in a run folder, however the one before it ended."""
 
-import errno
-import fcntl
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,8 +8,6 @@ import pytest
 
 from pipeline.errors import RunFolderError, UsageError
 from pipeline.store.folder import LOCK, hold, hold_output
-from pipeline.store.run_file import RunFile
-from pipeline.store.run_store import RunStore
 from tests.support.paths import ROOT
 from tests.support.run_files import write_run_json
 
@@ -52,45 +47,3 @@ def test_only_a_run_is_resumed_in_the_folder_of_one(tmp_path: Path, card: str, r
     told = f"{tmp_path}: already contains a run; {remedy} another directory with --output"
     with pytest.raises(UsageError, match=f"^{told}$"), hold_output(tmp_path, card, resume=card != "run.json"):
         pass
-
-
-@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])
-@pytest.mark.parametrize("new", [True, False])
-def test_a_file_system_without_locks_is_named_and_nothing_is_left(
-    tmp_path: Path, number: int, new: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """`flock` patched to fail as on NFS without its lock service, Lustre without `-o flock`, and some FUSE file systems."""
-
-    def flock(file: int, operation: int) -> None:
-        raise OSError(number, os.strerror(number))
-
-    monkeypatch.setattr(fcntl, "flock", flock)
-    folder = tmp_path / "new/run" if new else tmp_path
-    with (
-        pytest.raises(UsageError, match=r"its file system does not support locks .*, so two processes could write"),
-        hold_output(folder),
-    ):
-        pass
-    assert list(tmp_path.iterdir()) == []
-    with pytest.raises(RunFolderError, match="its file system does not support locks"), hold(tmp_path):
-        pass
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.slow
-def test_locks_that_exclude_nobody_are_noticed_before_the_next_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`flock` patched to grant every lock, as NFS does where the lock is this machine's alone. The second process takes the run over."""
-    monkeypatch.setattr(fcntl, "flock", lambda file, operation: None)
-    write_run_json(tmp_path)
-    card = RunFile.read(tmp_path)
-    with hold(tmp_path):
-        store = RunStore(tmp_path)
-        store.append("chains", [])
-        other = "import fcntl\nfcntl.flock = lambda file, operation: None\n" + HOLD
-        subprocess.run([sys.executable, "-c", other, str(tmp_path)], cwd=ROOT, input=b"\n", capture_output=True, check=True)
-        taken = r"process \d+ has taken over this run, as the locks of its file system have no effect; this process has stopped writing"
-        before = sorted(tmp_path.rglob("*"))
-        for write in (lambda: store.append("chains", []), store.close, lambda: card.write(tmp_path)):
-            with pytest.raises(RunFolderError, match=taken):
-                write()
-        assert sorted(tmp_path.rglob("*")) == before

@@ -1,7 +1,6 @@
 """`run.json`: what is written comes back."""
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -17,7 +16,6 @@ from pipeline.graph.plan import Plan
 from pipeline.graph.plugins import engine_specs, stage_specs
 from pipeline.graph.source import source_of
 from pipeline.graph.spec import EngineSpec
-from pipeline.store.folder import folder_id
 from pipeline.store.run_file import RunFile, Session, host
 from tests.support.patience import HANGS_S
 from tests.support.run_files import RUN, RUN_JSON, source, write_run_json
@@ -91,14 +89,6 @@ def test_what_is_no_run_file_is_refused(tmp_path: Path, content: str | dict[str,
         RunFile.read(tmp_path)
     assert str(caught.value).startswith(f"{tmp_path}/run.json: ")
     assert said in str(caught.value)
-
-
-@pytest.mark.parametrize(("make", "said"), [(Path.mkdir, "is a directory"), (os.mkfifo, "it is a named pipe")])
-def test_what_is_no_file_is_refused_at_once(tmp_path: Path, make: Any, said: str) -> None:
-    make(tmp_path / "run.json")
-    for read in (RunFile.read, folder_id):
-        with pytest.raises(InputError, match=rf"run\.json: cannot be read: {said}; expected a run folder"):
-            read(tmp_path)
 
 
 def sessions(*times: tuple[int, int | None], **fields: Any) -> tuple[Session, ...]:

@@ -24,7 +24,7 @@ from pipeline.errors import InputError, RunFolderError
 from pipeline.store import parts, run_store
 from pipeline.store.columns import schema_of
 from pipeline.store.events import TABLES, CallRow, ChainRow, StepRow
-from pipeline.store.read import read_batches
+from pipeline.store.parts import read_batches
 from pipeline.store.run_store import RunStore
 
 Blank = Callable[..., Any]
@@ -206,17 +206,6 @@ def test_a_folder_that_is_removed_meanwhile(tmp_path: Path, blank: Blank) -> Non
         trace.append("calls", [blank(CallRow)])
     with pytest.raises(RunFolderError, match=r"/calls: cannot write the trace: no such file or directory$"):
         trace.close()
-
-
-def test_a_live_run_is_left_alone(tmp_path: Path, blank: Blank) -> None:
-    trace = RunStore(tmp_path)
-    trace.append("calls", [blank(CallRow)])
-    RunStore(tmp_path).recover()
-    assert names(tmp_path / "calls") == ["wal-00000.arrows"]
-    with pytest.raises(RunFolderError, match="/calls: another process is writing the trace; wait for its end"):
-        RunStore(tmp_path).open()
-    trace.close()
-    assert indices(tmp_path) == [0]
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from pipeline.store.wal import Wal, lock_file, read_wal
+from pipeline.store.wal import Wal, read_wal
 
 SCHEMA = pa.schema([pa.field("number", pa.int64(), metadata={"unit": "{token}"}), ("text", pa.string())])
 
@@ -115,15 +115,6 @@ def test_a_file_that_was_removed_is_noticed(tmp_path: Path) -> None:
         wal.sync()
     assert caught.value.errno == errno.ENOENT
     wal.remove()
-
-
-def test_it_is_held_until_it_is_closed(tmp_path: Path) -> None:
-    wal = Wal(tmp_path / "wal", SCHEMA)
-    with (tmp_path / "wal").open("rb") as file:
-        with pytest.raises(BlockingIOError):
-            lock_file(file.fileno())
-        wal.close()
-        lock_file(file.fileno())
 
 
 def test_a_header_that_does_not_fit_leaves_no_file(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 
 from pipeline.store.events import RewardRow
-from pipeline.store.read import read_whole
+from pipeline.store.parts import read_whole
 from pipeline.store.run_store import RunStore
 from tests.support.rows import blank
 

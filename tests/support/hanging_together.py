@@ -6,8 +6,6 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from pipeline.store.check import check_chains
-
 
 def rows(folder: Path, table: str) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = pq.read_table(folder / table).to_pylist()
@@ -15,7 +13,7 @@ def rows(folder: Path, table: str) -> list[dict[str, Any]]:
 
 
 def check_hangs_together(folder: Path, chains: int) -> None:
-    """Fails unless all `chains` have ended once, each with exactly the steps and calls that it counts, and `check_chains` says so, too."""
+    """Fails unless all `chains` have ended once, each with exactly the steps and calls that it counts."""
     ended = {row["chain_id"]: row for row in rows(folder, "chains")}
     assert len(ended) == len(rows(folder, "chains")) == chains
     for table in ("calls", "steps"):
@@ -27,4 +25,3 @@ def check_hangs_together(folder: Path, chains: int) -> None:
             first = 1 if table == "steps" and not guided else 0
             assert there == list(range(first, first + row[table] + guided)), f"{table} of {chain_id}"
         assert {chain for chain, _ in numbers} <= set(ended), f"{table} of no chain"
-    check_chains(folder)

@@ -164,7 +164,7 @@ def paper_table(file: Path, runs: Sequence[RunTable]) -> Table:
 
 def _asked(layout: Layout, runs: Sequence[RunTable]) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
     """The columns and the rows of the result of a query over runs."""
-    with Query() as db, db.errors_of_sql(layout.sql):
+    with Query() as db, db.errors_of_sql():
         make_runs(db, runs, layout.names)
         found = db.select(layout.sql)
         return tuple(found.columns), found.fetchall()

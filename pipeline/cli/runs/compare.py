@@ -18,7 +18,7 @@ from pipeline.cli.located import Located, RunFolder
 from pipeline.cli.terminal import print_page
 from pipeline.errors import UsageError, reason
 from pipeline.files import new_file
-from pipeline.store.read import check_folder
+from pipeline.store.folder import check_folder
 from pipeline.text import sanitize
 
 SUFFIXES = (".md", ".csv", ".json")

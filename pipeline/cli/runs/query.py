@@ -49,7 +49,7 @@ def query(runs: tuple[Located, ...], sql: str, output: Path | None, overwrite: b
     if output is not None:
         check_output(output, overwrite)
     folders = [run.path for run in runs]
-    with Query(*folders) as asked, asked.errors_of_sql(text):
+    with Query(*folders) as asked, asked.errors_of_sql():
         asked.offer("runs", partial(_make_runs, asked))
         found = asked.select(text)
         if output is not None:
