@@ -7,7 +7,6 @@ simulated engines run before them, side by side in processes.
 A finished point is never run again, and is in `points.parquet` as soon as it is finished. Loading and warm-up are in no figure.
 """
 
-import os
 from asyncio import wrap_future
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -15,9 +14,8 @@ from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from functools import partial
-from multiprocessing import active_children, get_context, parent_process
+from multiprocessing import active_children, get_context
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import anyio
@@ -39,7 +37,7 @@ from pipeline.sweep.plan import PlannedPoint, SweepOptions, SweepPlan, parts
 from pipeline.sweep.points import Keep, PreparedSweep, SweepRunner, prepare_sweep
 from pipeline.sweep.systems import plan_sweep
 from pipeline.system.machine import core_count
-from pipeline.system.worker_process import leave_signals
+from pipeline.system.worker_process import end_with_parent, leave_signals
 
 POINTS = "points.parquet"
 
@@ -122,7 +120,7 @@ def run_missing(prepared: PreparedSweep, finished: "FinishedPoints", observer: O
 async def _in_processes(prepared: PreparedSweep, points: Sequence[PlannedPoint], count: int, keep: Keep) -> None:
     """Run simulated points in `count` processes, and `keep` each when it is finished. After an error none begins, those under way end, and
     it is raised."""
-    pool = ProcessPoolExecutor(count, get_context("spawn"), _end_with_parent)
+    pool = ProcessPoolExecutor(count, get_context("spawn"), _begin)
     waiting, errors = deque(points), list[PipelineError]()
 
     async def simulate() -> None:
@@ -157,17 +155,10 @@ def _simulated(plan: SweepPlan, folder: Path) -> Point:
     return found[0]
 
 
-def _end_with_parent() -> None:
+def _begin() -> None:
     """Leave signals to the parent of this process, and end when it does."""
     leave_signals()
-    parent = parent_process()
-    assert parent is not None, "a process of the pool runs this"
-
-    def wait() -> None:
-        parent.join()
-        os._exit(1)
-
-    Thread(target=wait, daemon=True).start()
+    end_with_parent()
 
 
 def _carried_out(work: Callable[[], Awaitable[None]], attend: Attend | None, *, virtual: bool) -> None:

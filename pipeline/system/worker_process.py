@@ -12,6 +12,8 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -147,6 +149,18 @@ def leave_signals() -> None:
     """Ignore what asks a run to stop: the main process decides when a worker ends."""
     for number in LEFT_TO_MAIN:
         signal.signal(number, signal.SIG_IGN)
+
+
+def end_with_parent() -> None:
+    """Have this process, which a worker or a pool started, end within a second of its parent, however that ended."""
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.5)
+        os._exit(1)
+
+    threading.Thread(target=watch, name="parent", daemon=True).start()
 
 
 @contextmanager

@@ -130,7 +130,7 @@ def test_a_worker_that_loads_and_what_it_started_end_when_the_main_process_is_go
 
 PARENT = """
 import subprocess, sys
-child = "from pipeline.engines.process.worker import end_with_parent; import time; end_with_parent(); print(1, flush=True); time.sleep(600)"
+child = "from pipeline.system.worker_process import end_with_parent; import time; end_with_parent(); print(1, flush=True); time.sleep(600)"
 started = subprocess.Popen([sys.executable, "-c", child], stdout=subprocess.PIPE)
 started.stdout.readline()
 print(started.pid, flush=True)

@@ -27,7 +27,6 @@ REPORT_EVERY_S = 0.25
 """Statistics are sent at least this often, in seconds, while anything is computed: the main process kills a silent worker."""
 SHUTDOWN_S = 2.0
 """How long a worker whose main process is gone may take to shut down, in seconds; then it is killed with all that it started."""
-_PARENT_S = 0.5
 _RECEIVE_BYTES = 1 << 20
 
 
@@ -111,18 +110,6 @@ def end_with_main_process(descriptor: int, shutdown_s: float = 0.0) -> None:
         os._exit(1)
 
     threading.Thread(target=watch, name="main process", daemon=True).start()
-
-
-def end_with_parent() -> None:
-    """Have this process, which a worker started, end within a second of that worker, however that ended."""
-    parent = os.getppid()
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(_PARENT_S)
-        os._exit(1)
-
-    threading.Thread(target=watch, name="parent", daemon=True).start()
 
 
 def serve(connection: ParentConnection, model: BatchedModel) -> None:

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 from pipeline.engine import Fact, Request, Speculation
 from pipeline.engines.meter import UsageMeter
 from pipeline.engines.process.wire import Abort, Failed, Loading, Ready, Report, ResetPrefixCache, Setup, Submit
-from pipeline.engines.process.worker import REPORT_EVERY_S, ParentConnection, end_with_parent
-from pipeline.system.worker_process import without_collections
+from pipeline.engines.process.worker import REPORT_EVERY_S, ParentConnection
+from pipeline.system.worker_process import end_with_parent, without_collections
 
 if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
