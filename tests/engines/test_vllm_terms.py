@@ -182,3 +182,11 @@ def test_the_patched_kernel_spreads_values_over_tokens() -> None:
     spread = torch.full((7,), -1.0)
     expand(spread, torch.tensor([0.6, 0.0, 0.9]), torch.tensor([2, 3, 6], dtype=torch.int32), 0, 1, MAX_NUM_TOKENS=32)
     assert spread.tolist() == pytest.approx([0.6, 0.6, 1.0, 0.9, 0.9, 0.9, -1.0])
+
+
+def test_a_flaw_in_a_configuration_is_told_in_vllms_words(terms: Any) -> None:
+    from vllm.config import SchedulerConfig
+
+    with pytest.raises(ValueError, match="validation error") as raised:
+        SchedulerConfig(max_num_seqs="many", max_model_len=512, is_encoder_decoder=False)
+    assert terms.first_line(raised.value) == "max_num_seqs: Input should be a valid integer, unable to parse string as an integer"

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from typing import Any
 
+from pydantic import ValidationError
 from vllm import SamplingParams, exceptions
 from vllm.lora.request import LoRARequest
 from vllm.sampling_params import RequestOutputKind
@@ -111,7 +112,9 @@ def lora_requests(spec: VllmSpec) -> Mapping[str | None, LoRARequest]:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's message, or of that of its cause where it has none."""
+    """The first line of an error's message, or of that of its cause where it has none; of a configuration each field with its flaw."""
+    if isinstance(error, ValidationError):
+        return "; ".join(": ".join([*map(str, flaw["loc"]), flaw["msg"]]) for flaw in error.errors())
     text = str(error).strip() or str(error.__cause__ or "").strip()
     return text.splitlines()[0] if text else type(error).__name__
 

@@ -231,9 +231,10 @@ async def work(connection: ParentConnection, setup: Setup) -> None:
         for adapter in server.adapters.values():  # one that vLLM refuses keeps the engine from starting
             await engine.add_lora(adapter)
     except Exception as error:
+        from pipeline.engines.vllm.terms import first_line
+
         traceback.print_exc()
-        text = str(error).strip()
-        connection.send(Failed(None if not text or "root cause" in text else text.splitlines()[0]))
+        connection.send(Failed(None if "root cause" in str(error) else first_line(error)))
         return
     connection.send(Ready(server.max_model_len, server.vocab_size, facts(engine, setup, spec)))
     try:
