@@ -121,13 +121,13 @@ asyncio.run(loop(sys.argv[1], [each.splitlines() for each in open(sys.argv[2], "
 
 
 def kept_bodies(options: RunOptions) -> list[list[bytes]]:
-    """The bodies that a run sends for each problem, which a task of its own solves, without its questions to the server."""
+    """The bodies that a run sends for each problem, each solved by a task."""
     bodies: dict[object, list[bytes]] = {}
     ask = Server.ask
 
-    async def kept(self: Server, url: str, body: bytes | None = None) -> Reply:
+    async def kept(self: Server, url: str, body: bytes | None = None, limit_s: float | None = None) -> Reply:
         bodies.setdefault(asyncio.current_task(), []).extend([] if body is None else [body])
-        return await ask(self, url, body)
+        return await ask(self, url, body, limit_s)
 
     with patch.object(Server, "ask", kept):
         assert options.limit == whole(run(options)).done

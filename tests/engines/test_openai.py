@@ -16,7 +16,22 @@ from pipeline.engines.openai.spec import OpenAISpec
 from pipeline.errors import BadCompletion, EngineDead, EngineUnavailable, GraphError, PipelineError, RequestRefused
 from pipeline.reasoning.prompts import PromptBuilder
 from tests.support.chat_models import chat_model, folder_of
-from tests.support.served import DIGITS, KEY, KINDS, PROMPT, THINK_CLOSE, TOKENIZER, after, answers, ask, opened, outcome, spec_of, talk
+from tests.support.served import (
+    DIGITS,
+    KEY,
+    KINDS,
+    PROMPT,
+    THINK_CLOSE,
+    TOKENIZER,
+    after,
+    answers,
+    ask,
+    first,
+    opened,
+    outcome,
+    spec_of,
+    talk,
+)
 from tests.support.small_server import (
     HOSTED,
     OPENAI_FIELDS,
@@ -41,10 +56,6 @@ def written(draw: int = 0) -> str:
 
 def end(candidate: Candidate) -> tuple[str, str, str | int | None]:
     return candidate.text, candidate.finish_reason, candidate.stop_reason
-
-
-def first(answer: dict[str, Any]) -> Any:
-    return answer["choices"][0]
 
 
 @pytest.fixture(params=KINDS)
@@ -195,13 +206,13 @@ def test_an_adapter_is_asked_for_by_its_served_name() -> None:
 @pytest.mark.parametrize("name", ["qwq", "r1-distill-qwen", "tiny-target"])
 def test_a_text_holds_the_control_tokens_of_its_ids_and_no_others(name: str) -> None:
     tokenizer: Tokenizer = chat_model(name)
-    builder, terms = PromptBuilder(tokenizer), Terms(spec=OpenAISpec(model="m", base_url="http://a/v1"), ids=False)
+    builder, terms = PromptBuilder(tokenizer), Terms(spec=OpenAISpec(model="m", base_url="http://a/v1"), tokenizer=tokenizer, ids=False)
     clean = builder.generation("Tom has 3 < 5 pens.")
-    assert prompt_of(ask(prompt_ids=clean), terms, tokenizer) == (tokenizer.decode(clean), len(clean))
+    assert prompt_of(ask(prompt_ids=clean), terms) == (tokenizer.decode(clean), len(clean))
     for text, id_ in tokenizer.special_ids.items():
         if id_ in tokenizer.control_ids:
             with pytest.raises(RequestRefused, match="the prompt spells out a special token"):
-                prompt_of(ask(prompt_ids=builder.generation(f"Tom {text} has")), terms, tokenizer)
+                prompt_of(ask(prompt_ids=builder.generation(f"Tom {text} has")), terms)
         said = f"So {text}.</think>\n\nIt is </think> 5 {text}"
         ids = answer_ids(tokenizer, said)
         assert tokenizer.decode(ids) == said

@@ -1,21 +1,18 @@
 """What the replies of servers mean, as one table, and what becomes of the request."""
 
 import gzip
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 import pytest
-from anyio.from_thread import start_blocking_portal
 
 from pipeline.engine import Completion, Request
 from pipeline.engines.openai.client import NoAnswer, Reply, Verdict
 from pipeline.engines.openai.completions import body_in, refusal_of
-from pipeline.engines.openai.engine import open_openai
 from pipeline.errors import BadCompletion, EngineUnavailable, PipelineError, RequestRefused
-from tests.support.served import DIGITS, PROMPT, TOKENIZER, ask, outcome, spec_of
-from tests.support.small_server import VLLM, Fault, cut, edited, small_server, status
+from tests.support.served import DIGITS, PROMPT, after, ask, first
+from tests.support.small_server import Fault, cut, edited, status
 
 WORDS = "the server's own words"
 DEEP = b"[" * 100_000 + b"]" * 100_000
@@ -97,30 +94,6 @@ def test_when_a_server_wants_to_be_asked_again(value: str, seconds: float | None
     assert refusal_of(refused(429, headers={"Retry-After": value})).retry_after_s == seconds
 
 
-Outcome = Completion | PipelineError
-
-
-@pytest.fixture(scope="module")
-def after() -> Iterator[Callable[[Fault, Request], Outcome]]:
-    """`after(fault, request)`: what becomes of a request on which the server does this; the next one is answered."""
-    with start_blocking_portal() as portal, small_server(VLLM, TOKENIZER) as server:
-
-        async def become(fault: Fault, request: Request) -> Outcome:
-            server.faults.append(fault)
-            found = await outcome(engine, request)
-            assert (engine.statistics().running, engine.statistics().waiting) == (0, 0)
-            assert len((await engine.generate(ask())).candidates) == 1
-            return found
-
-        with portal.wrap_async_context_manager(open_openai({"draft": spec_of(server)})) as engines:
-            engine = engines["draft"]
-            yield partial(portal.call, become)
-
-
-def first(answer: dict[str, Any]) -> Any:
-    return answer["choices"][0]
-
-
 def packed(how: str, pack: Callable[[bytes], bytes]) -> Fault:
     return lambda handler, reply: handler.send((200, {"Content-Encoding": how}, pack(reply[2])))
 
@@ -136,7 +109,6 @@ CHOICE, PAIR = ask(max_tokens=1, option_ids=DIGITS[:2]), ask(n=2, temperature=0.
         (cut, None, EngineUnavailable, "broke the connection: "),
         (packed("gzip", lambda read: gzip.compress(read)[:-99]), None, BadCompletion, "is not JSON"),
         (packed("gzip", lambda read: read), None, EngineUnavailable, "Can not decode content-encoding: gzip"),
-        (packed("gzip", lambda read: gzip.compress(b" " * (65 << 20) + read)), None, BadCompletion, "is longer than 64 MiB"),
         (edited(lambda answer: first(answer).update(token_ids=None)), None, BadCompletion, "has no token ids"),
         (edited(lambda answer: first(answer).update(token_ids=["x"])), None, BadCompletion, "is not a completion: "),
         (edited(lambda answer: first(answer).update(logprobs=None)), None, BadCompletion, "has log probabilities for 0 tokens, not "),
@@ -155,18 +127,21 @@ CHOICE, PAIR = ask(max_tokens=1, option_ids=DIGITS[:2]), ask(n=2, temperature=0.
         (edited(lambda answer: first(answer)["logprobs"].update(top_logprobs=[])), CHOICE, BadCompletion, "lacks the requested log prob"),
         (edited(lambda answer: first(answer)["logprobs"]["top_logprobs"][0].popitem()), CHOICE, BadCompletion, "lacks the log prob"),
     ],
-    ids=range(18),
+    ids=range(17),
 )
 def test_what_is_no_answer_says_what_becomes_of_its_request(
-    after: Any, fault: Fault, request_: Request | None, error: type[PipelineError], says: str
+    fault: Fault, request_: Request | None, error: type[PipelineError], says: str
 ) -> None:
     found = after(fault, request_ or ask(temperature=0.5))
     assert (type(found), says in str(found)) == (error, True), found
     assert "\n" not in str(found)
 
 
-def test_a_packed_answer_is_read(after: Any) -> None:
-    assert isinstance(after(packed("gzip", gzip.compress), ask()), Completion)
+def test_a_packed_answer_is_read_with_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipeline.engines.openai.client.MAX_BODY_BYTES", 1 << 20)
+    assert isinstance(after(packed("gzip", gzip.compress)), Completion)
+    found = after(packed("gzip", lambda read: gzip.compress(b" " * (1 << 20) + read)))
+    assert (type(found), "its answer is longer than 1 MiB" in str(found)) == (BadCompletion, True)
 
 
 @pytest.mark.parametrize(
@@ -178,7 +153,7 @@ def test_a_packed_answer_is_read(after: Any) -> None:
         ({"completion_tokens": 40, "prompt_tokens_details": {"cached_tokens": 0}}, (40, 0)),
     ],
 )
-def test_counts_that_are_not_stated_or_cannot_be_true_are_counted_here(after: Any, usage: Any, counts: tuple[int, int] | None) -> None:
+def test_counts_that_are_not_stated_or_cannot_be_true_are_counted_here(usage: Any, counts: tuple[int, int] | None) -> None:
     found = after(edited(lambda answer: answer.update(usage=usage)), ask())
     assert isinstance(found, Completion)
     assert found.usage.input_tokens == len(PROMPT)

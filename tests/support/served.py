@@ -25,6 +25,11 @@ def ask(name: str = "r", **fields: Any) -> Request:
     return Request(**{"request_id": name, "prompt_ids": PROMPT, "max_tokens": 60, "logprobs": True} | fields)
 
 
+def first(answer: dict[str, Any]) -> Any:
+    """The first choice of an answer."""
+    return answer["choices"][0]
+
+
 def spec_of(small: SmallServer, /, **fields: Any) -> OpenAISpec:
     return OpenAISpec(**{"model": "tiny", "base_url": small.base_url, "tokenizer": "bundled:tiny-target", "max_model_len": 512} | fields)
 

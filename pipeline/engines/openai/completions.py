@@ -38,8 +38,6 @@ _VLLM: Mapping[str, Any] = {
     **{"return_token_ids": True, "return_tokens_as_token_ids": True},
 }
 """Fields that every request to vLLM has: without them it would use the model's own generation config, and give no ids."""
-TOP_LOGPROBS = 5
-"""Most alternatives of a token for which OpenAI's own endpoint gives log probabilities."""
 _SEEDS_64, _SEEDS_32 = 1 << 62, 1 << 31
 """Bounds of a seed: candidate j of vLLM draws from seed + j, which must stay below 2^63; other servers keep a seed in 32 bits."""
 CLOSE = re.compile(r"</(\w+:)?think(ing)?>|\[/THINK(ING)?\]", re.IGNORECASE)
@@ -50,6 +48,7 @@ class Terms(Struct, frozen=True, kw_only=True):
     """How one server is spoken to."""
 
     spec: OpenAISpec
+    tokenizer: Tokenizer
     ids: bool
     """True for vLLM's own server: ids, every sampling field, log probabilities of any option."""
     logprobs: bool = True
@@ -72,22 +71,22 @@ class Prompt(NamedTuple):
     """How many tokens the server must read, one that it adds included."""
 
 
-def prompt_of(request: Request, terms: Terms, tokenizer: Tokenizer) -> Prompt:
+def prompt_of(request: Request, terms: Terms) -> Prompt:
     """The prompt of `request`, followed by the tokens to score. Raises `RequestRefused` for a text that a server would read otherwise."""
     ids = [*request.prompt_ids, *request.scored_ids]
     if terms.ids:
         return Prompt(Raw(msgspec.json.encode(ids)), len(ids))
-    controls, text = tokenizer.control_ids, tokenizer.decode(ids)
-    read = tokenizer.encode(text)
+    controls, text = terms.tokenizer.control_ids, terms.tokenizer.decode(ids)
+    read = terms.tokenizer.encode(text)
     if [id_ for id_ in read if id_ in controls] != [id_ for id_ in ids if id_ in controls]:
         what = "the prompt spells out a special token of the model, which a server that accepts text would not read as text"
         raise RequestRefused(f"request {request.request_id!r}: {what}")
-    if terms.adds_bos and ids[0] in tokenizer.special_ids.values():
-        return Prompt(text.removeprefix(tokenizer.decode(ids[:1])), len(read))
+    if terms.adds_bos and ids[0] in terms.tokenizer.special_ids.values():
+        return Prompt(text.removeprefix(terms.tokenizer.decode(ids[:1])), len(read))
     return Prompt(text, len(read) + terms.adds_bos)
 
 
-def body_of(request: Request, prompt: Prompt, terms: Terms, tokenizer: Tokenizer, room: int) -> bytes:
+def body_of(request: Request, prompt: Prompt, terms: Terms, room: int) -> bytes:
     """The body to send for `request`, of which no candidate is to have more than `room` tokens."""
     body: dict[str, Any] = {
         "model": terms.spec.model if request.adapter is None else terms.spec.adapters[request.adapter],
@@ -100,10 +99,10 @@ def body_of(request: Request, prompt: Prompt, terms: Terms, tokenizer: Tokenizer
         body["seed"] = request.seed % (_SEEDS_64 if terms.ids else _SEEDS_32)
     if (n := candidates_asked(request)) > 1:
         body["n"] = n
-    if stops := stop_texts(request, terms, tokenizer):
+    if stops := stop_texts(request, terms):
         body["stop"] = stops
     if terms.logprobs and (request.option_ids or request.logprobs):
-        body["logprobs"] = (len(request.option_ids) or LIKELIEST) if terms.ids else TOP_LOGPROBS
+        body["logprobs"] = (len(request.option_ids) or LIKELIEST) if terms.ids else 5  # as many as OpenAI gives
     if terms.ids:
         body |= {**_VLLM, "top_k": request.top_k or -1, "min_p": request.min_p, "stop_token_ids": request.stop_ids}
         if request.option_ids:
@@ -120,7 +119,7 @@ def candidates_asked(request: Request) -> int:
     return 1 if request.temperature == 0 else request.n
 
 
-def stop_texts(request: Request, terms: Terms, tokenizer: Tokenizer) -> tuple[str, ...]:
+def stop_texts(request: Request, terms: Terms) -> tuple[str, ...]:
     """The stop strings to send: a server that returns text must stop at the text of a stop id, too.
 
     It may not tell which stop ended a text, so it is sent either the stop strings or those of the ids: with both there would be no telling
@@ -128,7 +127,7 @@ def stop_texts(request: Request, terms: Terms, tokenizer: Tokenizer) -> tuple[st
     """
     if terms.ids or request.stop:
         return request.stop
-    return tuple(dict.fromkeys(tokenizer.decode([stop]) for stop in request.stop_ids))
+    return tuple(dict.fromkeys(terms.tokenizer.decode([stop]) for stop in request.stop_ids))
 
 
 def answer_ids(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:
@@ -254,7 +253,7 @@ def refusal_of(reply: Reply) -> NoAnswer:
     return NoAnswer(verdict, f"answered {status}: {quoted(said)}".removesuffix(": "), retry_after_s)
 
 
-def completion_of(request: Request, body: Body, prompt: Prompt, terms: Terms, tokenizer: Tokenizer) -> Completion:
+def completion_of(request: Request, body: Body, prompt: Prompt, terms: Terms) -> Completion:
     """The completion of `request` that `body`, the answer to `prompt`, holds; raises `NoAnswer`."""
     asked = candidates_asked(request)
     if len(body.choices) != asked:
@@ -266,11 +265,9 @@ def completion_of(request: Request, body: Body, prompt: Prompt, terms: Terms, to
     if request.scored_ids:
         return Completion(candidates=(), scored_logprobs=_scored(request, choices[0]), usage=_usage(request, body, 0))
     options: tuple[float, ...] = ()
+    candidates = [] if request.option_ids else [_candidate(request, choice, terms) for choice in choices]
     if request.option_ids:
-        chosen, options = _chosen(request, choices[0], terms, tokenizer)
-        candidates = [chosen]
-    else:
-        candidates = [_candidate(request, choice, terms, tokenizer) for choice in choices]
+        candidates, options = _chosen(request, choices[0], terms)
     return Completion(
         candidates=tuple(candidates * (request.n // asked)),
         option_logprobs=options,
@@ -296,25 +293,25 @@ def _check_prompt(body: Body, prompt: Prompt, terms: Terms) -> None:
 def _usage(request: Request, body: Body, sampled: int) -> Usage:
     """The counts that the server states; where it states none, or some that cannot be true, those of the request and of the `sampled`
     tokens. For several candidates vLLM states as cached what the last of them found, which the others had just computed."""
-    given, written, cached = len(request.prompt_ids) + len(request.scored_ids), body.count("completion_tokens"), None
+    given, written = len(request.prompt_ids) + len(request.scored_ids), body.count("completion_tokens")
     if written is None or not sampled <= written <= request.n * (request.max_tokens + 1):
         written = sampled
-    if not request.scored_ids and candidates_asked(request) == 1:
-        cached = body.count("cached_tokens", "prompt_tokens_details")
+    alone = not request.scored_ids and candidates_asked(request) == 1
+    cached = body.count("cached_tokens", "prompt_tokens_details") if alone else None
     cached = None if cached is None else min(cached, given)
     return Usage(input_tokens=given, cached_input_tokens=cached, output_tokens=0 if request.scored_ids else written)
 
 
-def _candidate(request: Request, choice: Choice, terms: Terms, tokenizer: Tokenizer) -> Candidate:
+def _candidate(request: Request, choice: Choice, terms: Terms) -> Candidate:
     if terms.ids:
-        ids, sampled, stop = _end_of_ids(request, choice, tokenizer)
-        text, finish = tokenizer.decode(ids), choice.finish_reason
+        ids, sampled, stop = _end_of_ids(request, choice, terms)
+        text, finish = terms.tokenizer.decode(ids), choice.finish_reason
     else:
-        text, finish, stop = _end_of_text(request, choice, terms, tokenizer)
-        ids, sampled = answer_ids(tokenizer, text), None
+        text, finish, stop = _end_of_text(request, choice, terms)
+        ids, sampled = answer_ids(terms.tokenizer, text), None
         if len(ids) > request.max_tokens:  # not every server keeps to it
             ids, sampled = ids[: request.max_tokens], request.max_tokens
-            text, finish, stop = tokenizer.decode(ids), "length", None
+            text, finish, stop = terms.tokenizer.decode(ids), "length", None
     if not request.logprobs:
         return Candidate(ids=ids, text=text, cumulative_logprob=None, finish_reason=finish, stop_reason=stop)
     places = choice.places
@@ -329,7 +326,7 @@ def _candidate(request: Request, choice: Choice, terms: Terms, tokenizer: Tokeni
     return Candidate(ids=ids, text=text, cumulative_logprob=total, finish_reason=finish, stop_reason=stop, confidence=confidence)
 
 
-def _end_of_ids(request: Request, choice: Choice, tokenizer: Tokenizer) -> tuple[tuple[int, ...], int, Stop]:
+def _end_of_ids(request: Request, choice: Choice, terms: Terms) -> tuple[tuple[int, ...], int, Stop]:
     """The ids to keep, how many were sampled, and the stop that ended them. An end of sequence was sampled, though it is not kept; what
     token-level speculation wrote beyond a stop string was not."""
     ids, reported = choice.token_ids, choice.stop_reason
@@ -343,15 +340,15 @@ def _end_of_ids(request: Request, choice: Choice, tokenizer: Tokenizer) -> tuple
         return ids[:-1], len(ids), None
     if reported not in request.stop:
         raise _malformed(f"ended a candidate at {quoted(reported)!r}, which was not a requested stop string")
-    kept = count_through_stop(ids, reported, tokenizer.decode)
+    kept = count_through_stop(ids, reported, terms.tokenizer.decode)
     return ids[:kept], kept, reported
 
 
-def _end_of_text(request: Request, choice: Choice, terms: Terms, tokenizer: Tokenizer) -> tuple[str, FinishReason, Stop]:
+def _end_of_text(request: Request, choice: Choice, terms: Terms) -> tuple[str, FinishReason, Stop]:
     """The text up to and including its first stop, which servers trim or leave, and what ended it."""
     # The stop reason of each text that can end a candidate; None for an end of sequence that is no stop id.
-    stops: dict[str, Stop] = {tokenizer.decode([token]): None for token in tokenizer.eos_ids}
-    stops |= {tokenizer.decode([token]): token for token in request.stop_ids} | {stop: stop for stop in request.stop}
+    stops: dict[str, Stop] = {terms.tokenizer.decode([token]): None for token in terms.tokenizer.eos_ids}
+    stops |= {terms.tokenizer.decode([token]): token for token in request.stop_ids} | {stop: stop for stop in request.stop}
     text, finish, trimmed = choice.written, choice.finish_reason, choice.stop_reason
     if found := [(start, start + len(stop), reason) for stop, reason in stops.items() if (start := text.find(stop)) >= 0]:
         start, end, reason = min(found, key=lambda each: each[:2])
@@ -359,7 +356,7 @@ def _end_of_text(request: Request, choice: Choice, terms: Terms, tokenizer: Toke
     if finish == "length":
         return text, "length", None
     if trimmed is UNSET:  # one that does not say trimmed what it was sent
-        trimmed = next(iter(stop_texts(request, terms, tokenizer)), None)
+        trimmed = next(iter(stop_texts(request, terms)), None)
     if not isinstance(trimmed, str):
         return text, "stop", None
     if trimmed not in stops:
@@ -367,18 +364,18 @@ def _end_of_text(request: Request, choice: Choice, terms: Terms, tokenizer: Toke
     return text + trimmed, "stop", stops[trimmed]
 
 
-def _chosen(request: Request, choice: Choice, terms: Terms, tokenizer: Tokenizer) -> tuple[Candidate, tuple[float, ...]]:
-    """The chosen option as a candidate, and the log probability of each option, -inf for one that a text server did not name."""
+def _chosen(request: Request, choice: Choice, terms: Terms) -> tuple[list[Candidate], tuple[float, ...]]:
+    """The chosen option as the candidate, and the log probability of each option, -inf for one that a text server did not name."""
     options = request.option_ids
     if not (known := choice.places[0][1] if choice.places else {}):
         raise _malformed("lacks the requested log probabilities of the options")
-    names = [f"token_id:{token}" if terms.ids else tokenizer.decode([token]) for token in options]
+    names = [f"token_id:{token}" if terms.ids else terms.tokenizer.decode([token]) for token in options]
     if terms.ids and not known.keys() >= set(names):
         raise _malformed("lacks the log probabilities of some options")
     logprobs = tuple([known.get(name, -math.inf) for name in names])
     ids = choice.token_ids or () if terms.ids else (options[max(range(len(options)), key=logprobs.__getitem__)],)
     total = next((logprob for token, logprob in zip(options, logprobs, strict=True) if (token,) == ids), None)
-    return Candidate(ids=ids, text=tokenizer.decode(ids), cumulative_logprob=total, finish_reason="length"), logprobs
+    return [Candidate(ids=ids, text=terms.tokenizer.decode(ids), cumulative_logprob=total, finish_reason="length")], logprobs
 
 
 def _logprob(value: float | None) -> float:

@@ -114,10 +114,9 @@ class OpenAIEngine:
 
     async def _answer(self, request: Request, limit_s: float | None = None) -> Completion:
         """The answer of the server; raises `NoAnswer`."""
-        prompt = prompt_of(request, self._terms, self.tokenizer)
-        room = self.max_model_len - len(request.prompt_ids)
-        body = await _asked(self._server, request, prompt, self._terms, self.tokenizer, room, limit_s)
-        return completion_of(request, body, prompt, self._terms, self.tokenizer)
+        prompt = prompt_of(request, self._terms)
+        body = await _asked(self._server, request, prompt, self._terms, self.max_model_len - len(request.prompt_ids), limit_s)
+        return completion_of(request, body, prompt, self._terms)
 
     async def _sent(self, request: Request) -> Completion:
         """The answer of the server; raises the error to raise where there is none."""
@@ -140,26 +139,30 @@ class OpenAIEngine:
     async def _wait_certain(self) -> bool:
         """Ask the server, after pauses that grow, until it answers; whether it did not at first. Ends the engine where that takes too
         long."""
-        reconnect_s = self._spec.reconnect_s
         async with self._asking:
             since, pause_s, away = time.monotonic(), FIRST_PAUSE_S, not self._doubted
             while self._doubted:
                 self._check_alive()
                 try:
-                    await self._answer(self._small, min(ASK_S, self._limit_s, reconnect_s))
-                    self._doubted = False
-                except NoAnswer as found:
+                    await self._answer(self._small, min(ASK_S, self._limit_s, self._spec.reconnect_s))
+                except NoAnswer as failure:
                     away = True
-                    limit_s, suffix = reconnect_s, f"it has not answered for reconnect_s={reconnect_s:g}"
-                    if found.verdict in ("refused", "malformed") and limit_s > REFUSED_S:
-                        limit_s, suffix = REFUSED_S, f"it has given no valid answer for {REFUSED_S:g} s"
-                    if (left_s := since + limit_s - time.monotonic()) <= 0:
-                        await self._die(f"the server at {self._server.url} {quoted(str(found))}; {suffix}")
-                    with anyio.move_on_after(min(pause_s, max(left_s, 0.0))):
-                        await self._dead.wait()
+                    await self._pause(failure, since, pause_s)
                     pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+                else:
+                    self._doubted = False
             self._check_alive()
             return away
+
+    async def _pause(self, failure: NoAnswer, since: float, pause_s: float) -> None:
+        """Wait before the server is asked again; ends the engine where it has failed for too long since then."""
+        limit_s, words = self._spec.reconnect_s, f"it has not answered for reconnect_s={self._spec.reconnect_s:g}"
+        if failure.verdict in ("refused", "malformed") and limit_s > REFUSED_S:
+            limit_s, words = REFUSED_S, f"it has given no valid answer for {REFUSED_S:g} s"
+        if (left_s := since + limit_s - time.monotonic()) <= 0:
+            await self._die(f"the server at {self._server.url} {quoted(str(failure))}; {words}")
+        with anyio.move_on_after(min(pause_s, max(left_s, 0.0))):
+            await self._dead.wait()
 
     async def _die(self, exit_reason: str) -> None:
         """Make every call raise `EngineDead` from now on, those that wait, and those in flight as their connections close."""
@@ -173,11 +176,9 @@ class OpenAIEngine:
             raise EngineDead(self.role, self._exit_reason)
 
 
-async def _asked(
-    server: Server, request: Request, prompt: Prompt, terms: Terms, tokenizer: Tokenizer, room: int, limit_s: float | None
-) -> Body:
+async def _asked(server: Server, request: Request, prompt: Prompt, terms: Terms, room: int, limit_s: float | None) -> Body:
     """The body of the server's answer to `request`, as `prompt` puts it, of at most `room` tokens; raises `NoAnswer`."""
-    return body_in(await server.ask(f"{server.url}/completions", body_of(request, prompt, terms, tokenizer, room), limit_s))
+    return body_in(await server.ask(f"{server.url}/completions", body_of(request, prompt, terms, room), limit_s))
 
 
 def small_request(tokenizer: Tokenizer, max_tokens: int = 1, length: int = 0, *, options: bool = True, candidates: int = 1) -> Request:
@@ -268,17 +269,17 @@ def _load_tokenizer(role: str, spec: OpenAISpec) -> HFTokenizer:
 async def _terms(where: str, server: Server, spec: OpenAISpec, tokenizer: Tokenizer, model: ServedModel) -> tuple[Terms, bool]:
     """How the server is spoken to, by its answer to a small request, and whether it says how many tokens it read."""
     ids = spec.server == "vllm" or (spec.server == "auto" and model.owned_by == "vllm")
-    terms, request = Terms(spec=spec, ids=ids), small_request(tokenizer)
-    prompt = prompt_of(request, terms, tokenizer)
+    terms, request = Terms(spec=spec, tokenizer=tokenizer, ids=ids), small_request(tokenizer)
+    prompt = prompt_of(request, terms)
     # vLLM is sent a text, too: it repeats the ids that its own tokenizer makes of that.
     sent = Prompt(tokenizer.decode(request.prompt_ids), prompt.tokens) if ids else prompt
     try:
-        body = await _asked(server, request, sent, terms, tokenizer, 1, ASK_S)
+        body = await _asked(server, request, sent, terms, 1, ASK_S)
         stated = body.count("prompt_tokens")
         if not ids:
             terms = structs.replace(terms, adds_bos=stated == prompt.tokens + 1, logprobs=any(choice.logprobs for choice in body.choices))
         answered = request if terms.logprobs else small_request(tokenizer, options=False)
-        completion_of(answered, body, Prompt(prompt.sent, prompt.tokens + terms.adds_bos), terms, tokenizer)
+        completion_of(answered, body, Prompt(prompt.sent, prompt.tokens + terms.adds_bos), terms)
     except NoAnswer as found:
         kind = "vLLM's own, which `server: generic` would change" if ids else "one of OpenAI's kind"
         what = f"{server.url} does not answer as a server of {spec.model!r} does, {kind}: it {quoted(str(found))}"
