@@ -3,11 +3,12 @@
 Nothing is solved, and the folders of the shards stay as they are.
 """
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
+import msgspec
 from msgspec import structs
 
 from pipeline.engine import EngineStatistics
@@ -126,17 +127,14 @@ def _session(sessions: Sequence[Session]) -> Session:
 
 
 def total_of(totals: Sequence[Totals]) -> Totals:
-    counts = ("chains_done", "chains_failed", "chains_cancelled", "graded", "correct", "steps")
-    sums = {name: sum(getattr(each, name) for each in totals) for name in counts}
-    pauses = [each.pauses for each in totals if each.pauses is not None]
-    errors: dict[str, Counter[str]] = {}
-    for each in totals:
-        for error, stages in each.errors.items():
-            errors.setdefault(error, Counter()).update(stages)
-    return Totals(
-        **sums,
-        pauses=sum(pauses) if pauses else None,
-        errors={error: dict(stages) for error, stages in errors.items()},
-        decisions=dict(sum((Counter(each.decisions) for each in totals), Counter())),
-        output_tokens=dict(sum((Counter(each.output_tokens) for each in totals), Counter())),
-    )
+    """The sums of all counts."""
+    return msgspec.convert(_added([msgspec.to_builtins(each) for each in (Totals(), *totals)]), Totals)
+
+
+def _added(values: Sequence[Any]) -> Any:
+    """The sum of numbers, without those that are not known, or of mappings key by key."""
+    known = [value for value in values if value is not None]
+    if known and isinstance(known[0], dict):
+        keys = dict.fromkeys(key for value in known for key in value)
+        return {key: _added([value[key] for value in known if key in value]) for key in keys}
+    return sum(known) if known else None

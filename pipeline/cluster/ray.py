@@ -7,7 +7,6 @@ import asyncio
 import logging
 import os
 import re
-import socket
 import warnings
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
@@ -31,8 +30,6 @@ from pipeline.system.machine import core_count
 
 HERE = "ray"
 """The cluster that `RAY_ADDRESS` names, or that runs on this machine; where there is none one is started for the run."""
-CONNECT_S = 10.0
-"""Most seconds to wait for an address to answer."""
 
 
 async def solve_on_ray(ready: Prepared, observer: Observer, *, attend: Attend | None = None) -> SessionResult:
@@ -47,8 +44,8 @@ async def solve_on_ray(ready: Prepared, observer: Observer, *, attend: Attend | 
 @contextmanager
 def _connected(cluster: str, replicas: int) -> Iterator[None]:
     """Connect this process to a cluster until the block ends, unless it is connected already. Raises `UsageError` where that fails."""
-    if cluster != HERE:
-        _check_answers(cluster)
+    if cluster != HERE and not re.fullmatch(r"ray://[^/:]+:\d+", cluster):
+        raise UsageError(f"--cluster {cluster}: expected ray, or ray://HOST:PORT with the port of Ray's client server, such as 10001")
     if ray.is_initialized():
         yield
         return
@@ -69,17 +66,6 @@ def _connected(cluster: str, replicas: int) -> Iterator[None]:
         yield
     finally:
         ray.shutdown()
-
-
-def _check_answers(cluster: str) -> None:
-    """Raise `UsageError` unless something listens at `ray://HOST:PORT`: Ray itself would try for minutes."""
-    found = re.fullmatch(r"ray://([^/:]+):(\d+)", cluster)
-    if found is None:
-        raise UsageError(f"--cluster {cluster}: expected ray, or ray://HOST:PORT with the port of Ray's client server, such as 10001")
-    try:
-        socket.create_connection((found[1], int(found[2])), CONNECT_S).close()
-    except OSError as error:
-        raise UsageError(f"--cluster {cluster}: does not answer: {reason(error)}") from error
 
 
 def check_room(plan: Plan, options: RunOptions) -> int:

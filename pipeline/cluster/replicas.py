@@ -94,9 +94,6 @@ async def solve_on_this_machine(
 ) -> SessionResult:
     """Solve on replicas on this machine, as `pipeline.session.run.solve` does without. Raises `UsageError` where it has too few devices."""
     options = ready.options
-    if unknown := [*(f"the judge {name!r}" for name in options.judges), *(f"the grader {name!r}" for name in options.graders)]:
-        what = f"{unknown[0]} is known to this process alone, and replicas are others"
-        raise UsageError(f"--replicas {options.replicas}: {what}; make it a plugin (guides/custom-judge in the documentation)")
     if ready.virtual_time:  # on simulated time it makes no difference how many of them compute at once
         shares: Sequence[DeviceShare] = [DeviceShare()] * min(options.replicas, core_count())
     else:
@@ -128,20 +125,20 @@ class Fleet:
         self._record: RunFile | None = None
         """The `run.json` of this session, once the engines of a shard are open."""
         self._order: Order = ""
-        self._errors: list[PipelineError] = []
+        self._error: PipelineError | None = None
         self._told: set[str] = set()
 
     async def run(self, places: int, stop: Stop) -> SessionResult:
-        """Solve all shards and merge them."""
+        """Solve all shards, and merge them."""
         stop.drained_by(self._drain)
-        left = bool(self._left)
         with self._ready.announced():
-            with self._observer.watch(self._view()):
-                await self._solve(places, stop)
-            if left and self._record is None:
-                if self._ready.old is None:
-                    shutil.rmtree(self._folder / SHARDS)
-                raise next(iter(self._errors), Interrupted())
+            if self._left:
+                with self._observer.watch(self._view()):
+                    await self._solve(places, stop)
+                if self._record is None:
+                    if self._ready.old is None:
+                        shutil.rmtree(self._folder / SHARDS)
+                    raise self._error or Interrupted()
             stop.over()
             return await anyio.to_thread.run_sync(self._finish)
 
@@ -153,13 +150,13 @@ class Fleet:
                     for place in range(places):
                         tasks.start_soon(self._work, place)
         except PipelineError as error:
-            self._errors.insert(0, error)
+            self._error = error
 
     def _drain(self) -> None:
         self._order = "drain"
 
     async def _work(self, place: int) -> None:
-        """Solve one shard after the other on a place. Other errors than of the user end the place."""
+        """Solve one shard after the other on a place, until one is given up. Raises what would keep every shard from starting."""
         while self._left and not self._order:
             shard = self._left.popleft()
             try:
@@ -167,8 +164,8 @@ class Fleet:
             except PipelineError as error:
                 if self._record is None and isinstance(error, UsageError):
                     raise
-                self._observer.tell(f"replica {shard.name}: stopped: {error}")
-                self._errors.append(error)
+                self._observer.tell(f"replica {shard.name}: given up: {error}")
+                self._error = self._error or error
                 return
 
     async def _keep(self, shard: Path, place: int) -> None:
@@ -226,7 +223,7 @@ class Fleet:
         ready, folder = self._ready, self._folder
         begun = [RunFile.read(shard) for shard in self._shards if (shard / FILE).exists()]
         done = len(begun) == len(self._shards) and all(map(self._is_over, self._shards, begun))
-        error = None if done else next(iter(self._errors), Interrupted())
+        error = None if done else self._error or Interrupted()
         if done:
             RunStore(folder).merge(self._shards, folder.name, replicas=True)
         status: Status = "finished" if error is None else "interrupted" if isinstance(error, Interrupted) else "failed"

@@ -264,14 +264,16 @@ def check_resume(options: RunOptions) -> None:
 
 
 def check_replicas(options: RunOptions) -> None:
-    """Raise `UsageError` if options need all chains in one process, or on a cluster engines of this machine."""
+    """Raise `UsageError` if options need this process, or on a cluster engines of this machine."""
+    other = "--replicas" if options.cluster is None else "--cluster"
     if options.schedule == "lockstep":
-        other = "--replicas" if options.cluster is None else "--cluster"
         raise UsageError(f"--schedule lockstep cannot be combined with {other}: it synchronises all chains in one process; use pipelined")
+    if unknown := [*(f"the judge {name!r}" for name in options.judges), *(f"the grader {name!r}" for name in options.graders)]:
+        what = f"{unknown[0]} is known to this process alone, and replicas are others"
+        raise UsageError(f"{other}: {what}; make it a plugin (guides/custom-judge in the documentation)")
     if options.cluster is not None and any(fields.get("backend") in _LOADED for fields in options.planned_engines.values()):
         what = "chooses engines for the GPUs of this machine, but replicas run on others"
-        write = "pipeline doctor GRAPH --as 4xH100-80GB --model ... -o engines.yaml"
-        raise UsageError(f"--model: {what}; write an engines file with `{write}` and pass it with --engines")
+        raise UsageError(f"--model: {what}; write an engines file, and pass it with --engines")
 
 
 class GraphKeywords(TypedDict, total=False):

@@ -179,8 +179,6 @@ def prepare(
     fingerprint: Fingerprint | None = None,
 ) -> Prepared:
     """Prepare a run in a `folder` that this process holds; `fingerprint`: where it is known already."""
-    if options.on_replicas:
-        check_replicas(options)
     if folder is not None and old is not None:
         check_served(folder, old)
         check_functions(folder, old.options)
@@ -192,6 +190,8 @@ def prepare(
         judges=tuple(sorted({node.spec.kind for node in plan.stages()} & registered_alone())),
         graders=tuple(sorted(problems.graders & graders_of_this_process())),
     )
+    if options.on_replicas:
+        check_replicas(options)
     virtual = virtual_time(plan.engines, str(options.graph), plan.reward_roles) if virtual is None else virtual
     run_id = plan.name if folder is None else folder.name
     record = _new_record(options, plan, fingerprint, run_id, virtual=virtual, command=command)

@@ -76,7 +76,7 @@ def test_replicas_are_other_processes_and_do_not_know_it(tmp_path: Path) -> None
     def mine(problem: Problem, candidates: Sequence[str]) -> int:
         return 0
 
-    with pytest.raises(UsageError, match=r"^--replicas 2: the judge 'mine' is known to this process alone, and replicas are others"):
+    with pytest.raises(UsageError, match=r"^--replicas: the judge 'mine' is known to this process alone, and replicas are others"):
         solve("mine", judges=[mine], replicas=2, output=tmp_path / "run")
 
 
