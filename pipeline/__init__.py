@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pipeline.data.problems import Problem
     from pipeline.engine import Candidate, Completion, Engine, Request, Usage
     from pipeline.errors import PipelineError
-    from pipeline.grading.plugins import grader
+    from pipeline.graph.plugins import grader
     from pipeline.reasoning.chain import Verdict
     from pipeline.stages.base import Stage
     from pipeline.stages.function_judge import judge
@@ -51,7 +51,7 @@ _MODULES = {
     "pipeline.data.problems": ("Problem",),
     "pipeline.engine": ("Candidate", "Completion", "Engine", "Request", "Usage"),
     "pipeline.errors": ("PipelineError",),
-    "pipeline.grading.plugins": ("grader",),
+    "pipeline.graph.plugins": ("grader",),
     "pipeline.reasoning.chain": ("Verdict",),
     "pipeline.stages.base": ("Stage",),
     "pipeline.stages.function_judge": ("judge",),

@@ -30,11 +30,10 @@ from pipeline.engine import Engine
 from pipeline.engines.registry import notices
 from pipeline.engines.sim.replay import bindings
 from pipeline.errors import MissingExtra, Unfinished, UsageError, nearest
-from pipeline.grading.plugins import register_grader
 from pipeline.graph.load import PRESET, load_preset
 from pipeline.graph.load import load_graph as load_bound
 from pipeline.graph.plan import Plan
-from pipeline.graph.plugins import engine_specs, register, stage_specs
+from pipeline.graph.plugins import engine_specs, register, register_grader, stage_specs
 from pipeline.graph.spec import EngineSpec, OpenSpec
 from pipeline.graph.yaml_file import setting
 from pipeline.remote.folder import written_folder
@@ -335,7 +334,7 @@ def _prepared_call(stack: ExitStack, graph: Graph, problems: Input, given: dict[
         virtual=None if opened is None else virtual,
         on_disk=False,
         said=said,
-        grader=graders[0] if len(graders) == 1 else None,
+        grader=graders[0].name if len(graders) == 1 else None,
     )
     return _SolveCall(run=stack.enter_context(held), engines=opened, listed=listed, baseline=baseline)
 

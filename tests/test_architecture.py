@@ -16,9 +16,9 @@ TESTS = sorted((ROOT / "tests").rglob("*.py"))
 
 LEVELS = [
     ["errors", "text", "confidence"],
-    ["files", "system"],
-    ["bundled", "grading"],
+    ["files", "system", "bundled"],
     ["graph"],
+    ["grading"],
     ["engine", "data"],
     ["store", "reasoning"],
     ["stages", "engines"],

@@ -26,7 +26,7 @@ from pipeline.data.requests.errors import ApiError
 from pipeline.data.rows import DAMAGE, Flaw, Record, Source, as_text, kind_of
 from pipeline.errors import BadRow, InputChanged, InputError, boundary, reason
 from pipeline.grading.answers import Kind
-from pipeline.grading.plugins import KINDS, grader_names
+from pipeline.graph.plugins import GRADER_KINDS, grader_names
 from pipeline.graph.prompts import LETTERS, Message, Prompts
 
 MAX_PROBLEM = 1_000_000
@@ -369,7 +369,7 @@ class Problems:
         theirs, value = self._value("grader", fields)
         if not value:
             return self.grader
-        *known, last = *KINDS, *grader_names()
+        *known, last = *GRADER_KINDS, *grader_names()
         if value not in (*known, last):
             raise Flaw(f"`{theirs}` is {value!r}, expected {', '.join(known)} or {last}")
         return str(value)

@@ -16,11 +16,11 @@ from msgspec import Struct
 
 from pipeline.grading.marks import parts_of
 from pipeline.grading.notation import clean, compact, visible
-from pipeline.grading.plugins import KINDS, grader_names
 from pipeline.grading.stated import Form, choice, declared, only_option, segments
+from pipeline.graph.plugins import GRADER_KINDS, grader_names
 
 Kind = str
-"""How a problem's answers are graded: one of `KINDS`, or the name of a grader of others (`grading.plugins`)."""
+"""How a problem's answers are graded: one of `GRADER_KINDS`, or the name of a grader of others (`graph.plugins`)."""
 BROKEN = "cannot load: "
 """What a worker's reply begins with that has no such grader."""
 Canonical = Fraction | str
@@ -91,7 +91,7 @@ def _kept(read: Callable[P, T]) -> Callable[P, T]:
 @_kept
 def taken(kind: Kind, answer: str) -> str:
     """The part of an answer or of a reference that is compared: what it marks as its answer, or else all of it."""
-    if kind not in KINDS or len(answer) > LONGEST:
+    if kind not in GRADER_KINDS or len(answer) > LONGEST:
         return answer
     answer = visible(answer)
     form: Form | None = {"numeric": "number", "letter": "letter"}.get(kind)  # type: ignore[assignment]
@@ -124,7 +124,7 @@ def as_kind(name: str | None) -> Kind:
 
 def is_kind(name: str) -> bool:
     """True if answers can be graded in this way here: the kind is built in, or an installed package registers it."""
-    return name in KINDS or name in grader_names()
+    return name in GRADER_KINDS or name in grader_names()
 
 
 def form_of(kind: Kind, reference: str) -> Form:
@@ -143,7 +143,7 @@ def quick_grade(kind: Kind, answer: str, reference: str) -> bool | None:
 
 def ruling(kind: Kind, answer: str, reference: str) -> Ruling | None:
     """What the texts of an answer and of its reference decide, both as they were `taken`; None where only a worker process can."""
-    if kind not in KINDS:
+    if kind not in GRADER_KINDS:
         return None
     if answer.strip() == reference.strip():
         return Ruling(True, "the same text")

@@ -19,7 +19,7 @@ from msgspec import Struct
 
 from pipeline.errors import with_place
 from pipeline.grading.answers import BROKEN, Kind, Ruling, ruling, taken
-from pipeline.grading.plugins import KINDS, Same, registered_grader, takes_problem
+from pipeline.graph.plugins import GRADER_KINDS, Same, registered_grader, takes_problem
 from pipeline.system.machine import core_count
 from pipeline.system.worker_process import Program, WorkerProcess
 from pipeline.text import storable
@@ -117,7 +117,7 @@ class Grader:
         quick = ruling(kind, answer, reference)
         if quick is not None:
             return Grade(quick.correct, rule=quick.rule)
-        if kind in KINDS and max(len(answer), len(reference)) > LONGEST:
+        if kind in GRADER_KINDS and max(len(answer), len(reference)) > LONGEST:
             return Grade(False, f"longer than {LONGEST:,} characters")
         with self._lock:
             known = self._grades.get(question)

@@ -22,7 +22,7 @@ import msgspec
 from pipeline.grading.answers import BROKEN, Kind, Ruling
 from pipeline.grading.expressions import equal
 from pipeline.grading.forms import Leaf, same_form
-from pipeline.grading.plugins import KINDS, load_grader
+from pipeline.graph.plugins import GRADER_KINDS, load_grader
 from pipeline.system.worker_process import leave_signals
 
 
@@ -71,7 +71,7 @@ def serve(leaf: Leaf, limit_s: float, questions: Iterable[str], say: Callable[[s
 
 def _rule(kind: Kind, leaf: Leaf) -> Callable[[str, str], Ruling]:
     """What grades answers of this `kind`."""
-    if kind in KINDS:
+    if kind in GRADER_KINDS:
         return lambda answer, reference: same_form(answer, reference, leaf)
     same = load_grader(kind)
     return lambda answer, reference: Ruling(bool(same(answer, reference)), f"the grader {kind}")

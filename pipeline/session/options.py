@@ -18,10 +18,9 @@ from pipeline.data.problems import Problem
 from pipeline.engine import Engine
 from pipeline.engines.sim.replay import PREFIX, replayed
 from pipeline.errors import InputError, UsageError, boundary
-from pipeline.grading.plugins import FunctionGrader, Same, grader_names
 from pipeline.graph.load import anywhere
 from pipeline.graph.plan import Plan
-from pipeline.graph.plugins import stage_kinds
+from pipeline.graph.plugins import FunctionGrader, Same, grader_names, stage_kinds
 from pipeline.graph.spec import EngineSpec, OpenSpec
 from pipeline.runtime.admission.admission import AdmissionName
 from pipeline.runtime.schedule import ScheduleName

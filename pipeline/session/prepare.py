@@ -19,10 +19,9 @@ from pipeline.engines.sim.device import devices_of
 from pipeline.engines.sim.replay import bindings
 from pipeline.engines.sim.spec import SimSpec
 from pipeline.errors import InputError, UsageError
-from pipeline.grading.plugins import graders_of_this_process, takes_problem
 from pipeline.graph.load import load_graph
 from pipeline.graph.plan import Plan
-from pipeline.graph.plugins import engine_specs, registered_alone, stage_specs
+from pipeline.graph.plugins import engine_specs, graders_of_this_process, registered_alone, stage_specs, takes_problem
 from pipeline.graph.source import source_of
 from pipeline.runtime.admission.feed import Arrivals, Feed, InputFeed, SampleCounts
 from pipeline.runtime.resume_state import ResumeState

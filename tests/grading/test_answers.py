@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from pipeline.grading.answers import KINDS, Kind, as_kind, choice, quick_grade, same_answer
+from pipeline.grading.answers import GRADER_KINDS, Kind, as_kind, choice, quick_grade, same_answer
 from pipeline.grading.stated import boxed, has_boxed
 from tests.support.grading_pairs import PAIRS, Pair
 
@@ -135,7 +135,7 @@ def test_an_unknown_kind_is_mathematics() -> None:
     assert [as_kind(name) for name in ("letter", "numeric", "math", "maths", None)] == ["letter", "numeric", "math", "math", "math"]
 
 
-@given(st.text(), st.text(), st.sampled_from(KINDS))
+@given(st.text(), st.text(), st.sampled_from(GRADER_KINDS))
 def test_a_quick_grade_raises_nothing(a: str, b: str, kind: Kind) -> None:
     assert quick_grade(kind, a, b) in (True, False, None)
     assert quick_grade(kind, a, a) in (True, False) or choice(a) is None
@@ -283,6 +283,6 @@ HOSTILE += ["\\text{" * 1600, "\\text" + " " * 9000, "1," * 4999, "1,234" * 1999
 def test_hostile_text_takes_no_time(text: str) -> None:
     start = time.process_time()
     boxed(text)
-    for kind in KINDS:
+    for kind in GRADER_KINDS:
         quick_grade(kind, text, text[:-1] + "x")
     assert time.process_time() - start < 2.0, "quadratic time would be minutes"

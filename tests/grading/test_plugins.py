@@ -9,7 +9,7 @@ from pipeline.data.problems import Problem, open_problems
 from pipeline.errors import BadRow
 from pipeline.grading.answers import as_kind
 from pipeline.grading.grader import Grader
-from pipeline.grading.plugins import grader_names, load_grader
+from pipeline.graph.plugins import grader_names, load_grader
 
 MODULE = """
 def same(answer, reference):

@@ -10,8 +10,7 @@ import pytest
 import pipeline
 from pipeline.data.problems import Problem
 from pipeline.errors import InputError, UsageError
-from pipeline.grading import plugins as graders
-from pipeline.graph import plugins as kinds
+from pipeline.graph import plugins
 from pipeline.session.options import resume_options
 from tests.support.paths import SIM
 
@@ -35,10 +34,10 @@ def solve(kind: str, problems: Any = PROBLEMS, **options: Any) -> pipeline.Resul
 
 def forget() -> None:
     """As a process that was started anew."""
-    kinds._registered.clear()
-    graders._registered.clear()
-    kinds.stage_kinds.cache_clear()
-    graders.grader_names.cache_clear()
+    plugins._registered.clear()
+    plugins._graders.clear()
+    plugins.stage_kinds.cache_clear()
+    plugins.grader_names.cache_clear()
 
 
 @pytest.fixture(autouse=True)
