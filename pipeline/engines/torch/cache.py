@@ -177,9 +177,8 @@ class BatchLayout:
     def __init__(self, slots: NDArray[np.int64], positions: NDArray[np.int64], decoding: int, chunks: list[PrefillChunk]) -> None:
         self.slots, self.positions, self.decoding, self.chunks = slots, positions, decoding, chunks
         self.rows = slots[:decoding]
-        """The slots that decode."""
         self.low, self.high = (int(self.rows.min()), int(self.rows.max()) + 1) if decoding else (0, 0)
-        """The narrowest range of slots that holds all these."""
+        """The narrowest range of slots that holds all `rows`, the slots that decode."""
         self.reach = int(positions[:decoding].max(initial=-1)) + 1
         """Positions that a decoding token may attend to."""
         width = self.high - self.low
@@ -190,12 +189,11 @@ class BatchLayout:
 
 
 class AttentionShape(NamedTuple):
-    """The sizes of a model's attention: layers, heads, and values in a head."""
+    """The sizes of a model's attention: layers, query heads, key-value heads that these share, and values in a head."""
 
     layers: int
     query_heads: int
     heads: int
-    """Key-value heads; several query heads may share one."""
     head_dim: int
 
 

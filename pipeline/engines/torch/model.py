@@ -98,8 +98,6 @@ def _check_tensors(model: Any, report: Mapping[str, Any]) -> None:
 def _runner(module: Any, tokenizer: HFTokenizer, setup: Setup, spec: TorchSpec) -> BatchRunner:
     config = module.config.get_text_config()
     longest = int(config.max_position_embeddings)
-    if longest < 1:
-        raise UsageError(f"its config.json says max_position_embeddings: {longest}, which is not a number of tokens")
     if spec.max_model_len is not None and spec.max_model_len > longest:
         raise UsageError(f"max_model_len is {spec.max_model_len}, but the model supports {longest}")
     max_model_len, slots = spec.max_model_len or longest, spec.kv_cache_slots or 2 * spec.max_num_seqs

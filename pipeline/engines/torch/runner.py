@@ -19,8 +19,11 @@ from pipeline.engine import Completion, EngineStatistics, Fact, Request
 from pipeline.engines.meter import UsageMeter
 from pipeline.engines.torch.cache import BatchLayout, KVCache, PrefillChunk, SlotTable
 from pipeline.engines.torch.sampling import SamplingParams, choose, sample
-from pipeline.engines.torch.sequences import Decode, RequestState, Sequence, Stops, WaitingQueue
+from pipeline.engines.torch.sequences import Decode, RequestState, Sequence, Stops
 from pipeline.engines.torch.spec import TorchSpec
+
+_OLDEST_EVERY = 8
+"""One in this many admissions goes to the oldest request, whatever its priority, so that none waits forever."""
 
 
 class Prefill:
@@ -122,7 +125,9 @@ class BatchRunner:
         """What is added to a token's id for each adapter, where slots compare prefixes: one computed with another adapter never matches."""
         self._stops = lru_cache(maxsize=64)(lambda strings, ids: Stops(strings, ids, model.eos_ids, model.decode))
         self._states: dict[int, RequestState] = {}
-        self._waiting = WaitingQueue()
+        self._waiting: dict[int, RequestState] = {}
+        """Those with candidates that have not started, in the order of arrival."""
+        self._admitted = 0
         self._prefills: list[Prefill] = []
         self._decoding: list[Sequence] = []
         self._meter = UsageMeter()
@@ -185,12 +190,19 @@ class BatchRunner:
         """Start waiting candidates while fewer than `max_num_seqs` sequences run."""
         free = self._spec.max_num_seqs - len(self._decoding) - sum(len(prefill.sequences) for prefill in self._prefills)
         while free and self._waiting:
-            state = self._waiting.first()
+            state = self._next()
             count = min(free, state.unstarted)
             self._start(state, count, now_s)
             free -= count
             if not state.unstarted:
-                self._waiting.admit(state.number)
+                self._admitted += 1
+                del self._waiting[state.number]
+
+    def _next(self) -> RequestState:
+        """The waiting request whose candidates start next: by priority and arrival, and every so often the oldest."""
+        if self._admitted % _OLDEST_EVERY == _OLDEST_EVERY - 1:
+            return next(iter(self._waiting.values()))
+        return min(self._waiting.values(), key=lambda state: (state.request.priority, state.number))
 
     def _start(self, state: RequestState, count: int, now_s: float) -> None:
         """Give a slot to each of `count` candidates of `state`; the first one's is prefilled, the others are copied from it."""
@@ -243,7 +255,8 @@ class BatchRunner:
         logprobs = torch.log_softmax(logits, dim=-1)
         tokens, chosen = self._sample(plan, logits, logprobs)
         likeliest = self._likeliest(plan, logprobs)
-        wanted = self._wanted(plan, logprobs) if plan.wanted else []
+        rows, asked, _ = zip(*plan.wanted, strict=True) if plan.wanted else ((), (), ())
+        wanted = logprobs[self._tensor(rows), self._tensor(asked)].tolist() if rows else []
         self._advance(plan, time.monotonic())
         touched = self._deliver(plan, tokens, chosen, likeliest)
         self._deliver_wanted(plan, wanted)
@@ -282,11 +295,6 @@ class BatchRunner:
             return {}
         rows = logprobs.index_select(0, self._tensor(list(asking.values())))
         return dict(zip(asking, rows.topk(min(LIKELIEST, rows.shape[-1]), dim=-1).values.tolist(), strict=True))
-
-    def _wanted(self, plan: BatchPlan, logprobs: Tensor) -> list[float]:
-        rows, tokens, _ = zip(*plan.wanted, strict=True)
-        found: list[float] = logprobs[self._tensor(rows), self._tensor(tokens)].tolist()
-        return found
 
     def _advance(self, plan: BatchPlan, now_s: float) -> None:
         """Count the tokens that were prefilled; candidates of finished prefills decode from now on, each in its own slot."""

@@ -47,10 +47,6 @@ class SamplingParams(NamedTuple):
     positions: NDArray[np.uint64]
     """Which number of the stream to use: how many tokens the candidate has."""
 
-    def take(self, rows: NDArray[np.intp]) -> "SamplingParams":
-        """The parameters of the given `rows` only."""
-        return SamplingParams._make(each[rows] for each in self)
-
 
 def sample(logits: Tensor, params: SamplingParams) -> Tensor:
     """A token for each row of `logits` (rows, vocabulary), float32."""
@@ -61,7 +57,7 @@ def sample(logits: Tensor, params: SamplingParams) -> Tensor:
     if len(warm) == len(greedy):
         return _draw(logits, params)
     rows = torch.from_numpy(warm).to(logits.device)
-    drawn = _draw(logits.index_select(0, rows), params.take(warm))
+    drawn = _draw(logits.index_select(0, rows), SamplingParams._make(each[warm] for each in params))
     return greedy.index_copy_(0, rows, drawn)
 
 

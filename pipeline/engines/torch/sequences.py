@@ -1,4 +1,4 @@
-"""The state of requests inside the worker: which starts next, how far each candidate is, when it ends. No torch and no clock here."""
+"""The state of requests inside the worker: how far each candidate is, and when it ends. No torch and no clock here."""
 
 from collections.abc import Callable
 
@@ -9,9 +9,6 @@ from pipeline.engine import Candidate, Completion, FinishReason, Request, Timing
 from pipeline.engines.torch.sampling import stream_key
 
 Decode = Callable[[list[int]], str]
-"""Text of token ids."""
-_OLDEST_EVERY = 8
-"""One in this many admissions goes to the oldest request, whatever its priority, so that none waits forever."""
 
 
 class Stops:
@@ -155,24 +152,3 @@ class RequestState:
                 time_to_first_token_s=self.first_token_s - self.arrival_s,
             ),
         )
-
-
-class WaitingQueue(dict[int, RequestState]):
-    """Requests with candidates that have not started, by number, in the order of arrival."""
-
-    _admitted = 0
-
-    def first(self) -> RequestState:
-        """The request whose candidates start next, by priority and arrival; now and then the oldest."""
-        if self._admitted % _OLDEST_EVERY == _OLDEST_EVERY - 1:
-            return next(iter(self.values()))
-        return min(self.values(), key=_rank)
-
-    def admit(self, number: int) -> None:
-        """Remove a request, all of whose candidates have started."""
-        self._admitted += 1
-        del self[number]
-
-
-def _rank(state: RequestState) -> tuple[int, int]:
-    return state.request.priority, state.number
