@@ -78,7 +78,7 @@ class ChainRecorder:
         """The first columns of every table."""
         self._started = self._step_started = clock.now()
         self._before_s = resumed.lived_s
-        self.active, self.waiting = CoveredTime(), CoveredTime()
+        self.waiting = CoveredTime()
         self._calls, self._steps = resumed.attempts, 0
         self._input, self._output = dict.fromkeys(progress.output_tokens, 0), dict.fromkeys(progress.output_tokens, 0)
         """Tokens of its calls, by role."""
@@ -103,8 +103,6 @@ class ChainRecorder:
         resumed = self._resumed.take(request)
         if resumed is not None:
             self._count(label, resumed.usage, resumed.wait_s)
-            self.active.begin(self._clock.at(resumed.submit_unix_ns))
-            self.active.end(self._clock.at(resumed.end_unix_ns))
             self.waiting.total_s += resumed.wait_s
         return resumed
 
@@ -140,9 +138,6 @@ class ChainRecorder:
                 tuple([len(c.ids) for c in step.candidates]),
                 round_.draft_tokens,
                 wasted,
-                round_.verify_input_tokens,
-                round_.verify_tokens,
-                round_.written_tokens if step.decision == "fallback" else 0,
                 now - self._step_started,
                 round_.wait_s,
                 self._clock.unix_ns(self._step_started),
@@ -191,14 +186,9 @@ class ChainRecorder:
                 engines=tuple(progress.output_tokens),
                 input_tokens=tuple(self._input.values()),
                 output_tokens=tuple(self._output.values()),
-                draft_input_tokens=self._input.get("draft", 0),
-                draft_output_tokens=self._output.get("draft", 0),
-                target_input_tokens=self._input.get("target", 0),
-                target_output_tokens=self._output.get("target", 0),
                 wasted_draft_tokens=self._wasted + self._round.draft_tokens,
                 calls=self._calls,
                 chain_time_s=self._before_s + now - self._started,
-                active_time_s=self.active.total_s,
                 wait_time_s=self.waiting.total_s,
                 start_unix_ns=self._resumed.started_unix_ns or self._clock.unix_ns(self._started),
                 end_unix_ns=self._clock.unix_ns(now),
@@ -218,7 +208,7 @@ class ChainRecorder:
         request, answer = call.request, completion or NO_ANSWER
         candidates, timing = answer.candidates, answer.timing
         ids = tuple([c.ids for c in candidates])
-        prefill, decode = timing.prefill_time_s, timing.decode_time_s
+        decode = timing.decode_time_s
         return CallRow(
             *self._identity,
             attempt.step_index,
@@ -228,7 +218,6 @@ class ChainRecorder:
             label.kind,
             label.purpose,
             label.role,
-            label.model,
             request.request_id,
             request.temperature,
             request.top_p,
@@ -252,14 +241,12 @@ class ChainRecorder:
             self._clock.unix_ns(end),
             submit - ready,
             timing.queue_time_s,
-            prefill,
+            timing.prefill_time_s,
             decode,
-            None if prefill is None or decode is None else prefill + decode,
             timing.time_to_first_token_s,
             None if decode is None else _time_per_token_s(decode, ids),
             end - submit,
             call.in_flight_engine,
-            call.in_flight_stage,
             call.waiting_engine,
             None if error is None else type(error).__name__,
             None if error is None else str(error),
@@ -331,24 +318,18 @@ NO_VERDICT: VerdictColumns = (None, None, None, None, None, None, None, None, No
 
 
 class RoundTotals:
-    """Tokens and seconds of waiting of the calls since the last committed step."""
+    """Drafted tokens and seconds of waiting of the calls since the last committed step."""
 
-    __slots__ = ("draft_tokens", "verify_input_tokens", "verify_tokens", "wait_s", "written_tokens")
+    __slots__ = ("draft_tokens", "wait_s")
 
     def __init__(self) -> None:
-        self.draft_tokens = self.verify_input_tokens = self.verify_tokens = self.written_tokens = 0
-        self.wait_s = 0.0
+        self.draft_tokens, self.wait_s = 0, 0.0
 
     def add(self, label: StageLabel, usage: Usage, wait_s: float) -> None:
         """Count one call of the stage `label`, which waited `wait_s` seconds before it was sent."""
         self.wait_s += wait_s
         if label.purpose == "draft":
             self.draft_tokens += usage.output_tokens
-        elif label.purpose == "judge":
-            self.verify_input_tokens += usage.input_tokens
-            self.verify_tokens += usage.output_tokens
-        elif label.purpose != "trial":
-            self.written_tokens += usage.output_tokens
 
 
 def block_tokens(facts: Mapping[str, Fact]) -> int:

@@ -35,10 +35,6 @@ class Clock:
         """A time of this clock in nanoseconds since 1970."""
         return self.started_unix_ns + round((now - self._origin) * 1e9)
 
-    def at(self, unix_ns: int) -> float:
-        """The inverse of `unix_ns`: seconds on this clock, also for a moment before this session of the run began."""
-        return self._origin + (unix_ns - self.started_unix_ns) / 1e9
-
 
 class CoveredTime:
     """Adds up the time that several overlapping intervals cover together: `total_s` seconds."""

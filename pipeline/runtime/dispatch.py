@@ -76,11 +76,9 @@ class _RecordedAttempts:
         self._record, self._attempt, self._priority, self._clock = record, attempt, priority, clock
 
     def begin_attempt(self, request: Request) -> Request:
-        self._record.active.begin(self._attempt.submit)
         return structs.replace(request, priority=self._priority(self._attempt.call))
 
     def end_attempt(self, completion: Completion | None, error: Exception | None) -> None:
-        self._record.active.end(self._clock.now())
         self._record.call(self._attempt, completion, error)
 
     def begin_pause(self, now: float) -> None:

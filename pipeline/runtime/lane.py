@@ -22,7 +22,7 @@ class Call:
     """One request in a client queue: which stage and chain it comes from, and whether it was started.
 
     `order` is the number of its chain in the input. When the call starts, the queue fills in how many calls are then in flight at the
-    engine and of the stage, and how many wait.
+    engine, and how many wait.
     """
 
     __slots__ = (
@@ -30,7 +30,6 @@ class Call:
         "cancelled",
         "gate",
         "in_flight_engine",
-        "in_flight_stage",
         "order",
         "request",
         "stage",
@@ -43,7 +42,7 @@ class Call:
         self.started = self.cancelled = False
         self.gate: Any = None
         """The event that is set when the call starts; put here by the caller that waits for that."""
-        self.arrival = self.in_flight_engine = self.in_flight_stage = self.waiting_engine = 0
+        self.arrival = self.in_flight_engine = self.waiting_engine = 0
 
     @property
     def waits(self) -> bool:
@@ -137,8 +136,6 @@ class Lane:
     def __init__(self, role: str, max_in_flight: int, room: CallRoom | None = None) -> None:
         self.role, self.max_in_flight, self._room = role, max_in_flight, room
         self.in_flight = self.waiting = 0
-        self._stages: dict[str, int] = {}
-        """Calls in flight, by stage."""
         self._expected: dict[str, float] = {}
         """Running mean of output tokens, by stage."""
         self._ready: list[tuple[int, int, int, Call]] = []
@@ -180,7 +177,6 @@ class Lane:
             self.waiting -= 1
             return
         self.in_flight -= 1
-        self._stages[call.stage] -= 1
         if self._room is not None:
             self._room.end(call.stage, call.request, output_tokens)
         if output_tokens is not None:
@@ -211,7 +207,6 @@ class Lane:
             self._room.begin(call.stage, call.request)
         self._departed += 1
         call.in_flight_engine = self.in_flight = self.in_flight + 1
-        call.in_flight_stage = self._stages[call.stage] = self._stages.get(call.stage, 0) + 1
         call.waiting_engine = self.waiting
 
     def _overdue(self) -> Call | None:

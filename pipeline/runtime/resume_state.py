@@ -38,8 +38,6 @@ class ResumedCall(Struct, frozen=True, kw_only=True):
     usage: Usage
     wait_s: float
     """Seconds that it waited before it was sent, the column `client_wait_s`."""
-    submit_unix_ns: int
-    end_unix_ns: int
     output_token_ids: Sequence[Sequence[int]]
     """Token ids of each candidate; the two fields below have one entry for each candidate as well."""
     finish_reason: Sequence[FinishReason]

@@ -28,9 +28,9 @@ Hashes: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
 # Columns that are read of `chains` and `calls`.
 CHAIN = ("chain_id", "input_row", "sample_index", "stop_reason", "correct", "reference_answer", "error_type", "error_stage")
 USAGE = ("input_tokens", "cached_input_tokens", "output_tokens")
-ANSWER = ("submit_unix_ns", "end_unix_ns", "output_token_ids", "finish_reason", "stop_reason", "option_logprobs", "scored_logprobs")
+ANSWER = ("output_token_ids", "finish_reason", "stop_reason", "option_logprobs", "scored_logprobs")
 RECORDED = ("chain_id", "error_type", "request_id", "prompt_digest", "client_wait_s", *USAGE, *ANSWER, *MEASURED_IN.values())
-CALL = ("engine", *RECORDED)
+CALL = ("engine", "submit_unix_ns", "end_unix_ns", *RECORDED)
 FAILED = ("chain_id", "error_type")
 MISMATCH = ResumeMismatch.__name__
 

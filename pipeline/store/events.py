@@ -64,8 +64,6 @@ class CallRow(Struct, frozen=True):
     """What the call was for: `guide`, `draft`, `judge`, `write`, `trial` (to ask for the answer before the thought is over) or `answer`."""
     engine: str
     """The role of the engine."""
-    request_model: str
-    """The model of the engine, as its engines file names it."""
     request_id: Annotated[str, column(vllm="request_id")]
     """The engine's id of the request."""
     temperature: float
@@ -116,8 +114,6 @@ class CallRow(Struct, frozen=True):
     """Time of computing the prompt; null if the engine does not report it."""
     decode_time_s: Annotated[float | None, column("s", vllm="vllm:request_decode_time_seconds")]
     """Time of sampling the tokens after the first; null if the engine does not report it."""
-    inference_time_s: Annotated[float | None, column("s", vllm="vllm:request_inference_time_seconds")]
-    """Prefill and decode time together."""
     time_to_first_token_s: Annotated[float | None, column("s", vllm="vllm:time_to_first_token_seconds")]
     """From the arrival of the request at the engine, including queue time."""
     time_per_output_token_s: Annotated[float | None, column("s", vllm="vllm:inter_token_latency_seconds")]
@@ -126,8 +122,6 @@ class CallRow(Struct, frozen=True):
     """From when the request was sent until its answer had arrived completely."""
     in_flight_engine: Annotated[int, column("{request}", vllm="vllm:num_requests_running")]
     """Requests at this engine when this one was sent, including itself."""
-    in_flight_stage: Annotated[int, column("{request}")]
-    """Those of `in_flight_engine` that are of the same stage."""
     waiting_engine: Annotated[int, column("{request}", vllm="vllm:num_requests_waiting")]
     """Requests left in the client queue when this one was sent."""
     error_type: str | None
@@ -243,12 +237,6 @@ class StepRow(Struct, frozen=True):
     """Tokens sampled for candidates."""
     draft_tokens_wasted: Tokens
     """Drafted tokens that were not committed."""
-    verify_input_tokens: Tokens
-    """Prompt tokens of verification."""
-    verify_tokens: Tokens
-    """Tokens sampled by verification."""
-    fallback_tokens: Tokens
-    """Tokens sampled for a step after all candidates were rejected."""
     step_time_s: Seconds
     """From the commit of the previous step to that of this one."""
     wait_time_s: Seconds
@@ -324,22 +312,12 @@ class ChainRow(Struct, frozen=True):
     """Prompt tokens that each engine read for this chain, counting every attempt of a call."""
     output_tokens: Annotated[tuple[int, ...], column("{token}")]
     """Tokens that each engine sampled for this chain, including end-of-sequence tokens."""
-    draft_input_tokens: Tokens
-    """Prompt tokens of the role `draft`; 0 in graphs without it."""
-    draft_output_tokens: Tokens
-    """Tokens sampled by the role `draft`."""
-    target_input_tokens: Tokens
-    """Prompt tokens of the role `target`."""
-    target_output_tokens: Tokens
-    """Tokens sampled by the role `target`."""
     wasted_draft_tokens: Tokens
     """Tokens sampled for candidates that were not committed, by any engine."""
     calls: Annotated[int, column("{request}")]
     """Number of calls to engines, including failed ones."""
     chain_time_s: Seconds
     """From the start of the chain to its end."""
-    active_time_s: Seconds
-    """The part of `chain_time_s` in which a call was at an engine."""
     wait_time_s: Seconds
     """The part of `chain_time_s` in which its calls waited in client queues."""
     start_unix_ns: Instant

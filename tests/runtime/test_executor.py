@@ -295,7 +295,6 @@ async def test_a_clock_is_set_to_another_wall_time() -> None:
     await anyio.sleep(2.0)
     clock.set(100 * 10**9)
     now = clock.now()
-    assert (clock.started_unix_ns, clock.unix_ns(now), clock.at(100 * 10**9)) == (100 * 10**9, 100 * 10**9, now)
+    assert (clock.started_unix_ns, clock.unix_ns(now)) == (100 * 10**9, 100 * 10**9)
     await anyio.sleep(1.5)
     assert clock.unix_ns(clock.now()) == 101_500_000_000
-    assert clock.at(99 * 10**9) == pytest.approx(now - 1.0)

@@ -156,4 +156,3 @@ def test_likelihood_asks_no_question(tmp_path: Path) -> None:
     for row in steps:
         assert (row["score_value"] >= row["threshold"]) == (row["decision"] == "accepted")
         assert len(row["score_probs"]) == row["num_distinct_candidates"]
-        assert row["verify_tokens"] == 0

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow  # whole runs
 GRAPHS = ("speccot", "specreason", "scot", "best-of-n", "target", "gated", "routed", "triggered")
 PROBLEMS = 6
 CHAINS = 2 * PROBLEMS
-MOMENT = ("in_flight_engine", "in_flight_stage", "waiting_engine")
+MOMENT = ("in_flight_engine", "waiting_engine")
 """Of calls that leave at the very same instant each sees more beside it than the one before; their order is the event loop's."""
 
 
@@ -45,7 +45,7 @@ def rows(folder: Path, table: str, *without: str) -> list[dict[str, Any]]:
 
 def said(folder: Path) -> dict[str, Any]:
     """What the chains said, and how they came to it."""
-    keys = ("answer_text", "stop_reason", "steps", "accepted_steps", "draft_output_tokens", "target_output_tokens", "calls")
+    keys = ("answer_text", "stop_reason", "steps", "accepted_steps", "output_tokens", "calls")
     return {row["chain_id"]: [row[key] for key in keys] for row in rows(folder, "chains") if row["error_type"] is None}
 
 

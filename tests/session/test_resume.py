@@ -56,7 +56,7 @@ def said(folder: Path) -> dict[str, Any]:
         steps.setdefault(row["chain_id"], []).append([row.get(name) for name in key])
     chains = rows(folder, "chains")
     assert len({row["chain_id"] for row in chains}) == len(chains)
-    costs = ("answer", "correct", "stop_reason", "steps", "accepted_steps", "calls", "draft_output_tokens", "target_output_tokens")
+    costs = ("answer", "correct", "stop_reason", "steps", "accepted_steps", "calls", "output_tokens")
     return {row["chain_id"]: ([row[name] for name in costs], steps.get(row["chain_id"])) for row in chains}
 
 
@@ -214,7 +214,6 @@ def test_the_time_between_sessions_is_in_no_figure(wholes: dict[str, Path], tmp_
     assert summary.span_s <= summary.wall_time_s  # type: ignore[operator]
     assert summary.tail_time_s <= summary.wall_time_s  # type: ignore[operator]
     for chain in rows(result.folder, "chains"):
-        assert chain["active_time_s"] <= chain["chain_time_s"] + 1e-9
         assert chain["chain_time_s"] <= summary.wall_time_s + 1e-6  # type: ignore[operator]
     with Query(result.folder) as db:
         assert all(0 < each.seconds <= 2 * summary.wall_time_s for each in read_thinking(db, result.run.plan) if each.seconds)  # type: ignore[operator]
@@ -228,7 +227,7 @@ def test_a_clock_that_was_set_back_turns_no_time_around(wholes: dict[str, Path],
     (tmp_path / "run/run.json").write_bytes(msgspec.json.encode(card))
     result = run(resume_options(tmp_path / "run"))
     assert result.run.sessions[1].started_unix_ns > tomorrow
-    assert all(0 <= row["active_time_s"] <= row["chain_time_s"] for row in rows(result.folder, "chains"))
+    assert all(row["chain_time_s"] >= 0 for row in rows(result.folder, "chains"))
     assert summarize(result.folder).span_s >= 0
     assert said(result.folder) == said(wholes["target"])
 

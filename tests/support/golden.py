@@ -28,7 +28,7 @@ TABLES = ("calls", "steps", "chains")
 Files = dict[str, bytes]
 """The content of each file in a folder, by its path in it."""
 _CHANGES = {"os.rename", "os.remove", "os.truncate", "os.mkdir"}
-_COSTS = ("answer", "correct", "stop_reason", "steps", "accepted_steps", "calls", "draft_output_tokens", "target_output_tokens")
+_COSTS = ("answer", "correct", "stop_reason", "steps", "accepted_steps", "calls", "output_tokens")
 _STEP = ("step_index", "decision", "step_text", "candidate_texts", "draft_tokens", "draft_tokens_wasted")
 
 
