@@ -4,6 +4,7 @@ A folder or a hub name enters; a `ModelCard` leaves, or one sentence with the re
 only headers and sizes are read.
 """
 
+import fnmatch
 import json
 import re
 from collections.abc import Mapping
@@ -57,9 +58,9 @@ def read_card(model: str) -> ModelCard:
     if size or Path(model).is_dir() or not is_hub_name(model) or is_offline():
         return _card(read_json(folder / "config.json") if folder else {}, size)
     files = hub_json(f"api/models/{model}?blobs=true").get("siblings", ())
-    sizes = {str(file.get("rfilename")): int(file.get("size") or 0) for file in files}
-    weights = {ending: sum(size for name, size in sizes.items() if name.endswith(ending)) for ending in (".safetensors", ".bin")}
-    return _card(hub_json(f"{model}/resolve/main/config.json"), weights[".safetensors"] or weights[".bin"])
+    sizes = {str(file["rfilename"]): int(file.get("size") or 0) for file in files if "/" not in file["rfilename"]}
+    weights = next(filter(None, (fnmatch.filter(sizes, pattern) for pattern in _PATTERNS)), [])
+    return _card(hub_json(f"{model}/resolve/main/config.json"), sum(sizes[name] for name in weights))
 
 
 def _card(config: Mapping[str, Any], size: int) -> ModelCard:

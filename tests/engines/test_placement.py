@@ -152,7 +152,8 @@ def test_a_server_of_several_models_has_to_be_told_which(server: SmallServer) ->
 # The hub.
 
 CONFIG = {"num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 64, "max_position_embeddings": 4096}
-FILES = [{"rfilename": f"model-{n}.safetensors", "size": 5000} for n in (1, 2)]
+NAMES = ("model-1.safetensors", "model-2.safetensors", "consolidated.safetensors", "a/b.bin")
+FILES = [{"rfilename": name, "size": 5000} for name in NAMES]
 PAGES = {"/someone/model/resolve/main/config.json": CONFIG, "/api/models/someone/model?blobs=true": {"siblings": FILES}}
 
 
