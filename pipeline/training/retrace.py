@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from pipeline.data.problems import Problem, open_problems
 from pipeline.engine import Completion, Request, Tokenizer
-from pipeline.engines.sim.replay import recorded_limits, recorded_tokenizer
+from pipeline.engines.sim.replay import recorded_limit, recorded_tokenizer
 from pipeline.errors import BadRow, InputError, NeverGenerated, PipelineError, RunError
 from pipeline.reasoning.chain import Chain, Span, Step
 from pipeline.reasoning.prompts import openings, role_of
@@ -89,7 +89,7 @@ class Retracer:
         self.plan, self.lost, self.unfinished = self.record.plan, 0, 0
         """`lost`: chains whose recorded calls do not lead to their recorded steps; `unfinished`: those that failed or were interrupted."""
         tokenizers = {role: recorded_tokenizer(str(run), self.record, role) for role in self.plan.engines}
-        limits = {role: recorded_limits(str(run), self.record, role).max_model_len for role in self.plan.engines}
+        limits = {role: recorded_limit(run, self.record, role, "max_model_len") for role in self.plan.engines}
         self.builders = builders_of(self.plan, tokenizers | ({LEARNER: learner} if learner else {}))
         self.stages = build_stages(self.plan, self.builders, str(run))
         self._openings, self._limits = openings(self.builders), limits | {LEARNER: _NO_LIMIT}

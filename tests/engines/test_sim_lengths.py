@@ -29,7 +29,7 @@ SHORTEST_STEP = 3
 
 def spread(found: Distribution, least: int) -> list[int]:
     """The whole lengths of `found`, each as likely as the others, in order."""
-    return [max(least, round(found.at(normal))) for normal in NORMALS]
+    return [max(least, round(found(normal))) for normal in NORMALS]
 
 
 def lengths(preset: Preset) -> tuple[list[int], list[int]]:
@@ -77,23 +77,23 @@ def test_aime_has_40_to_200_steps_of_the_measured_length() -> None:
 def test_quantiles_are_met_and_between_them_the_distribution_is_log_normal() -> None:
     found = quantiles({10: 5, 50: 20, 99.9: 300, 100: 400}, MAX_LENGTHS["steps"])
     for part, value in ((0.1, 5), (0.5, 20), (0.999, 300)):
-        assert found.at(NormalDist().inv_cdf(part)) == pytest.approx(value)
-    assert found.at(8) == pytest.approx(400)
-    assert all(below <= above for below, above in pairwise(map(found.at, NORMALS)))
+        assert found(NormalDist().inv_cdf(part)) == pytest.approx(value)
+    assert found(8) == pytest.approx(400)
+    assert all(below <= above for below, above in pairwise(map(found, NORMALS)))
     two = quantiles({10: math.exp(3 - 1.2815515655 * 0.7), 90: math.exp(3 + 1.2815515655 * 0.7)}, MAX_LENGTHS["steps"])
     normal = log_normal(math.exp(3 + 0.7**2 / 2), 0.7)
-    assert [two.at(z) for z in (-2, -0.3, 0, 1.7, 3)] == pytest.approx([normal.at(z) for z in (-2, -0.3, 0, 1.7, 3)])
+    assert [two(z) for z in (-2, -0.3, 0, 1.7, 3)] == pytest.approx([normal(z) for z in (-2, -0.3, 0, 1.7, 3)])
 
 
 def test_without_bounds_no_length_is_below_1_or_above_the_most() -> None:
     steep = quantiles({49: 2, 51: 5000}, MAX_LENGTHS["steps"])
-    assert (steep.at(-7), steep.at(7)) == pytest.approx((1, MAX_LENGTHS["steps"]))
+    assert (steep(-7), steep(7)) == pytest.approx((1, MAX_LENGTHS["steps"]))
 
 
 def test_lengths_have_one_source() -> None:
     with pytest.raises(ValueError, match="`preset` and `step_tokens_sigma` both set `step_tokens`; drop one"):
         SimTextSpec(preset="math", step_tokens_sigma=0.7)
-    assert SimTextSpec().distribution("steps") == log_normal(12, 0.5)
+    assert SimTextSpec().distribution("steps")(1) == log_normal(12, 0.5)(1)
 
 
 def write(model: TextModel, prompt: list[int], seed: int, limit: int = 8192) -> tuple[int, ...]:

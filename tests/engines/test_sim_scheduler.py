@@ -275,11 +275,6 @@ def test_the_example_of_a_cut(at: float, end: float) -> None:
     assert segment(10.0, 5, BatchCost(2.0, 1.0, 0.0, 0.0)).cut(at).end == end
 
 
-@pytest.mark.parametrize(("at", "iterations"), [(10.0, 0), (11.5, 0), (12.0, 1), (13.0, 1), (14.0, 2), (99.0, 5)])
-def test_the_example_of_completed_iterations(at: float, iterations: int) -> None:
-    assert segment(10.0, 5, BatchCost(2.0, 1.0, 0.0, 0.0)).completed(at) == iterations
-
-
 def test_what_arrives_while_a_real_clock_is_late_joins_no_iteration_from_before() -> None:
     device = SimDevice(ONE_SECOND.device)
     share = device.join(Scheduler(ONE_SECOND))

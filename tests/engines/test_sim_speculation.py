@@ -99,7 +99,7 @@ async def test_speculation_changes_the_time_and_no_text() -> None:
     assert [one.candidates for one in plain] == [one.candidates for one in faster]
     assert all((a.timing.decode_time_s or 0) > (b.timing.decode_time_s or 0) for a, b in zip(plain, faster, strict=True))
     assert before.speculation is None
-    assert before.written_tokens == after.written_tokens == 8 * 3 * 40
+    assert before.output_tokens == after.output_tokens == 8 * 3 * 40
     assert after.speculation.drafts + after.speculation.accepted_tokens >= 8 * 3 * 39
     assert after.speculation.accepted_tokens / after.speculation.drafts == pytest.approx(0.6 * (1 - 0.6**4) / 0.4, rel=0.2)
 

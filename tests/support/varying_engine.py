@@ -13,18 +13,18 @@ from pipeline.engine import Backend, Engine, Request
 from pipeline.engines.sim.engine import open_devices
 from pipeline.engines.sim.output import Output
 from pipeline.engines.sim.spec import SimSpec
-from pipeline.engines.sim.text import SeededText
+from pipeline.engines.sim.text import TextModel
 
 
 class VaryingSpec(SimSpec, frozen=True, kw_only=True, tag="varying"):
     """The keys of `sim`."""
 
 
-class VaryingText(SeededText):
+class VaryingText(TextModel):
     """Text by seeds that nobody gave: another one in every process and for every request."""
 
     def __init__(self, spec: VaryingSpec) -> None:
-        super().__init__(structs.replace(spec, model=f"{spec.model}/{os.urandom(8).hex()}"))
+        super().__init__(f"{spec.model}/{os.urandom(8).hex()}", spec.text)
 
     def output(self, request: Request, max_model_len: int) -> Output:
         return super().output(structs.replace(request, seed=int.from_bytes(os.urandom(6))), max_model_len)

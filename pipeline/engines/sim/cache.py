@@ -25,13 +25,6 @@ class Node:
         """True if it is noted for eviction."""
 
 
-LONG = 512
-"""Prompts of at least this many tokens have hundreds of nodes in the tree, so the path to where the last one ended is not walked again."""
-_KEY = slice(LONG - 32, LONG)
-MAX_ENDS = 4096
-"""Maximum number of long prompts whose ends are kept."""
-
-
 class PrefixCache:
     """Room for the keys and values of `capacity` tokens, cached or reserved: together never more than that."""
 
@@ -44,8 +37,6 @@ class PrefixCache:
         self._tick = 0
         self._unused: list[tuple[int, int, Node]] = []
         self._entries = 0
-        self._ends: dict[tuple[Node, Sequence[int]], tuple[Node, Sequence[int]]] = {}
-        """Where the last long prompt with this root and these tokens at `_KEY` ended in the tree, and its tokens up to there."""
 
     @property
     def usage(self) -> float:
@@ -58,25 +49,9 @@ class PrefixCache:
         root = self._roots.get(adapter)
         if root is None:
             root = self._roots[adapter] = Node((), None)
-        if most < LONG:
-            node, length = self._walk(root, tokens, 0, most)
-        else:
-            key = root, tuple(tokens[_KEY])
-            node, length = self._walk(*self._known_end(key, tokens, most), most)
-            self._note_end(key, node, tokens[:length])
+        node, length = self._walk(root, tokens, 0, most)
         self.pin(node)
         return node, length
-
-    def _known_end(self, key: tuple[Node, Sequence[int]], tokens: Sequence[int], most: int) -> tuple[Node, Sequence[int], int]:
-        """A node on the way of `tokens[:most]`, the tokens, and how many of them lead there."""
-        node, prefix = self._ends.get(key, (key[0], ()))
-        known = node.parent is not None and len(prefix) <= most and tokens[: len(prefix)] == prefix
-        return (node, tokens, len(prefix)) if known else (key[0], tokens, 0)
-
-    def _note_end(self, key: tuple[Node, Sequence[int]], node: Node, prefix: Sequence[int]) -> None:
-        if len(self._ends) >= MAX_ENDS and key not in self._ends:
-            self._ends.clear()
-        self._ends[key] = node, prefix
 
     def insert(self, node: Node, tokens: Sequence[int]) -> None:
         """Add `tokens` after `node`."""

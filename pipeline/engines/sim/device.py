@@ -13,7 +13,7 @@ from functools import partial
 
 from pipeline.engines.sim.scheduler import Job, Scheduler
 from pipeline.engines.sim.sharing import Sharing
-from pipeline.engines.sim.spec import SimDeviceSpec, SimSpec
+from pipeline.engines.sim.spec import SimDeviceSpec, SimSpec, SimSpeculativeSpec
 from pipeline.errors import GraphError
 
 ROUNDING = 1e-12
@@ -74,10 +74,6 @@ class SimDevice:
         self.advance(now)
         if math.isnan(job.finished) and not job.cancelled and share.scheduler.drop(job):
             self._reconsider(share, now)
-
-    def sampled(self, share: Share, now: float) -> int:
-        """Tokens that the engine had sampled by `now`."""
-        return share.scheduler.sampled(self._caught_up(share, now))
 
     def advance(self, now: float) -> None:
         """Bring all engines to time `now`, event by event."""
@@ -171,11 +167,12 @@ def devices_of(specs: Mapping[str, SimSpec]) -> dict[str, SimDeviceSpec]:
 
 
 def _check_steps(specs: Mapping[str, SimSpec]) -> None:
-    first = next((role for role, spec in specs.items() if spec.text.preset is not None), None)
-    for role, spec in specs.items():
-        if first is not None and spec.text.distribution("steps") != specs[first].text.distribution("steps"):
-            what = f"its thoughts differ in numbers of steps from those of {role!r}, which continues them"
-            raise GraphError(f"engine {first!r}: text", f"{what}; give both the same `preset`")
+    steps = {role: (spec.text.preset, spec.text.steps_mean, spec.text.steps_sigma) for role, spec in specs.items()}
+    first = next((role for role, each in steps.items() if each[0] is not None), None)
+    for role, each in steps.items():
+        if first is not None and each != steps[first]:
+            what = f"its thoughts differ in numbers of steps from those of {role!r}, which continues them; give both the same `preset`"
+            raise GraphError(f"engine {first!r}: text", what)
 
 
 def widened(specs: Mapping[str, SimSpec], opened: Collection[str]) -> dict[str, dict[str, int]]:
@@ -186,19 +183,15 @@ def widened(specs: Mapping[str, SimSpec], opened: Collection[str]) -> dict[str, 
     for role in opened:
         spec = specs[role]
         here = {other: each for other, each in specs.items() if each.device.name == spec.device.name}
-        freed = sum(_weights(each) + _cache(each) for other, each in here.items() if other not in opened)
-        caches = sum(_cache(each) for other, each in here.items() if other in opened)
-        if freed and _cache(spec):
+        freed = sum(sum(_bytes(each)) for other, each in here.items() if other not in opened)
+        caches = sum(_bytes(each)[1] for other, each in here.items() if other in opened)
+        if freed and _bytes(spec)[1]:
             found[role] = {"kv_cache_tokens": int(spec.kv_cache_tokens * (1 + freed / caches))}
     return found
 
 
-def _weights(spec: SimSpec) -> float:
-    """Bytes of the weights, those of a draft inside the engine included."""
-    draft = spec.speculative
-    return spec.parameters * spec.bytes_per_parameter + (draft.parameters * draft.bytes_per_parameter if draft else 0)
-
-
-def _cache(spec: SimSpec) -> float:
-    """Bytes of the keys and values for which there is room."""
-    return spec.kv_cache_tokens * (spec.kv_bytes_per_token + (spec.speculative.kv_bytes_per_token if spec.speculative else 0))
+def _bytes(spec: SimSpec) -> tuple[float, float]:
+    """Bytes of the weights and of the keys and values for which there is room, those of a draft inside the engine included."""
+    models: list[SimSpec | SimSpeculativeSpec] = [spec, *([spec.speculative] if spec.speculative else [])]
+    weights = sum(each.parameters * each.bytes_per_parameter for each in models)
+    return weights, spec.kv_cache_tokens * sum(each.kv_bytes_per_token for each in models)

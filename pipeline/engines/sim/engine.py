@@ -16,14 +16,13 @@ from typing import TypeAlias
 
 from pipeline.engine import Backend, Completion, Engine, EngineStatistics, Fact, Request, Timing, Tokenizer, Usage, packed
 from pipeline.engines.meter import UsageMeter
-from pipeline.engines.sim.cache import PrefixCache
 from pipeline.engines.sim.device import Share, SimDevice, devices_of, widened
-from pipeline.engines.sim.output import Output
+from pipeline.engines.sim.output import Output, TextSource
 from pipeline.engines.sim.replay import RecordedText
 from pipeline.engines.sim.scheduler import Job, Scheduler
 from pipeline.engines.sim.spec import SimSpec
 from pipeline.engines.sim.speculation import SpeculationMeter, iterations_of
-from pipeline.engines.sim.text import SeededText, TextSource
+from pipeline.engines.sim.text import TextModel
 from pipeline.engines.validate import validate_request
 from pipeline.errors import EngineDead, RequestRefused
 from pipeline.system.tasks import background_tasks
@@ -119,14 +118,9 @@ class SimEngine:
             waiting=self._scheduler.waiting,
             kv_cache_usage=self._scheduler.cache.usage,
             busy_s=sum(share.busy_s(now) for share in self._shares),
-            written_tokens=sum(self._clock.device.sampled(share, now) for share in self._shares),
             speculation=self._speculation.totals() if self._speculation else None,
             restarts=len(self._shares) - 1,
         )
-
-    async def reset_prefix_cache(self) -> None:
-        self._check_alive()
-        self._scheduler.cache = PrefixCache(self.spec.kv_cache_tokens)
 
     async def aclose(self) -> None:
         self._closed = True
@@ -244,7 +238,7 @@ async def open_devices(specs: Mapping[str, SimSpec], sources: Mapping[str, TextS
 
 
 def _source(role: str, spec: SimSpec) -> TextSource:
-    return SeededText(spec) if spec.replay is None else RecordedText(role, spec.replay)
+    return TextModel(spec.model, spec.text) if spec.replay is None else RecordedText(role, spec.replay)
 
 
 def _tokenizer_of(role: str, spec: SimSpec) -> Tokenizer:

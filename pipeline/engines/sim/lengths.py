@@ -5,68 +5,43 @@ A distribution gives a length for a standard normal draw: the greater the draw, 
 
 import math
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from statistics import NormalDist
 from typing import Literal
-
-from msgspec import Struct
 
 Preset = Literal["gsm8k", "math", "aime"]
 """The names of `PRESETS`."""
 MAX_LENGTHS = {"steps": 10_000, "step_tokens": 100_000}
 """The maximum number of steps of a thought, and of tokens of a step, where the lengths are measured ones."""
-_NORMAL = NormalDist()
+Distribution = Callable[[float], float]
 
 
-class LogNormal(Struct, frozen=True):
-    """A log-normal distribution by mean and standard deviation of the logarithm."""
-
-    log_mean: float
-    log_sigma: float
-
-    def at(self, normal: float) -> float:
-        """The length for a standard normal draw."""
-        return math.exp(self.log_mean + self.log_sigma * normal)
-
-
-class Quantiles(Struct, frozen=True):
-    """Log-normal pieces between quantiles: at the draw `normals[i]` the logarithm of the length is `logs[i]`."""
-
-    normals: tuple[float, ...]
-    logs: tuple[float, ...]
-    low: float
-    high: float
-    """Logarithms of the least and the greatest length."""
-
-    def at(self, normal: float) -> float:
-        place = min(max(bisect_left(self.normals, normal), 1), len(self.normals) - 1)
-        start, stop = self.normals[place - 1], self.normals[place]
-        share = (normal - start) / (stop - start)
-        log = self.logs[place - 1] + share * (self.logs[place] - self.logs[place - 1])
-        return math.exp(min(max(log, self.low), self.high))
-
-
-Distribution = LogNormal | Quantiles
-
-
-def log_normal(mean: float, sigma: float) -> LogNormal:
+def log_normal(mean: float, sigma: float) -> Distribution:
     """The log-normal distribution whose mean is `mean`; `sigma` is the standard deviation of the logarithm."""
-    return LogNormal(math.log(mean) - sigma * sigma / 2, sigma)
+    log_mean = math.log(mean) - sigma * sigma / 2
+    return lambda normal: math.exp(log_mean + sigma * normal)
 
 
-def quantiles(values: Mapping[float, float], most: float) -> Quantiles:
+def quantiles(values: Mapping[float, float], most: float) -> Distribution:
     """The distribution with these `values` by their percentiles, in order: between two of them, and beyond the outermost, the logarithm of
     a length is linear in the normal score of its share. 0 and 100 bound it; no length is above `most`."""
-    logs = {percent / 100: math.log(value) for percent, value in values.items()}
-    low, high = logs.pop(0.0, 0.0), logs.pop(1.0, math.log(most))
-    return Quantiles(tuple(map(_NORMAL.inv_cdf, logs)), tuple(logs.values()), low, high)
+    bounds = math.log(values.get(0, 1.0)), math.log(values.get(100, most))
+    inner = {NormalDist().inv_cdf(percent / 100): math.log(value) for percent, value in values.items() if 0 < percent < 100}
+    normals, logs = tuple(inner), tuple(inner.values())
+
+    def at(normal: float) -> float:
+        place = min(max(bisect_left(normals, normal), 1), len(normals) - 1)
+        share = (normal - normals[place - 1]) / (normals[place] - normals[place - 1])
+        return math.exp(min(max(logs[place - 1] + share * (logs[place] - logs[place - 1]), bounds[0]), bounds[1]))
+
+    return at
 
 
-def _quantiles(**parts: Mapping[float, float]) -> dict[str, Quantiles]:
+def _quantiles(**parts: Mapping[float, float]) -> dict[str, Distribution]:
     return {part: quantiles(values, MAX_LENGTHS[part]) for part, values in parts.items()}
 
 
-PRESETS: dict[Preset, dict[str, Quantiles]] = {
+PRESETS: dict[Preset, dict[str, Distribution]] = {
     # The 1,500 thoughts of R1-Distill-Qwen-32B about GSM8K's training problems that were published with SCoT, cut at blank lines: 8.7 steps
     # on average with a ln sigma of 0.72, and 137 characters a step with 0.90. The longest thoughts are loops.
     "gsm8k": _quantiles(

@@ -4,11 +4,12 @@ candidates that it judges. Pure."""
 import math
 from functools import lru_cache
 from statistics import NormalDist
+from typing import Protocol
 
 from msgspec import Struct
 
 from pipeline.confidence import Confidence
-from pipeline.engine import Candidate, FinishReason, Request
+from pipeline.engine import Candidate, Fact, FinishReason, Request, Tokenizer
 from pipeline.engines.sim.tokenizer import END, SimTokenizer
 from pipeline.graph.prompts import DELIMITER
 
@@ -47,6 +48,18 @@ class Output(Struct, frozen=True):
     def sampled(self) -> int:
         """Tokens that were sampled for the candidates."""
         return sum(len(candidate.ids) + candidate.ended for candidate in self.candidates)
+
+
+class TextSource(Protocol):
+    """Where a simulated engine's text comes from: a seeded model, or a recorded run."""
+
+    tokenizer: Tokenizer
+    vocab_size: int
+    facts: dict[str, Fact]
+    """What it says of the answers (`Engine.facts`)."""
+
+    def output(self, request: Request, max_model_len: int) -> Output:
+        """The answer to `request`, which must fit into the context. Raises `ChainError` where there is none."""
 
 
 def simulated_confidence(auc: float, right: bool, uniform: float, doubt: float = 1.0) -> Confidence:

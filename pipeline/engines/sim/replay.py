@@ -62,20 +62,13 @@ class RecordedCall(Struct, frozen=True, kw_only=True):
 ANSWERED = f"SELECT {', '.join(RecordedCall.__struct_fields__)} FROM calls WHERE engine = $role AND error_type IS NULL"
 
 
-class RecordedLimits(Struct, frozen=True):
-    """The context length of a recorded engine in tokens, and its number of token ids."""
-
-    max_model_len: int
-    vocab_size: int
-
-
 class RecordedText:
     """The `TextSource` of what one engine of a recorded run answered, all of which is held in memory."""
 
     def __init__(self, role: str, run: str) -> None:
         """Raises `InputError` where the run cannot be read, and `GraphError` where it had no such engine."""
         file = RunFile.read(Path(run))
-        self.tokenizer, self.vocab_size = recorded_tokenizer(run, file, role), recorded_limits(run, file, role).vocab_size
+        self.tokenizer, self.vocab_size = recorded_tokenizer(run, file, role), recorded_limit(run, file, role, "vocab_size")
         names = RecordedCall.__struct_fields__
         with Query(Path(run)) as db:
             rows = (dict(zip(names, row, strict=True)) for row in db.stream(ANSWERED, role=role))
@@ -177,10 +170,10 @@ def bindings(engines: Path | None) -> Path | Mapping[str, Any] | None:
     return found | ({PARAMS: {plan.name: {"prompts": PUBLISHED}}} if plan.params.get("prompts") == PUBLISHED else {})
 
 
-def recorded_limits(run: str, file: RunFile, role: str) -> RecordedLimits:
-    """The limits of the engine `role` of a run; raises `InputError` where its `run.json` does not state them."""
-    with boundary(InputError, f"{run}/run.json: $.engine_facts.{role}", foreign=msgspec.ValidationError):
-        return msgspec.convert(file.engine_facts.get(role), RecordedLimits)
+def recorded_limit(run: str | Path, file: RunFile, role: str, name: str) -> int:
+    """`max_model_len` or `vocab_size` of the engine `role` of a run; raises `InputError` where its `run.json` does not say it."""
+    with boundary(InputError, f"{run}/run.json: $.engine_facts.{role}.{name}", foreign=msgspec.ValidationError):
+        return msgspec.convert(file.engine_facts.get(role, {}).get(name), int)
 
 
 def recorded_tokenizer(run: str, file: RunFile, role: str) -> Tokenizer:

@@ -30,6 +30,19 @@ class Rates(Struct, frozen=True):
     layers: int
     """Layers of the model, 0 where it computes nothing."""
 
+    @classmethod
+    def of(cls, device: SimDeviceSpec, model: SimSpec | SimSpeculativeSpec, overhead_s: float) -> "Rates":
+        """The times of `model` on `device`."""
+        return cls(
+            token_s=2 * model.parameters / device.flops_per_s,
+            prompt_token_s=2 * model.parameters / (device.prompt_flops_per_s or device.flops_per_s),
+            weights_s=model.parameters * model.bytes_per_parameter / device.bytes_per_s,
+            kv_s=model.kv_bytes_per_token / device.bytes_per_s,
+            overhead_s=overhead_s,
+            sequence_s=device.sequence_s,
+            layers=layers_of(model),
+        )
+
     def batch(self, size: int, tokens: float, prompts: int, reads: float, growth: float, extra_s: float = 0.0) -> "BatchCost":
         """The cost of iterations that compute `tokens` tokens of `size` sequences and `prompts` tokens of prompts each; the first reads
         `reads` tokens of context, each next one `growth` more than the one before. `extra_s` seconds of arithmetic are not hidden behind
@@ -37,19 +50,6 @@ class Rates(Struct, frozen=True):
         compute = tokens * self.token_s + prompts * self.prompt_token_s
         memory = self.weights_s + reads * self.kv_s + extra_s
         return BatchCost(compute, memory, growth * self.kv_s, self.overhead_s + size * self.sequence_s, self.layers)
-
-
-def rates_of(device: SimDeviceSpec, model: SimSpec | SimSpeculativeSpec, overhead_s: float) -> Rates:
-    """The times of `model` on `device`."""
-    return Rates(
-        token_s=2 * model.parameters / device.flops_per_s,
-        prompt_token_s=2 * model.parameters / (device.prompt_flops_per_s or device.flops_per_s),
-        weights_s=model.parameters * model.bytes_per_parameter / device.bytes_per_s,
-        kv_s=model.kv_bytes_per_token / device.bytes_per_s,
-        overhead_s=overhead_s,
-        sequence_s=device.sequence_s,
-        layers=layers_of(model),
-    )
 
 
 def layers_of(model: SimSpec | SimSpeculativeSpec) -> int:
@@ -65,15 +65,15 @@ class Roofline:
 
     def __init__(self, spec: SimSpec) -> None:
         inner = spec.speculative
-        self.rates = rates_of(spec.device, spec, spec.device.overhead_s)
-        self._verifying = rates_of(spec.device, spec, spec.device.overhead_s + inner.verification_s) if inner else self.rates
+        self.rates = Rates.of(spec.device, spec, spec.device.overhead_s)
+        self._verifying = Rates.of(spec.device, spec, spec.device.overhead_s + inner.verification_s) if inner else self.rates
         self.proposals = inner.num_speculative_tokens if inner else 0
         """Tokens proposed for each sequence in an iteration, at most."""
         self._verified = self.proposals * (inner.proposed_share if inner else 1.0)
         """The same, on average."""
         self._unhidden_s = self._verified * (1 - inner.overlap) * self.rates.token_s if inner else 0.0
         """Arithmetic for one sequence that the memory traffic of an iteration does not hide."""
-        self.draft = rates_of(spec.device, inner, inner.overhead_s) if inner and (inner.parameters or inner.overhead_s) else None
+        self.draft = Rates.of(spec.device, inner, inner.overhead_s) if inner and (inner.parameters or inner.overhead_s) else None
         """Of what proposes them; None where that costs nothing."""
 
     def iteration(self, size: int, context: float, growth: float = 0, tokens: int = 0, reads: float = 0) -> "Cost":

@@ -28,7 +28,7 @@ as it would have been, B has its first token at 5 and its second at 6.
 """
 
 import math
-from bisect import bisect_left, bisect_right, insort
+from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Callable, Sequence
 from heapq import heapify, heappop, heappush
@@ -49,52 +49,48 @@ OLDEST_EVERY = 8
 """One in this many admissions goes to the oldest job, whatever its priority, so that none waits forever."""
 
 
-class Job:
+class Job(Struct, eq=False):
     """One request in a scheduler; its lengths are known when it arrives, because the text source has given its text."""
 
-    __slots__ = (
-        "adapter", "arrived", "cached", "cached_outputs", "cancelled", "computed", "finished", "first_token", "iterations",
-        "key", "lengths", "node", "notify", "progress", "prompt", "queued", "rates", "reserved", "reusable", "scheduled",
-        "sequences", "unfinished",
-    )  # fmt: skip
+    key: Key
+    prompt: Sequence[int]
+    reusable: int
+    """Prompt tokens that may come from the prefix cache."""
+    lengths: tuple[int, ...]
+    """Tokens to sample for each candidate; the prompt's last iteration samples the first ones."""
+    cached_outputs: Sequence[Sequence[int]]
+    """Output tokens of each candidate that the prefix cache keeps when the job is finished."""
+    notify: Callable[[], object]
+    """Called once, when the last of its sequences has ended."""
+    progress: Sequence[CandidateIterations] = ()
+    """How each candidate is written, in an engine that speculates; empty: every iteration samples a token."""
+    adapter: str | None = None
+    iterations: tuple[int, ...] = ()
+    """Iterations that each candidate takes, from the one that samples its first token."""
+    rates: tuple[float, ...] = ()
+    """Tokens by which the context of each candidate grows with an iteration, on average."""
+    sequences: int = 0
+    unfinished: int = 0
+    arrived: float = math.nan
+    scheduled: float = math.nan
+    first_token: float = math.nan
+    finished: float = math.nan
+    """The times of these events on the caller's clock, in seconds; NaN until they happen."""
+    node: Node | None = None
+    """The node of the prefix cache at which its prompt ends so far; None while it does not run."""
+    cached: int = 0
+    computed: int = 0
+    reserved: int = 0
+    """Numbers of tokens: prompt tokens from the cache, prompt tokens computed, and room reserved in the cache."""
+    queued: bool = True
+    """True if it waits: it was neither admitted nor cancelled."""
+    cancelled: bool = False
 
-    def __init__(
-        self,
-        key: Key,
-        prompt: Sequence[int],
-        reusable: int,
-        lengths: tuple[int, ...],
-        cached_outputs: Sequence[Sequence[int]],
-        notify: Callable[[], object],
-        progress: Sequence[CandidateIterations] = (),
-        adapter: str | None = None,
-    ) -> None:
-        self.key, self.prompt, self.adapter = key, prompt, adapter
-        self.notify = notify
-        """Called once, when the last of its sequences has ended."""
-        self.reusable = reusable
-        """Prompt tokens that may come from the prefix cache."""
-        self.lengths = lengths
-        """Tokens to sample for each candidate; the prompt's last iteration samples the first ones."""
-        self.cached_outputs = cached_outputs
-        """Output tokens of each candidate that the prefix cache keeps when the job is finished."""
-        self.progress = progress
-        """How each candidate is written, in an engine that speculates; empty: every iteration samples a token."""
-        self.iterations = tuple(each.iterations for each in progress) or lengths
-        """Iterations that each candidate takes, from the one that samples its first token."""
-        self.rates: tuple[float, ...] = tuple(each.rate for each in progress) or (1,) * len(lengths)
-        """Tokens by which the context of each candidate grows with an iteration, on average."""
-        self.sequences = self.unfinished = len(lengths)
-        self.arrived = key[1]
-        self.scheduled = self.first_token = self.finished = math.nan
-        """The times of these events on the caller's clock, in seconds; NaN until they happen."""
-        self.node: Node | None = None
-        """The node of the prefix cache at which its prompt ends so far; None while it does not run."""
-        self.cached = self.computed = self.reserved = 0
-        """Numbers of tokens: prompt tokens from the cache, prompt tokens computed, and room reserved in the cache."""
-        self.queued = True
-        """True if it waits: it was neither admitted nor cancelled."""
-        self.cancelled = False
+    def __post_init__(self) -> None:
+        self.iterations = tuple(each.iterations for each in self.progress) or self.lengths
+        self.rates = tuple(each.rate for each in self.progress) or (1,) * len(self.lengths)
+        self.sequences = self.unfinished = len(self.lengths)
+        self.arrived = self.key[1]
 
     @property
     def kv_tokens(self) -> int:
@@ -122,10 +118,6 @@ class Segment(Struct, frozen=True):
         count = 1 + bisect_left(range(1, self.iterations), work - self.start, key=self.cost.duration)
         return self if count == self.iterations else segment(self.start, count, self.cost)
 
-    def completed(self, work: float) -> int:
-        """The number of its iterations that are over at `work`; the example above: one at 13, two at 14."""
-        return bisect_right(range(1, self.iterations + 1), work - self.start, key=self.cost.duration)
-
 
 def segment(start: float, iterations: int, cost: Cost, chunks: tuple[tuple[Job, int], ...] = ()) -> Segment:
     """A segment of that many iterations that begins at `start`, in device work."""
@@ -141,8 +133,6 @@ class Finish(NamedTuple):
     context: float
     rate: float
     """Tokens by which its context grows with an iteration."""
-    uncounted: float
-    """Its tokens that are more than one and those of `rate` for each further iteration: what rounding leaves."""
     job: Job
 
 
@@ -184,8 +174,6 @@ class Scheduler:
         """By how many of them these sequences read more with each iteration: tokens that an iteration samples, on average."""
         self._iteration = 0
         """The number of iterations that are over."""
-        self._sampled: float = 0
-        """Tokens that were sampled in them; of sequences that are not finished, on average."""
         self._queue: list[tuple[Key, Job]] = []
         """Waiting jobs, a heap by key; one that was admitted from the other heap, or cancelled, may still be in it."""
         self._by_age: list[tuple[Key, Job]] = []
@@ -241,11 +229,6 @@ class Scheduler:
             return head is job
         job.cancelled = self._dropped = True
         return True
-
-    def sampled(self, work: float) -> int:
-        """Tokens that were sampled until `work`. The first segment must not end before `work`."""
-        first = self.forecast[0] if self.forecast else None
-        return int(self._sampled + (self._samples(first, first.completed(work)) if first else 0))
 
     def decide(self, now: float) -> None:
         """Decide what the next iterations compute, at a boundary that is reached at time `now`."""
@@ -340,10 +323,9 @@ class Scheduler:
 
     def _expect(self, job: Job) -> None:
         """Note when the sequences of `job` will end; the next iteration gives their first tokens."""
-        for candidate, (length, iterations, rate) in enumerate(zip(job.lengths, job.iterations, job.rates, strict=True)):
-            written = 1 + rate * (iterations - 1)
-            last, context = self._iteration + iterations, len(job.prompt) + written
-            insort(self._finishes, Finish(last, job.key, candidate, context, rate, length - written, job))
+        for candidate, (iterations, rate) in enumerate(zip(job.iterations, job.rates, strict=True)):
+            last, context = self._iteration + iterations, len(job.prompt) + 1 + rate * (iterations - 1)
+            insort(self._finishes, Finish(last, job.key, candidate, context, rate, job))
         heappush(self._last_iterations, (self._iteration + max(job.iterations), job.key, job))
 
     def _forecast_decoding(self, at: float, batch: "Decoding", iteration: int) -> None:
@@ -367,7 +349,6 @@ class Scheduler:
     def _advance(self, done: Segment, now: float) -> list[Job]:
         """Move batch and cache to the end of the segment `done`, at time `now`; returns the jobs that finish there."""
         self.work = done.end
-        self._sampled += self._samples(done, done.iterations)
         self._iteration += done.iterations
         self._context += done.iterations * self._growth
         for job, tokens in done.chunks:
@@ -383,18 +364,12 @@ class Scheduler:
             self.size -= 1
             self._context -= finish.context
             self._growth -= finish.rate
-            self._sampled += finish.uncounted
             finish.job.unfinished -= 1
             if not finish.job.unfinished:
                 self._complete(finish.job, now)
                 finished.append(finish.job)
         del self._finishes[:ended]
         return finished
-
-    def _samples(self, each: Segment, iterations: int) -> float:
-        """Tokens that are sampled in the first `iterations` of the first segment, on average."""
-        ends = sum(job.sequences for job, tokens in each.chunks if job.cached + job.computed + tokens == len(job.prompt))
-        return iterations * (self._growth + ends)
 
     def _start_decoding(self, job: Job, now: float) -> None:
         """Put the computed prompt of `job` into the cache, where other jobs may reuse it, and let its sequences decode."""

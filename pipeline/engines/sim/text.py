@@ -18,13 +18,12 @@ from functools import lru_cache
 from hashlib import blake2b
 from itertools import accumulate
 from random import Random
-from typing import Protocol
 
 from msgspec import Struct, structs
 
 from pipeline.engine import Candidate, Content, Fact, Request, Tokenizer, packed
 from pipeline.engines.sim.output import GATE_AUC, TRIAL_AUC, TRIAL_DOUBT, Output, normal_of, simulated_confidence, written
-from pipeline.engines.sim.spec import SimSpec, SimTextSpec
+from pipeline.engines.sim.spec import SimTextSpec
 from pipeline.engines.sim.tokenizer import ASSISTANT, END, USER, VOCAB_SIZE, SimTokenizer
 from pipeline.graph.prompts import DEFAULT_PROMPTS, DELIMITER, THINK_CLOSE, THINK_OPEN
 
@@ -37,8 +36,7 @@ _encode = _TOKENIZER.encode
 (_BLANK_LINE,) = _encode(DELIMITER)
 (_LINE,) = _encode("\n")
 _OK, _NO, _EH = (_encode(f" {word}")[0] for word in ("ok", "no", "eh"))
-_WORDS = {_OK: "ok", _NO: "no", _EH: "eh"}
-_VERDICTS = frozenset(_WORDS)
+_VERDICTS = frozenset((_OK, _NO, _EH))
 _ANCHORS = _VERDICTS | {_OPEN, _ASSISTANT, _USER}
 _LAST_STOP_IDS = frozenset((_CLOSE, _END))
 _BOX = tuple(_encode(DEFAULT_PROMPTS.trial))
@@ -213,11 +211,28 @@ def _ending(tail: tuple[int, ...]) -> tuple[bool, bool, tuple[int, ...]]:
 
 
 class TextModel:
-    """Writes and judges text as the simulated model called `name` does, by its `spec`."""
+    """The `TextSource` that writes and judges as the simulated model called `name` does, by its `spec`."""
+
+    tokenizer: Tokenizer = _TOKENIZER
+    vocab_size = VOCAB_SIZE
 
     def __init__(self, name: str, spec: SimTextSpec) -> None:
         self.name, self.spec = name, spec
+        self.facts: dict[str, Fact] = {"answers": "simulated"}
         self._thought, self._step = spec.distribution("steps"), spec.distribution("step_tokens")
+
+    def output(self, request: Request, max_model_len: int) -> Output:
+        """See `TextSource`."""
+        prompt = packed(request.prompt_ids)
+        if request.scored_ids:
+            return Output((), (1,), scored_logprobs=self.score(prompt, tuple(request.scored_ids)))
+        if request.option_ids:
+            chosen, logprobs = self.choose(request, prompt)
+            ids = (request.option_ids[chosen],)
+            option = Candidate(ids=ids, text=_TOKENIZER.decode(ids), cumulative_logprob=logprobs[chosen], finish_reason="length")
+            return Output((option,), (1,), option_logprobs=logprobs)
+        candidates = self.write(request, prompt, min(request.max_tokens, max_model_len - len(prompt)))
+        return Output(tuple(candidates), tuple(len(candidate.ids) + candidate.ended for candidate in candidates))
 
     def read(self, prompt: Sequence[int], content: Content | None = None) -> ThoughtState:
         """How far the thought in `prompt` has come, read from the marker at its end, and its problem: that of its `content`, or else what
@@ -296,7 +311,7 @@ class TextModel:
             return None
 
     def _steps(self, problem: SimProblem) -> int:
-        return min(max(1, round(self._thought.at(problem.normal))), _MOST)
+        return min(max(1, round(self._thought(problem.normal))), _MOST)
 
     def _is_right(self, problem: SimProblem, step: int, own: float) -> bool:
         """True if a candidate of a step is right: `own` is its draw, and there is one that all candidates share (`SimTextSpec`)."""
@@ -349,7 +364,7 @@ class TextModel:
             while True:
                 step += 1
                 length, place, _, _ = _draws(f"{key}//{step}")
-                yield _padded(_piece(DELIMITER), round(self._step.at(normal_of(length))), place)
+                yield _padded(_piece(DELIMITER), round(self._step(normal_of(length))), place)
         if state.lacks_delimiter:
             yield _piece(DELIMITER)
         total = state.total
@@ -375,7 +390,7 @@ class TextModel:
     def _tokens(self, problem: SimProblem, step: int, uniform: float) -> int:
         """The number of tokens of a candidate for a step, at least those of its marker."""
         own, common = 1 - self.spec.step_correlation, self.spec.step_correlation
-        return round(self._step.at(math.sqrt(own) * normal_of(uniform) + math.sqrt(common) * _in_common(problem.key, step)[2]))
+        return round(self._step(math.sqrt(own) * normal_of(uniform) + math.sqrt(common) * _in_common(problem.key, step)[2]))
 
     def _answer(self, problem: SimProblem, key: str, all_right: bool, done: int, total: int) -> Piece:
         """The answer of a thought of which `done` of `total` steps are written; boxed, if that fits into its tokens."""
@@ -391,37 +406,3 @@ class TextModel:
         if all_right and _draws(f"{self.name}/{problem.key}/stands")[0] < share:
             return problem.answer
         return str(1 + (int(problem.answer) + int(_draws(key)[2] * 997)) % 999)
-
-
-class TextSource(Protocol):
-    """Where a simulated engine's text comes from: a seeded model (`SeededText`), or a recorded run."""
-
-    tokenizer: Tokenizer
-    vocab_size: int
-    facts: dict[str, Fact]
-    """What it says of the answers (`Engine.facts`)."""
-
-    def output(self, request: Request, max_model_len: int) -> Output:
-        """The answer to `request`, which must fit into the context. Raises `ChainError` where there is none."""
-
-
-class SeededText:
-    """The `TextSource` that writes with the `TextModel` of a spec."""
-
-    def __init__(self, spec: SimSpec) -> None:
-        self.tokenizer: Tokenizer = SimTokenizer()
-        self.vocab_size = VOCAB_SIZE
-        self.facts: dict[str, Fact] = {"answers": "simulated"}
-        self._model = TextModel(spec.model, spec.text)
-
-    def output(self, request: Request, max_model_len: int) -> Output:
-        prompt = packed(request.prompt_ids)
-        if request.scored_ids:
-            return Output((), (1,), scored_logprobs=self._model.score(prompt, tuple(request.scored_ids)))
-        if request.option_ids:
-            chosen, logprobs = self._model.choose(request, prompt)
-            ids = (request.option_ids[chosen],)
-            option = Candidate(ids=ids, text=self.tokenizer.decode(ids), cumulative_logprob=logprobs[chosen], finish_reason="length")
-            return Output((option,), (1,), option_logprobs=logprobs)
-        candidates = self._model.write(request, prompt, min(request.max_tokens, max_model_len - len(prompt)))
-        return Output(tuple(candidates), tuple(len(candidate.ids) + candidate.ended for candidate in candidates))

@@ -7,6 +7,7 @@ feed, a blank line, or one to three other bytes. So a digit, a letter as an opti
 
 import re
 from collections.abc import Sequence
+from functools import lru_cache
 
 from pipeline.graph.prompts import DELIMITER, THINK_CLOSE, THINK_OPEN
 
@@ -24,12 +25,16 @@ _REMEMBERED = 1 << 16
 # A piece of other bytes never reaches over a digit, a letter, a space, a line feed, a `<` or the first byte of a character.
 _TEXT = re.escape(DELIMITER).encode() + rb"| ?[a-z]{1,6}| ?[A-Z][a-z]{1,5}|[A-Z]|[0-9\n]|[^0-9A-Za-z\n][^0-9A-Za-z \n<\xc0-\xff]{0,2}"
 _TEXT_PIECE = re.compile(_TEXT)
+_SPECIAL_IDS = {text.encode(): number for number, text in enumerate(SPECIALS)}
 _PIECE = re.compile("|".join(map(re.escape, SPECIALS)).encode() + b"|" + _TEXT)
 
 
+@lru_cache(maxsize=_REMEMBERED)
 def _id_of(piece: bytes) -> int:
+    if piece in _SPECIAL_IDS:
+        return _SPECIAL_IDS[piece]
     letters = piece.strip(b" ")
-    if not letters.isalpha() or not letters.isascii():
+    if not letters.isalpha():
         return len(piece) << _LENGTH_SHIFT | int.from_bytes(piece, "big")
     kind = 2 * (piece != letters) + letters[:1].isupper()
     number = 0
@@ -38,7 +43,10 @@ def _id_of(piece: bytes) -> int:
     return _WORDS + kind * _OF_A_KIND + number
 
 
+@lru_cache(maxsize=_REMEMBERED)
 def _piece_of(token: int) -> bytes:
+    if token < len(SPECIALS):
+        return SPECIALS[token].encode()
     if token < _WORDS:
         length = token >> _LENGTH_SHIFT
         return (token & 0xFFFFFF).to_bytes(3, "big")[3 - length :] if length else "\N{REPLACEMENT CHARACTER}".encode()
@@ -49,33 +57,6 @@ def _piece_of(token: int) -> bytes:
         letters.append(letter + 96)
     word = bytes(reversed(letters))
     return (b" " if kind > 1 else b"") + (word.capitalize() if kind % 2 else word)
-
-
-class _Ids(dict[bytes, int]):
-    """Cache of the id of each piece of text, worked out when it is first asked for."""
-
-    def __missing__(self, piece: bytes) -> int:
-        if len(self) > _REMEMBERED:
-            self.clear()
-            self.update(_SPECIAL_IDS)
-        self[piece] = token = _id_of(piece)
-        return token
-
-
-class _Pieces(dict[int, bytes]):
-    """Cache of the bytes of each id, worked out when they are first asked for."""
-
-    def __missing__(self, token: int) -> bytes:
-        if len(self) > _REMEMBERED:
-            self.clear()
-            self.update({number: piece for piece, number in _SPECIAL_IDS.items()})
-        self[token] = piece = _piece_of(token)
-        return piece
-
-
-_SPECIAL_IDS = {text.encode(): number for number, text in enumerate(SPECIALS)}
-_ids = _Ids(_SPECIAL_IDS)
-_pieces = _Pieces({number: piece for piece, number in _SPECIAL_IDS.items()})
 
 
 class SimTokenizer:
@@ -92,16 +73,16 @@ class SimTokenizer:
         return frozenset(self.special_ids.values())
 
     def encode(self, text: str) -> list[int]:
-        return list(map(_ids.__getitem__, _PIECE.findall(text.encode("utf-8", "replace"))))
+        return list(map(_id_of, _PIECE.findall(text.encode("utf-8", "replace"))))
 
     def encode_parts(self, parts: Sequence[str]) -> list[int]:
         ids: list[int] = []
         for number, part in enumerate(parts):
-            ids += map(_ids.__getitem__, _TEXT_PIECE.findall(part.encode("utf-8", "replace"))) if number % 2 else self.encode(part)
+            ids += map(_id_of, _TEXT_PIECE.findall(part.encode("utf-8", "replace"))) if number % 2 else self.encode(part)
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
-        return b"".join(map(_pieces.__getitem__, ids)).decode("utf-8", "replace")
+        return b"".join(map(_piece_of, ids)).decode("utf-8", "replace")
 
     def render(self, messages: Sequence[dict[str, str]]) -> str:
         turns = (
@@ -112,4 +93,4 @@ class SimTokenizer:
 
     def sizes(self, ids: Sequence[int]) -> list[int]:
         """The number of bytes of each of `ids`."""
-        return [len(_pieces[token]) for token in ids]
+        return [len(_piece_of(token)) for token in ids]
