@@ -32,19 +32,7 @@ from tests.support.served import (
     spec_of,
     talk,
 )
-from tests.support.small_server import (
-    HOSTED,
-    OPENAI_FIELDS,
-    VLLM,
-    Fault,
-    Kind,
-    edited,
-    hang,
-    raw,
-    small_server,
-    status,
-    story,
-)
+from tests.support.small_server import HOSTED, OPENAI_FIELDS, VLLM, Fault, Kind, edited, hang, raw, small_server, status, story
 
 OTHER = str(folder_of("qwen3"))
 """A tokenizer of another model."""
@@ -163,7 +151,9 @@ def sent(kind: Kind, request: Request, **fields: Any) -> tuple[dict[str, Any], O
 
 def test_vllm_is_sent_ids_and_values_that_leave_nothing_to_the_models_own_defaults() -> None:
     request = ask(temperature=0.6, n=2, seed=3, stop=("\n\n",), stop_ids=(THINK_CLOSE,), priority=5, top_k=20, min_p=0.1)
-    body, engine = sent(VLLM, request, priorities=True)
+    nested = {"reasoning": {"effort": "low", "budgets": [1, None, 2.5]}}
+    body, engine = sent(VLLM, request, priorities=True, extra=nested)
+    assert body.items() >= nested.items()
     assert (body["prompt"], body["top_k"], body["min_p"], body["repetition_penalty"]) == (PROMPT, 20, 0.1, 1.0)
     assert (body["n"], body["seed"], body["stop"], body["stop_token_ids"], body["priority"]) == (2, 3, ["\n\n"], [THINK_CLOSE], 5)
     assert {"prompts": "ids", "cannot": (), "server": "vllm", "answers": "model"}.items() <= engine.facts.items()
@@ -180,13 +170,6 @@ def test_any_other_server_is_sent_texts_and_openai_fields_only() -> None:
     assert {"prompts": "text", "cannot": ("scoring", "top_k", "min_p")}.items() <= engine.facts.items()
     assert sent(HOSTED, ask(stop_ids=(THINK_CLOSE,)))[0]["stop"] == ["</think>"]
     assert sent(VLLM, ask(), server="generic")[0]["prompt"] == TOKENIZER.decode(PROMPT)
-
-
-def test_further_fields_go_with_every_request() -> None:
-    nested = {"reasoning": {"effort": "low", "budgets": [1, None, 2.5]}}
-    with small_server(VLLM, TOKENIZER) as server:
-        opened(spec_of(server, extra=nested))
-        assert all(body.items() >= nested.items() for body in server.bodies)
 
 
 def test_an_adapter_is_asked_for_by_its_served_name() -> None:
@@ -269,7 +252,6 @@ def at(fails: Mapping[str, Any]) -> Any:
     [
         (VLLM, {}, {"model": "tinny"}, "does not serve 'tinny'; did you mean `tiny`?"),
         (HOSTED, {}, {"max_model_len": None}, "does not report the context length of 'tiny'; set max_model_len"),
-        (VLLM, {}, {"tokenizer": "bundled:tiny-targe"}, "did you mean `tiny-target`?"),
         (VLLM, {}, {"base_url": "http://127.0.0.1:9/v1"}, "cannot be reached: .*; start it, or check base_url"),
         (HOSTED, {}, {"server": "vllm"}, "which `server: generic` would change: it answered 400: Unrecognized"),
         (VLLM, {"/completions": status(404)}, {}, "it answered 404: not now"),
@@ -295,7 +277,6 @@ def test_what_cannot_start_says_why_in_one_sentence(
             opened(spec_of(server, **fields))
     assert str(caught.value).startswith("engine 'draft': ")
     assert "\n" not in str(caught.value)
-    assert len(str(caught.value)) < 800
 
 
 def unnamed(answer: dict[str, Any]) -> None:

@@ -3,6 +3,7 @@
 import json
 import re
 from pathlib import Path
+from shutil import copytree
 
 import pytest
 from hypothesis import given
@@ -11,7 +12,7 @@ from tokenizers import Regex, Tokenizer, pre_tokenizers
 
 from pipeline.engines.tokenizer import HFTokenizer
 from pipeline.errors import GraphError, RequestRefused
-from tests.support.chat_models import BUNDLED, MODELS, chat_model, folder_of
+from tests.support.chat_models import BUNDLED, MODELS, chat_model, folder_of, with_template
 
 NAMES = (*MODELS, *BUNDLED)
 FOLDED = "＜think＞"  # noqa: RUF001 - characters that NFKC makes ASCII
@@ -55,8 +56,7 @@ def test_a_token_that_the_template_names_controls_a_chat_however_it_is_written(t
 
 
 def test_no_added_word_or_digit_controls_a_chat_even_where_the_template_holds_it(tmp_path: Path) -> None:
-    for file in folder_of("qwen3").iterdir():
-        (tmp_path / file.name).write_bytes(file.read_bytes())
+    copytree(folder_of("qwen3"), tmp_path, dirs_exist_ok=True)
     words = ["0", "user", "content", "[1]", "<=>", "{%"]
     changed = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
     changed.add_tokens(words)
@@ -110,8 +110,7 @@ def test_a_text_that_a_control_token_is_spelled_out_in_has_its_other_ids_as_ever
 
 def tokenizer_with(folder: Path, pattern: str) -> HFTokenizer:
     """`qwq` with another pre-tokenizer."""
-    for file in folder_of("qwq").iterdir():
-        (folder / file.name).write_bytes(file.read_bytes())
+    copytree(folder_of("qwq"), folder, dirs_exist_ok=True)
     changed = Tokenizer.from_file(str(folder / "tokenizer.json"))
     changed.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Split(Regex(pattern), "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
@@ -131,8 +130,7 @@ def test_a_regex_that_runs_over_is_one_sentence(tmp_path: Path) -> None:
 @pytest.mark.torch
 @pytest.mark.parametrize("content", ["{", '{"version": "1.0", "model": {"type": "BPE", "vocab": {"a": -1}}}'])
 def test_a_damaged_tokenizer_is_one_sentence(tmp_path: Path, content: str) -> None:
-    for file in folder_of("qwq").iterdir():
-        (tmp_path / file.name).write_bytes(file.read_bytes())
+    copytree(folder_of("qwq"), tmp_path, dirs_exist_ok=True)
     (tmp_path / "tokenizer.json").write_text(content)
     with pytest.raises(GraphError, match=re.escape(str(tmp_path))) as caught:
         HFTokenizer(str(tmp_path))
@@ -140,10 +138,20 @@ def test_a_damaged_tokenizer_is_one_sentence(tmp_path: Path, content: str) -> No
 
 
 def test_a_model_without_a_template_is_one_sentence(tmp_path: Path) -> None:
-    for file in folder_of("qwq").iterdir():
-        (tmp_path / file.name).write_bytes(file.read_bytes())
-    config = json.loads((tmp_path / "tokenizer_config.json").read_text())
-    del config["chat_template"]
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
     with pytest.raises(GraphError, match="its tokenizer has no chat template; use an instruction or reasoning model"):
-        HFTokenizer(str(tmp_path)).render([{"role": "user", "content": "a"}])
+        with_template(tmp_path, "qwq", "").render([{"role": "user", "content": "a"}])
+
+
+@pytest.mark.slow
+@pytest.mark.torch
+def test_a_folder_without_a_tokenizer_json_is_converted(tmp_path: Path) -> None:
+    folder = copytree(folder_of("qwq"), tmp_path / "model")
+    model = json.loads((folder / "tokenizer.json").read_text())["model"]
+    (folder / "tokenizer.json").unlink()
+    (folder / "vocab.json").write_text(json.dumps(model["vocab"]))
+    (folder / "merges.txt").write_text("\n".join(["#version: 0.2", *map(" ".join, model["merges"])]))
+    config = json.loads((folder / "tokenizer_config.json").read_text()) | {"tokenizer_class": "GPT2Tokenizer"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    converted, chat = HFTokenizer(str(folder)), [{"role": "user", "content": "Tom has 3 pens"}]
+    assert converted.render(chat) == chat_model("qwq").render(chat)
+    assert converted.eos_ids == {converted.special_ids["<|im_end|>"]}
