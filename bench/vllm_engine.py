@@ -24,7 +24,8 @@ import msgspec
 
 from bench.figures import RESULTS, ROOT, Results, begin, grid
 from bench.runs import ARITH, say
-from pipeline.data.problems import Problem, open_problems
+from pipeline.data.problems import Problem
+from pipeline.data.reading import read_problems
 from pipeline.engine import Engine, Request
 from pipeline.engines.process.wire import Setup
 from pipeline.engines.registry import open_engines
@@ -172,7 +173,7 @@ def main(engines: Path, role: str, input_: Path, problems: int, repeats: int, ou
         asyncio.run(_bare_loop(bare))
         return
     recording = begin(__file__)
-    chosen = [p for p in islice(open_problems(input_), problems) if isinstance(p, Problem)]
+    chosen = [p for p in islice(read_problems(input_), problems) if isinstance(p, Problem)]
     times = anyio.run(measure, engines, role, chosen, repeats)
     count = 2 * (len(chosen) // (repeats + 1))
     rates = {name: count / statistics.median(took) for name, took in times.items()}

@@ -19,7 +19,6 @@ from msgspec import NODEFAULT, Meta, Struct, structs
 
 import pipeline
 from pipeline.cli.main import cli
-from pipeline.data.recipe import Recipe
 from pipeline.graph.load import Preset
 from pipeline.graph.plugins import engine_specs, stage_specs
 from pipeline.graph.prompts import ChoosePrompt, Example, Marks, Prompts, Question
@@ -70,7 +69,7 @@ def graph_files() -> str:
     parts += ["## prompts\n", _doc(Prompts), _table(Prompts)]
     for title, struct in (("thought", Marks), ("examples", Example), ("choose, choose_thought", ChoosePrompt), ("score", Question)):
         parts += [f"### {title}\n", _doc(struct), _table(struct)]
-    parts += ["## Presets\n", _doc(Preset), _table(Preset), "## Recipes of data sets\n", _doc(Recipe), _table(Recipe)]
+    parts += ["## Presets\n", _doc(Preset), _table(Preset)]
     return "\n".join(parts)
 
 

@@ -11,11 +11,10 @@ that. `solve` and `solve_async` carry out the same session as `pipeline run` and
 """
 
 import math
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from importlib import import_module
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -24,8 +23,9 @@ import anyio.to_thread
 import msgspec
 from msgspec import Struct, structs
 
-from pipeline.data.in_memory import ProblemList, is_frame, rows_of
-from pipeline.data.obtain import STDIN, problem_files
+from pipeline.data.inputs import STDIN, problem_files, rows_in_memory
+from pipeline.data.prepare import RECIPES
+from pipeline.data.reading import InputReading, read_files
 from pipeline.engine import Engine
 from pipeline.engines.registry import notices
 from pipeline.engines.sim.replay import bindings
@@ -183,7 +183,7 @@ def solve(graph: Graph, problems: Input, *, trace: bool = False, progress: bool 
             return result
         alone = call.baseline.options if call.run.folder is None else call.baseline.next_to(call.run.folder)
         plan = load_plan(alone.graph, alone.bound_engines, alone.settings)
-        with prepared(alone, plan, call.listed, on_disk=False, said=call.baseline.notices) as run:
+        with prepared(alone, plan, call.run.problems, on_disk=False, said=call.baseline.notices) as run:
             compared = _solved(structs.replace(call, run=run, baseline=None), trace, progress)
     return structs.replace(result, baseline=compared)
 
@@ -233,16 +233,12 @@ class _SolveCall(Struct, frozen=True, kw_only=True):
     run: Prepared
     engines: Mapping[str, Any] | None
     """Engines that the caller has opened, by role; None where the run opens its own."""
-    listed: ProblemList | None
-    """The problems where the caller holds them in memory."""
     baseline: BaselinePlan | None
     """The run of the target alone that follows."""
 
     async def carry_out(self, observer: Observer, stop: Stop) -> SessionResult:
         """Carry out the session in the running event loop."""
         run = self.run
-        if run.folder is not None and run.old is None and self.listed is not None:
-            self.listed.save(run.folder / PROBLEMS)
         if self.engines is None:
             here = import_module("pipeline.cluster.replicas").solve_on_this_machine if run.options.on_replicas else open_and_solve
             result: SessionResult = await here(run, observer, stop)
@@ -319,24 +315,27 @@ def _prepared_call(stack: ExitStack, graph: Graph, problems: Input, given: dict[
     plan = load_graph(graph, planned or engines, **{name: value for name, value in bound.items() if name != "models"})
     said += notices(plan.engines) if opened is None else []
     names = _input_names(problems)
-    here = not any(name == STDIN or "://" in name for name in names)
+    here = not any(name == STDIN or "://" in name or name in RECIPES for name in names)
     files = [Path(name) for name in names] if here else stack.enter_context(problem_files(names, fetch_problems, said.append))
     output = given.pop("output", None)
     if isinstance(output, str) and is_url(output):
         output = stack.enter_context(written_folder(output, lambda sentence: None, new=not given.get("resume")))
     valid = structs.replace(_valid(graph, plan, engines, bound, given, output, files, names), planned_engines=planned)
-    listed = None if names else _listed(problems, valid)
+    grader = graders[0].name if len(graders) == 1 else None
+    if names:
+        reading = read_files(valid.inputs, valid.columns, valid.part, grader=grader)
+    else:
+        reading = InputReading("problems", rows_in_memory(problems, valid.limit), valid.columns, valid.part, grader=grader)
     baseline = plan_baseline(valid) if valid.baseline else None
     held = prepared(
         valid,
         plan,
-        listed,
+        reading,
         virtual=None if opened is None else virtual,
         on_disk=False,
         said=said,
-        grader=graders[0].name if len(graders) == 1 else None,
     )
-    return _SolveCall(run=stack.enter_context(held), engines=opened, listed=listed, baseline=baseline)
+    return _SolveCall(run=stack.enter_context(held), engines=opened, baseline=baseline)
 
 
 def _valid(
@@ -357,7 +356,7 @@ def _valid(
         "graph": plan.name if values["graph"] else str(graph),
         "input": str(first),
         "more_inputs": tuple(map(str, more)),
-        "input_urls": input_urls(names),
+        "input_urls": input_urls(names, files),
         "engines": None if values["engines"] or engines is None else str(engines),
         "settings": _settings(bound),
         "output": None if output is None else str(output),
@@ -379,15 +378,6 @@ def _input_names(problems: Input) -> list[str]:
         return [str(problems)]
     paths = [each for each in problems if isinstance(each, Path)] if isinstance(problems, list | tuple) else []
     return [str(path) for path in paths] if isinstance(problems, list | tuple) and len(paths) == len(problems) else []
-
-
-def _listed(problems: Any, options: RunOptions) -> ProblemList:
-    """The problems that a caller holds in memory."""
-    rows = rows_of(problems) if is_frame(problems) else problems
-    if isinstance(rows, Mapping) or not isinstance(rows, Iterable):
-        raise UsageError(f"problems: expected a path, texts, mappings or a table, got `{type(problems).__name__}`")
-    # Of an iterable that never ends the limit takes what it needs.
-    return ProblemList(islice(rows, options.limit), options.columns, options.part)
 
 
 def _settings(bound: Mapping[str, Any]) -> tuple[str, ...]:

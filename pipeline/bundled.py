@@ -1,4 +1,4 @@
-"""The graphs, engines files, reward models, training files and recipes that come with this package, by name.
+"""The graphs, engines files, reward models and training files that come with this package, by name.
 
 A name or a path enters, a path leaves. In a checkout the files are the repository's own `graphs/` and `datasets/`, in a
 wheel they lie in the package. Models are told by the prefix `BUNDLED`. Nothing is read here.
@@ -11,7 +11,7 @@ from typing import Literal
 
 from pipeline.errors import UsageError, did_you_mean
 
-FileKind = Literal["graph", "engines file", "prompts file", "preset", "reward model", "training file", "study file", "data set"]
+FileKind = Literal["graph", "engines file", "prompts file", "preset", "reward model", "training file", "study file"]
 """The kinds of bundled files."""
 
 BUNDLED = "bundled:"
@@ -26,8 +26,9 @@ FOLDERS: dict[FileKind, Path] = {
     "reward model": _ROOT / "graphs" / "rewards",
     "training file": _ROOT / "graphs" / "training",
     "study file": _ROOT / "graphs" / "studies",
-    "data set": _ROOT / "datasets",
 }
+ARITH = _ROOT / "datasets" / "arith"
+"""The folder of the bundled problems, a Parquet file a split."""
 
 
 def model_name(model: str) -> str:

@@ -12,7 +12,6 @@ PipelineError
 │   ├── RunFolderError    the run folder cannot be written
 │   ├── FutileRun         what is paid for cannot be used
 │   ├── OutOfMemory       this process ran out of memory
-│   ├── InputChanged      the problems file is not what it was when the run started
 │   └── Unfinished        a run of the Python API stopped early; it holds what was finished
 └── ChainError            one chain failed; it is recorded as such and the others continue (exit code 3)
     ├── BadRow            an input row that holds no problem
@@ -126,15 +125,6 @@ class OutOfMemory(RunError):
 
     def __init__(self) -> None:
         super().__init__("out of memory; free some, raise the limit (`ulimit -v`, or the container's), or use a smaller batch size")
-
-
-class InputChanged(RunError):
-    """The problems file `where` is not what it was when the run started, as `what` says."""
-
-    def __init__(self, where: str, what: str) -> None:
-        remedy = "this run was started with the earlier version of the file; restore it and resume, or start a new run"
-        super().__init__(f"{where}: was changed during the run: {what}; {remedy}")
-        self.where, self.what = where, what
 
 
 class Unfinished(RunError):

@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 
 from pipeline.bundled import FOLDERS, FileKind, bundled_files, find_file
-from pipeline.data.recipe import find_recipe
 from pipeline.errors import GraphError, UsageError
 from pipeline.graph.load import load_engines
 from pipeline.graph.plugins import engine_specs
@@ -20,7 +19,6 @@ NAMES: list[tuple[FileKind, str, str]] = [
     ("engines file", "sim-2xh100", "graphs/engines/sim-2xh100.yaml"),
     ("engines file", "tiny-scot", "graphs/engines/tiny-scot.yaml"),
     ("reward model", "prm-tiny", "graphs/rewards/prm-tiny.yaml"),
-    ("data set", "gsm8k", "datasets/gsm8k.yaml"),
 ]
 
 
@@ -63,7 +61,6 @@ def test_every_loader_takes_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.chdir(tmp_path)
     assert load_plan(Path("speccot"), Path("sim-instant")).engines == load_engines(Path("sim-instant"), engine_specs())
     assert load_reward_model(Path("prm-tiny"), engine_specs()).reward.backend == "torch"
-    assert find_recipe("gsm8k").rows == 1319
 
 
 def test_a_graph_names_engines_beside_it_or_bundled_ones(tmp_path: Path) -> None:

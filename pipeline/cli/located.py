@@ -69,15 +69,15 @@ class RunFolder(click.Path):
 
 
 class ProblemFile(click.Path):
-    """A file of problems by path or URL."""
+    """A file of problems by path or URL, or a data set by name."""
 
     def __init__(self) -> None:
         super().__init__(path_type=Path)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if not _is_to_be_opened(value, ctx):
+        if ctx is None or not isinstance(ctx.obj, Opened):
             return super().convert(value, param, ctx)
-        [path] = problems_of(value)
+        [path] = problems_of(str(value))
         return path
 
 
@@ -97,9 +97,9 @@ def written_run(text: str, *, new: bool, take_over: bool = False) -> Located:
 
 def problems_of(*inputs: str) -> list[Path]:
     """The paths of inputs of a command, until it ends; see `problem_files`."""
-    files, fetch = import_module("pipeline.data.obtain").problem_files, import_module("pipeline.remote.inputs").fetch_problems
+    files, fetch = import_module("pipeline.data.inputs").problem_files, import_module("pipeline.remote.inputs").fetch_problems
     paths: list[Path] = _opened().enter_context(files(inputs, fetch, print_notice))
-    _opened().urls.update((str(path), url) for path, url in zip(paths, input_urls(inputs), strict=False) if url)
+    _opened().urls.update((str(path), url) for path, url in zip(paths, input_urls(inputs, paths), strict=False) if url)
     return paths
 
 

@@ -38,7 +38,7 @@ take_over_option = option("--take-over", is_flag=True, help=TAKE_OVER_HELP, head
 @model_option
 @settings_option
 @preset_option
-@run_options("samples", "seed", "batch_size", "schedule", "admission", "output", "keep_input", "baseline")
+@run_options("samples", "seed", "batch_size", "schedule", "admission", "output", "baseline")
 @json_option
 @run_options("fail_on_error", "resume", "retry_failed", "allow_drift")
 @take_over_option
@@ -59,14 +59,14 @@ def run(
 
     A run that stopped is continued by `pipeline resume`. Exit codes: see reference/exit-codes in the documentation.
     """
-    first, *more = problems_of(*inputs)
+    first, *more = files = problems_of(*inputs)
     folder = None if output is None else written_run(output, new=not options["resume"], take_over=take_over)
     bound = with_models([graph], with_preset([graph], options), options["batch_size"])
     chosen = RunOptions(
         graph=graph,
         input=first,
         more_inputs=tuple(more),
-        input_urls=input_urls(inputs),
+        input_urls=input_urls(inputs, files),
         output=None if folder is None else folder.path,
         **bound,
     )
@@ -75,9 +75,6 @@ def run(
 
 @command(headed=True)
 @click.argument("run", type=click.Path(), metavar="RUN")
-@option(
-    "-i", "--input", "input_", type=click.Path(), metavar="FILE", help="Where the problems are now, if they have moved.", heading="Input"
-)
 @run_options("limit", unset=True)
 @option(
     "--engines",
@@ -95,7 +92,6 @@ def run(
 @notice_options
 def resume(
     run: str,
-    input_: str | None,
     retry_failed: bool,
     fail_on_error: float | None,
     as_json: bool,
@@ -114,10 +110,6 @@ def resume(
     options = resume_options(folder.path, retry_failed=retry_failed, fail_on_error=fail_on_error)
     planned = {} if "engines" in changes else options.planned_engines
     options = structs.replace(options, **changes, planned_engines=planned, allow_drift=tuple(set(changes) & set(MAY_DRIFT)))
-    inputs = options.input_names if input_ is None else (input_,)
-    if input_ is not None or (options.input_urls and not (folder.path / import_module("pipeline.store.kept_problems").TABLE).is_dir()):
-        first, *more = problems_of(*inputs)
-        options = structs.replace(options, input=first, more_inputs=tuple(more), input_urls=input_urls(inputs))
     plan = None if "engines" in changes else import_module("pipeline.store.run_file").RunFile.read(folder.path).plan
     _solve(options, run, folder, as_json, metrics, baseline, plan)
 

@@ -29,6 +29,7 @@ from pipeline.session.observer import Observer
 from pipeline.session.options import RunOptions
 from pipeline.session.run import SessionResult, Solve
 from pipeline.session.run import run as start
+from pipeline.store.kept_problems import solved_problems
 from pipeline.sweep.baseline import BaselinePlan, plan_baseline
 
 
@@ -74,7 +75,8 @@ def solved(
         for sentence in baseline.notices:
             print_notice(sentence)
         try:
-            results.append(solve(baseline.next_to(_folder_of(results[0]))))
+            folder = _folder_of(results[0])
+            results.append(solve(baseline.next_to(folder), problems=solved_problems(folder, results[0].run)))
         except Interrupted:
             return results, 130
     return results, next((each.exit_code for each in results if each.exit_code), 0)

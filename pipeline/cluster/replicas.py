@@ -24,7 +24,7 @@ from msgspec import Struct, structs
 
 from pipeline.cluster.merge import merged_run, total_of
 from pipeline.cluster.worker import CLOSE_S, Order, ShardJob, ShardReport, ShardWorker
-from pipeline.data.part import shard_of
+from pipeline.data.problems import shard_of
 from pipeline.engines.cores import ranges
 from pipeline.engines.process.worker import end_with_main_process
 from pipeline.errors import EngineDead, Interrupted, OutOfMemory, PipelineError, ReplicaLost, RunError, UsageError, reason
@@ -269,7 +269,7 @@ class Fleet:
             plan=ready.plan,
             virtual_time=ready.virtual_time,
             started_unix_ns=self._started_unix_ns,
-            grader=ready.problems.grader,
+            problems=ready.problems,
         )
 
     def _over(self, shard: Path) -> int:

@@ -22,6 +22,7 @@ from pipeline.session.options import RunOptions
 from pipeline.session.prepare import prepared
 from pipeline.session.run import solve
 from pipeline.store.folder import is_held
+from pipeline.store.kept_problems import Problems
 from pipeline.store.run_file import Totals
 
 CLOSE_S = 20.0
@@ -38,8 +39,8 @@ class ShardJob(Struct, frozen=True, kw_only=True):
     virtual_time: bool
     started_unix_ns: int
     """When the session starts on a simulated clock."""
-    grader: str | None
-    """How problems are graded that do not say it."""
+    problems: Problems
+    """Those of the whole run."""
 
 
 class ShardReport(Struct, frozen=True, kw_only=True):
@@ -110,7 +111,7 @@ class ShardWorker:
         while is_held(job.options.output) and time.monotonic() < until:  # by the worker before this one
             time.sleep(0.1)
         observer = Observer(watch=self._watch, tell=lambda sentence: self._told.append(sentence))
-        with prepared(job.options, job.plan, virtual=job.virtual_time, grader=job.grader) as found:
+        with prepared(job.options, job.plan, job.problems, virtual=job.virtual_time) as found:
             run = structs.replace(found, starts_unix_ns=job.started_unix_ns)
 
             async def in_this_loop() -> None:

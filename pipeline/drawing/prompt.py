@@ -1,11 +1,11 @@
 """The prompt that a stage gives its engine for one problem: a plan and texts enter, text and token ids leave. No engine starts."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice
 
 from msgspec import Struct
 
-from pipeline.data.problems import Problem, Problems
+from pipeline.data.problems import Problem
 from pipeline.engine import Request, Tokenizer
 from pipeline.engines.registry import backend_of
 from pipeline.errors import BadRow, GraphError, InputError, UsageError, did_you_mean
@@ -56,13 +56,13 @@ def shown_prompt(
     return _shown(stage, role, requests[0], builders[role].tokenizer)
 
 
-def problem_in(problems: Problems, row: int) -> Problem:
-    """The problem in a row of a file, from 1; raises `InputError`."""
-    item = next(islice(iter(problems), row - 1, None), None)
+def problem_in(name: str, problems: Iterator[Problem | BadRow], row: int) -> Problem:
+    """The problem in a row, from 1, of the input called `name`; raises `InputError`."""
+    item = next(islice(problems, row - 1, None), None)
     if item is None:
-        raise InputError(str(problems.path), f"has no row {row}")
+        raise InputError(name, f"has no row {row}")
     if isinstance(item, BadRow):
-        raise InputError(str(problems.path), f"row {row}: {item.what}")
+        raise InputError(name, f"row {row}: {item.what}")
     return item
 
 

@@ -13,8 +13,10 @@ from typing import Any
 import pyarrow as pa
 
 from pipeline.analysis.quality.votes import Same, Sample, ballot
+from pipeline.data.columns import ALIASES
+from pipeline.data.files import Flaw, Record
 from pipeline.data.problems import Problem
-from pipeline.data.rows import Flaw, Record
+from pipeline.errors import BadRow
 from pipeline.grading.grader import Grader
 from pipeline.store.events import UNFINISHED
 from pipeline.store.kept_problems import solved_problems
@@ -55,19 +57,19 @@ SCALARS = {bool: pa.bool_(), int: pa.int64(), _Large: pa.int64(), float: pa.floa
 
 
 class Answers:
-    """The answers of the run in a folder. Raises `InputError` where that cannot be read, or its input is gone and was not kept."""
+    """The answers of the run in a folder. Raises `InputError` where that cannot be read."""
 
     def __init__(self, run: Path, *, thoughts: bool = False) -> None:
         """`thoughts`: with the thought that led to each answer."""
         self._run, self._thoughts = run, thoughts
         self._record = RunFile.read(run)
-        self._problems = solved_problems(run, self._record.input)
+        self._problems = solved_problems(run, self._record)
 
     def columns(self) -> dict[str, pa.DataType]:
         """The columns of all rows, in their order. One of the input has the type that all its values have in common, else text."""
         met: dict[str, set[type]] = {}
-        for _, record in self._problems.with_records():
-            for name, value in self._own(record).items():
+        for item, record in self._problems.with_records():
+            for name, value in self._own(item, record).items():
                 met.setdefault(name, set()).update(_kinds(value))
         left_out = {*(() if self._record.samples > 1 else ("samples", "votes")), "thought"}
         ours = {name: kind for name, kind in OURS.items() if name not in left_out}
@@ -99,13 +101,15 @@ class Answers:
                 mine = list(samples)
                 row, samples = next(grouped, (None, iter(())))
             asked = {"problem_id": item.problem_id, "problem": item.problem if isinstance(item, Problem) else None}
-            yield asked | _answered(mine, self._record.samples, same) | self._own(record)
+            yield asked | _answered(mine, self._record.samples, same) | self._own(item, record)
 
-    def _own(self, record: Record) -> Row:
+    def _own(self, item: Problem | BadRow, record: Record) -> Row:
         """The columns of a row of the input that no column of ours repeats."""
         if isinstance(record, Flaw):
             return {}
         same = {self._record.input.columns.get(name, name) for name in ("problem", "problem_id")}
+        if isinstance(item, Problem):
+            same.update(name for name in ALIASES["problem"] if record.get(name) == item.problem)
         return {f"input_{name}" if name in OURS else name: value for name, value in record.items() if name not in same}
 
 

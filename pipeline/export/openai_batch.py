@@ -13,11 +13,9 @@ from typing import Any, BinaryIO, NamedTuple
 import msgspec
 from msgspec import Struct
 
+from pipeline.data.files import Flaw, Record
 from pipeline.data.problems import Problem
-from pipeline.data.requests.batch import custom_id_of, refusal_of
-from pipeline.data.requests.errors import ApiError, ErrorBody, error_of
-from pipeline.data.requests.reply import ChainReply, ChatCompletion, completion
-from pipeline.data.rows import Flaw, Record
+from pipeline.data.requests import ApiError, ChainReply, completion, error_of, read_request
 from pipeline.errors import BadRow
 from pipeline.files import whole_file
 from pipeline.store.events import UNFINISHED
@@ -42,7 +40,7 @@ class BatchResponse(Struct, frozen=True):
 
     status_code: int
     request_id: str
-    body: ChatCompletion | ErrorBody
+    body: dict[str, Any]
 
 
 class BatchFailure(Struct, frozen=True):
@@ -88,8 +86,7 @@ def errors_file(output: Path) -> Path:
 def write_batch_files(run: Path, output: Path) -> BatchCounts:
     """Write the answers of the run in a folder to `output`, and what was not answered to its `errors_file`.
 
-    Raises `InputError` where the run cannot be read, or its input is gone and was not kept, `OSError` where a file cannot be written; then
-    neither is left.
+    Raises `InputError` where the run cannot be read, `OSError` where a file cannot be written; then neither is left.
     """
     record = RunFile.read(run)
     with whole_file(errors_file(output)) as errors, whole_file(output) as answers, Query(run) as db:
@@ -108,7 +105,7 @@ def _write(record: RunFile, windows: Iterator[list[_Asked]], answers: BinaryIO, 
 
 
 def _windows(run: Path, record: RunFile, db: Query) -> Iterator[list[_Asked]]:
-    items = solved_problems(run, record.input).with_records()
+    items = solved_problems(run, record).with_records()
     while window := list(islice(items, WINDOW)):
         chains: dict[int, list[Row]] = {}
         for chain in db.arrow(CHAINS, first=window[0][0].row, last=window[-1][0].row).to_pylist():
@@ -132,7 +129,7 @@ def _line(run: RunFile, asked: _Asked) -> BatchLine:
     name = blake2b(f"{run.folder_id}\0{item.row}".encode(), digest_size=12).hexdigest()
     failed = next((chain for chain in asked.chains if chain["stop_reason"] == "error"), None)
     if isinstance(item, BadRow):
-        return _error_line(name, _named(asked), refusal_of(asked.record, item.what))
+        return _error_line(name, item.problem_id, _refusal(asked.record, item.what))
     if failed is not None:
         return _error_line(name, item.problem_id, error_of(failed["error_type"], failed["error_message"] or ""))
     done = [chain for chain in asked.chains if chain["stop_reason"] not in UNFINISHED]
@@ -156,14 +153,19 @@ def _samples(run: RunFile, item: Problem | BadRow) -> int:
     return each if own is None else own
 
 
+def _refusal(record: Record, what: str) -> ApiError:
+    """Why a row is refused that holds no problem for the reason `what`."""
+    if isinstance(record, Flaw):
+        return ApiError(what, code="invalid_json_line")
+    try:
+        read_request(record)
+    except ApiError as error:
+        return error
+    return ApiError(what)
+
+
 def _error_line(name: str, custom_id: str, error: ApiError) -> BatchLine:
     return BatchLine(f"batch_req_{name}", custom_id, BatchResponse(error.status, name, error.body), None)
-
-
-def _named(asked: _Asked) -> str:
-    """The `custom_id` of a line that is refused; where it has none, the name of its row in the run."""
-    own = None if isinstance(asked.record, Flaw) else custom_id_of(asked.record)
-    return own or asked.item.problem_id
 
 
 def _reply(chain: Row) -> ChainReply:

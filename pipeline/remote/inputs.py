@@ -4,8 +4,7 @@ import re
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from pipeline.data.formats import FORMS
-from pipeline.data.many_files import MAGIC, files_among, is_problems_file
+from pipeline.data.files import FORMS, MAGIC, files_among, is_problems_file
 from pipeline.errors import InputError, RunFolderError, StoreError
 from pipeline.remote.object_store import ObjectStore
 from pipeline.remote.url import Url, parse_url

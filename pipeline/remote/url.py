@@ -75,7 +75,7 @@ def parse_url(text: str) -> Url | Path:
     return Url(scheme, bucket, key)
 
 
-def input_urls(names: Iterable[str]) -> tuple[str, ...]:
-    """The URL of each input, empty for those that are files of this machine; nothing where all are."""
-    urls = tuple(name if is_url(name) and not name.lower().startswith("file:") else "" for name in names)
+def input_urls(names: Iterable[str], files: Iterable[Path]) -> tuple[str, ...]:
+    """The name of each input that is none of `files`, such as a URL, empty for the others; nothing where all are."""
+    urls = tuple("" if Path(name) == file or name.lower().startswith("file:") else name for name, file in zip(names, files, strict=True))
     return urls if any(urls) else ()

@@ -126,7 +126,7 @@
   };
   const tell = (transcript) => {
     const told = make("div", "told");
-    labelled(told, "problem", transcript.problem === null ? "not recorded (--no-keep-input), and the input file has moved or changed" : transcript.problem);
+    labelled(told, "problem", transcript.problem === null ? "none" : transcript.problem);
     told.append(make("div", "label", "thought"));
     transcript.steps.forEach((step) => told.append(stepBox(step)));
     labelled(told, "answer text", transcript.answer_text);

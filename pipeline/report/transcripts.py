@@ -4,7 +4,6 @@ Only the chains asked for are held. All text is sanitized: control characters ar
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from msgspec import Struct
@@ -13,8 +12,7 @@ from pipeline.analysis.quality.option_mass import LOW
 from pipeline.analysis.quality.step_counts import scale_of
 from pipeline.analysis.time.thinking import queued_s
 from pipeline.engines.registry import backend_of
-from pipeline.errors import BadRow, InputError, PipelineError
-from pipeline.store.kept_problems import solved_problems
+from pipeline.errors import PipelineError
 from pipeline.store.query import Query
 from pipeline.store.run_file import RunFile
 from pipeline.text import sanitize
@@ -119,7 +117,7 @@ def read_transcripts(db: Query, run: RunFile, why: Mapping[str, tuple[str, ...]]
         if left > 0:
             kept.append(name)
             left -= sum(len(step.text) + sum(len(each.text) for each in step.candidates) for step in steps[name])
-    problems = _problems(db, run, [rows[name]["input_row"] for name in kept])
+    problems = _problems(db, [rows[name]["input_row"] for name in kept])
     queued = queued_s(db, kept)
     transcripts = [_transcript(rows[name], why[name], problems, steps[name], queued[name]) for name in kept]
     return Transcripts(tuple(transcripts), len(why) - len(kept))
@@ -139,20 +137,10 @@ def _decoded(run: RunFile, role: str, ids: Sequence[int]) -> str:
         return f"({len(ids)} tokens)"
 
 
-def _problems(db: Query, run: RunFile, rows: Sequence[int]) -> dict[int, str]:
-    """Texts of the problems in these rows of the input; empty where the run has not kept it and the file is gone or has changed."""
-    found = dict(
-        db.stream("SELECT input_row, coalesce(flaw, problem) FROM problems WHERE list_contains($rows, input_row)", rows=list(rows))
-    )
-    if found or not rows:
-        return found
-    try:
-        wanted = set(rows)
-        problems = solved_problems(db.folders[0], run.input, Path(run.options.get("input") or run.input.file))
-        items = (item for item in problems if item.row in wanted)
-        return {item.row: item.what if isinstance(item, BadRow) else item.problem for item in items}
-    except (OSError, ValueError, InputError):
-        return {}
+def _problems(db: Query, rows: Sequence[int]) -> dict[int, str]:
+    """Texts of the problems in these rows of the input."""
+    asked = "SELECT input_row, coalesce(flaw, problem) FROM problems WHERE list_contains($rows, input_row)"
+    return dict(db.stream(asked, rows=list(rows)))
 
 
 def _transcript(

@@ -104,9 +104,7 @@ class ScoringResult(Struct, frozen=True, kw_only=True):
     """The message of the first of these errors."""
 
 
-def score_run(
-    run: Path, prm: Path, *, input_file: Path | None = None, settings: Sequence[str] = (), watch: OnProgress = lambda done, total: None
-) -> ScoringResult:
+def score_run(run: Path, prm: Path, *, settings: Sequence[str] = (), watch: OnProgress = lambda done, total: None) -> ScoringResult:
     """Score the steps of the run folder `run` with the model of the file `prm`, and write them there as the table `rewards`.
 
     Raises `UsageError` before an engine starts where the file, the folder or its input is wrong, `EngineDead` when the
@@ -120,7 +118,7 @@ def score_run(
         total = int(query.scalar("SELECT count(*) FROM steps"))
         if not total:
             raise InputError(str(run), "holds no steps to score")
-        problems = problem_texts(query, file.plan, solved_problems(run, file.input, input_file))
+        problems = problem_texts(query, file.plan, solved_problems(run, file))
         steps = steps_to_score(query, file.plan, problems, spec.prompt.thought_end)
         with RunStore(run).replace("rewards") as table:
             writer = _Writer(table, {"run_id": file.run_id, "model": model}, lambda done: watch(done, total))

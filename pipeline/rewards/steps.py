@@ -7,10 +7,11 @@ from typing import Any
 
 from msgspec import Struct
 
-from pipeline.data.problems import Problem, Problems
+from pipeline.data.problems import Problem
 from pipeline.errors import InputError
 from pipeline.graph.plan import Plan
 from pipeline.reasoning.reward_prompts import Thought
+from pipeline.store.kept_problems import Problems
 from pipeline.store.query import Query
 
 PLACE = ("problem_id", "chain_id", "sample_index", "step_index", "decision")
@@ -52,7 +53,7 @@ def problem_texts(query: Query, plan: Plan, problems: Problems) -> dict[str, str
     needed = set(query.columns("SELECT DISTINCT problem_id FROM steps")["problem_id"])
     found = {item.problem_id: item.told(plan.prompts) for item in problems if isinstance(item, Problem) and item.problem_id in needed}
     if missing := sorted(needed - found.keys()):
-        raise InputError(str(problems.path), f"holds no problem {missing[0]!r}, of which this run has steps")
+        raise InputError(str(problems.name), f"holds no problem {missing[0]!r}, of which this run has steps")
     return found
 
 

@@ -15,7 +15,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from pipeline.data.requests.errors import ApiError
+from pipeline.data.requests import ApiError
 from pipeline.serve.completions import URL, ChatEndpoint, check_model, error_response
 from pipeline.system.local_web import is_foreign, is_named
 

@@ -17,9 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from pipeline.data.requests.chat import AskedChat, read_chat
-from pipeline.data.requests.errors import ApiError
-from pipeline.data.requests.reply import ChainReply, ChatCompletion, ChatUsage, completion, usage_of, without_mark
+from pipeline.data.requests import ApiError, AskedChat, ChainReply, completion, read_chat, usage_of
 from pipeline.serve.desk import CommittedStep, Desk, Ended, Event, Overloaded, ServeLimits
 from pipeline.system.tasks import background_tasks
 
@@ -54,7 +52,7 @@ class CompletionPiece(Struct, frozen=True, kw_only=True):
     created: int
     model: str
     choices: list[PieceChoice]
-    usage: ChatUsage | None = None
+    usage: dict[str, Any] | None = None
 
 
 class ChatEndpoint:
@@ -116,13 +114,13 @@ class AskedReply:
             self._replies[event.index] = event.outcome
         return event
 
-    async def whole(self) -> ChatCompletion:
+    async def whole(self) -> dict[str, Any]:
         """The answer, when all chains are over. Raises `ApiError`."""
         while await self.next() is not None:
             pass
         return self.completion([self._replies[index] for index in sorted(self._replies)])
 
-    def completion(self, replies: list[ChainReply]) -> ChatCompletion:
+    def completion(self, replies: list[ChainReply]) -> dict[str, Any]:
         """The answer that consists of these replies."""
         chat, close = self.chat, self._desk.mark
         return completion(replies, name=self.name, created=self.created, model=chat.model, stop=chat.settings.stop, close=close)
@@ -130,12 +128,12 @@ class AskedReply:
     def said(self, step: CommittedStep) -> str:
         """What a step adds to the thought. A closing tag is held back until another step shows that it did not close the thought."""
         text = self._held.pop(step.index, "") + step.text
-        shown = without_mark(text, self._desk.mark)
+        shown = text.removesuffix(self._desk.mark)
         self._held[step.index] = text[len(shown) :]
         return shown
 
     @property
-    def usage(self) -> ChatUsage:
+    def usage(self) -> dict[str, Any]:
         """The tokens of the chains that are over."""
         return usage_of([*self._replies.values()])
 
@@ -191,15 +189,16 @@ class StreamedReply(Response):
             text = self._asked.said(event)
             return [PieceChoice(event.index, Delta(reasoning_content=text))] if text else []
         assert isinstance(event.outcome, ChainReply), "a chain that failed ends the stream"
-        [choice] = self._asked.completion([event.outcome]).choices
-        said = [] if choice.message.content is None else [PieceChoice(event.index, Delta(content=choice.message.content))]
-        return [*said, PieceChoice(event.index, Delta(), choice.finish_reason)]
+        [choice] = self._asked.completion([event.outcome])["choices"]
+        content = choice["message"]["content"]
+        said = [] if content is None else [PieceChoice(event.index, Delta(content=content))]
+        return [*said, PieceChoice(event.index, Delta(), choice["finish_reason"])]
 
     def _piece(self, choices: list[PieceChoice]) -> CompletionPiece:
         asked = self._asked
         return CompletionPiece(id=asked.name, created=asked.created, model=asked.chat.model, choices=choices)
 
-    async def _send(self, send: Send, piece: Struct) -> None:
+    async def _send(self, send: Send, piece: Struct | dict[str, Any]) -> None:
         await self._body(send, b"data: " + msgspec.json.encode(piece) + b"\n\n", more=True)
 
     async def _body(self, send: Send, content: bytes, *, more: bool) -> None:

@@ -12,9 +12,7 @@ from typing import Any
 from msgspec import Struct
 
 from pipeline.data.problems import Problem
-from pipeline.data.requests.chat import AskedChat
-from pipeline.data.requests.errors import ApiError, error_of
-from pipeline.data.requests.reply import ChainReply
+from pipeline.data.requests import ApiError, AskedChat, ChainReply, error_of
 from pipeline.reasoning.chain import chain_id
 from pipeline.runtime.admission.feed import Arrivals, Start, Withdrawal
 from pipeline.store.events import CallRow, ChainRow, StepRow

@@ -17,7 +17,6 @@ import uvicorn
 from msgspec import Struct, structs
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
-from pipeline.data.in_memory import RequestedProblems
 from pipeline.engines.registry import notices
 from pipeline.runtime.admission.feed import Arrivals
 from pipeline.runtime.rows import Tee
@@ -29,6 +28,7 @@ from pipeline.session.observer import Attend, Observer, View
 from pipeline.session.options import RunOptions
 from pipeline.session.prepare import Prepared, load_plan, prepared
 from pipeline.session.run import SessionResult, solve
+from pipeline.store.kept_problems import Problems
 from pipeline.system.local_web import listening
 from pipeline.system.tasks import unwrapped
 
@@ -195,7 +195,7 @@ def serve(
     allow_files()
     with (
         listening(address.host, address.port, BACKLOG) as listener,
-        prepared(options, plan, RequestedProblems(), virtual=False, command=command) as run,
+        prepared(options, plan, Problems(None, "requests", ""), virtual=False, command=command) as run,
     ):
         observer.ready(run)
         for sentence in run.remarks:

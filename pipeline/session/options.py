@@ -12,9 +12,8 @@ import msgspec
 from msgspec import Meta, Struct, structs
 
 from pipeline.bundled import find_file
-from pipeline.data.in_memory import Frame
-from pipeline.data.part import MAX_ROWS, RowSet, row_sample, shard_of
-from pipeline.data.problems import Problem
+from pipeline.data.inputs import Frame
+from pipeline.data.problems import MAX_ROWS, Problem, RowSet, row_sample, shard_of
 from pipeline.engine import Engine
 from pipeline.engines.sim.replay import PREFIX, replayed
 from pipeline.errors import InputError, UsageError, boundary
@@ -78,11 +77,12 @@ ADMISSION_HELP = (
 )
 SHARE_HELP = "Exit with code 3 only if more than this share of the chains failed, 0 to 1."
 CLUSTER_HELP = "Place the replicas on a Ray cluster: ray (RAY_ADDRESS, this machine's, or a new one) or ray://HOST:PORT."
-KEEP_HELP = "Keep a copy of the problems in the run folder, for report, export and resume."
 BASELINE_HELP = "Then solve the problems with the target alone as well, on the same engines, and compare."
 
 Columns: TypeAlias = Annotated[dict[str, str], about(COLUMN_HELP, "Input", "FIELD=COLUMN")]
-Limit: TypeAlias = Annotated[int, about("Only the first N problems.", "Input", "N", drift="allowed", bounds=(1, MAX_ROWS))]
+Limit: TypeAlias = Annotated[
+    int, about("Solve only the first N problems; `resume` may solve more.", "Input", "N", drift="allowed", bounds=(1, MAX_ROWS))
+]
 Random: TypeAlias = Annotated[str, about("Only N problems at random; SEED is independent of --seed.", "Input", "N[:SEED]")]
 ShardName: TypeAlias = Annotated[str, about(SHARD_HELP, "Input", "INDEX/COUNT", drift="refused")]
 Samples: TypeAlias = Annotated[int, about("Samples per problem.", "Prompting", "K", drift="refused", bounds=(1, 10_000))]
@@ -91,7 +91,6 @@ BatchSize: TypeAlias = Annotated[int, about(BATCH_HELP, "Scheduling", "N", drift
 Schedule: TypeAlias = Annotated[ScheduleName, about(SCHEDULE_HELP, "Scheduling", "NAME", drift="allowed")]
 AdmissionKind: TypeAlias = Annotated[AdmissionName, about(ADMISSION_HELP, "Scheduling", "NAME", drift="allowed")]
 Output: TypeAlias = Annotated[Path, about("Run folder, or its s3:// or gs:// URL.", "Output", "DIR", recorded=False)]
-KeepInput: TypeAlias = Annotated[bool, about(KEEP_HELP, "Output")]
 Baseline: TypeAlias = Annotated[bool, about(BASELINE_HELP, "Output")]
 FailedShare: TypeAlias = Annotated[float, about(SHARE_HELP, "Output", "SHARE", bounds=(0, 1))]
 Resume: TypeAlias = Annotated[bool, about("Resume the run in --output, if there is one.", "Resume", recorded=False)]
@@ -111,7 +110,7 @@ class RunOptions(Struct, frozen=True, kw_only=True):
     more_inputs: tuple[Path, ...] = ()
     """Further ones, whose problems follow."""
     input_urls: tuple[str, ...] = ()
-    """Where the inputs came from: the URL of each that was downloaded, empty for the others; nothing where none was."""
+    """What the user called each input that is no file: a URL, the name of a data set, `-`; empty for files, nothing where all are files."""
     engines: Path | None = None
     """An engines file, the name of a bundled one, or `replay:RUN`; None: the engines that the graph names."""
     planned_engines: dict[str, dict[str, Any]] = {}
@@ -128,7 +127,6 @@ class RunOptions(Struct, frozen=True, kw_only=True):
     schedule: Schedule = "pipelined"
     admission: AdmissionKind = "cache"
     output: Output | None = None
-    keep_input: KeepInput = True
     baseline: Baseline = False
     fail_on_error: FailedShare = 0.0
     resume: Resume = False
@@ -170,7 +168,7 @@ class RunOptions(Struct, frozen=True, kw_only=True):
 
     @property
     def input_names(self) -> tuple[str, ...]:
-        """How the inputs are called in `run.json`: by URLs, or the paths that were given."""
+        """How the inputs are called in `run.json`: as the user called them."""
         urls = self.input_urls or ("",) * len(self.inputs)
         return tuple(url or str(path) for url, path in zip(urls, self.inputs, strict=True))
 
@@ -308,7 +306,6 @@ class RunKeywords(GraphKeywords, total=False):
     batch_size: BatchSize
     schedule: Schedule
     admission: AdmissionKind
-    keep_input: KeepInput
     baseline: Baseline
     fail_on_error: FailedShare
     resume: Resume

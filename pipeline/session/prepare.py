@@ -4,21 +4,21 @@ The folder is held before anything else about the run is checked, so that two pr
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import msgspec
 from msgspec import Struct, field, structs
 
-from pipeline.data.many_files import files_of, open_files
-from pipeline.data.problems import Fingerprint, Problems
-from pipeline.data.rows import Flaw
+from pipeline.data.files import Flaw
+from pipeline.data.reading import InputReading, read_files
 from pipeline.engines.registry import virtual_time
 from pipeline.engines.sim.device import devices_of
 from pipeline.engines.sim.replay import bindings
 from pipeline.engines.sim.spec import SimSpec
-from pipeline.errors import InputError, UsageError
+from pipeline.errors import UsageError
 from pipeline.graph.load import load_graph
 from pipeline.graph.plan import Plan
 from pipeline.graph.plugins import engine_specs, graders_of_this_process, registered_alone, stage_specs, takes_problem
@@ -38,7 +38,7 @@ from pipeline.session.options import (
 from pipeline.session.resume import forget_mismatched, read_resume_state
 from pipeline.session.toys import check_toys
 from pipeline.store.folder import FILE, hold_default, hold_output
-from pipeline.store.kept_problems import kept_problems
+from pipeline.store.kept_problems import Fingerprint, Problems, keep_problems
 from pipeline.store.run_file import RunFile, RunInput, Session, host, versions
 from pipeline.store.run_store import RunStore, new_folder_id
 from pipeline.text import storable
@@ -103,11 +103,11 @@ class Prepared(Struct, frozen=True, kw_only=True):
         if self.arrivals is not None:
             return self.arrivals
         samples = SampleCounts(self.options.samples, self.record.samples)
-        return InputFeed(self.problems.unchanged(), samples, self.resume_state.is_over, threads=not self.virtual_time)
+        return InputFeed(iter(self.problems), samples, self.resume_state.is_over, threads=not self.virtual_time)
 
     def problem_rows(self) -> dict[int, Mapping[str, Any]]:
         """The whole rows of the problems by their numbers, if a grader of this process wants them."""
-        if not any(map(takes_problem, (*self.problems.graders, self.problems.grader))):
+        if not any(map(takes_problem, self.problems.graders)):
             return {}
         return {item.row: record for item, record in self.problems.with_records() if not isinstance(record, Flaw)}
 
@@ -142,28 +142,27 @@ def checked(plan: Plan) -> Plan:
 def prepared(
     options: RunOptions,
     plan: Plan,
-    problems: Problems | None = None,
+    problems: Problems | InputReading | None = None,
     *,
     virtual: bool | None = None,
     command: Sequence[str] = (),
     on_disk: bool = True,
     said: Sequence[str] = (),
-    grader: str | None = None,
 ) -> Iterator[Prepared]:
     """Hold the folder of `options` until the end, or a new one called after the plan and the time, and prepare the run in it.
 
-    problems: by default those of the input, or where that is gone, what the run that is to be resumed has kept of it.
+    problems: those of a new run, or how they are read; by default the files of its input. A resumed run has its own.
     virtual: whether time is virtual, where open engines decide that; None: the plan decides.
     on_disk: a run that has no `output` gets a folder.
-    said: notices about the input; grader: how problems are graded that do not say it.
+    said: notices about the input.
 
     Raises `UsageError` for whatever is wrong, and where another process is at work in the folder.
     """
     check_resume(options)
-    with _held(options, plan.name, on_disk=on_disk) as (folder, old):
-        found = _problems_of(options, folder, old) if problems is None else problems
-        found.origin, found.grader = (*said, *found.origin), grader
-        yield prepare(options, plan, found, folder, old, virtual=virtual, command=command)
+    with _held(options, plan.name, on_disk=on_disk) as (folder, old), ExitStack() as stack:
+        place = Path(stack.enter_context(TemporaryDirectory(prefix="problems-"))) if folder is None else folder
+        run = prepare(options, plan, _kept(options, place, problems), folder, old, virtual=virtual, command=command)
+        yield structs.replace(run, remarks=(*said, *run.remarks))
 
 
 def prepare(
@@ -175,13 +174,12 @@ def prepare(
     *,
     virtual: bool | None = None,
     command: Sequence[str] = (),
-    fingerprint: Fingerprint | None = None,
 ) -> Prepared:
-    """Prepare a run in a `folder` that this process holds; `fingerprint`: where it is known already."""
+    """Prepare a run in a `folder` that this process holds."""
     if folder is not None and old is not None:
         check_served(folder, old)
         check_functions(folder, old.options)
-    fingerprint = problems.check() if fingerprint is None else fingerprint
+    fingerprint = problems.fingerprint
     if old is None:
         check_toys(plan, options, problems)
     options = structs.replace(
@@ -203,7 +201,7 @@ def prepare(
         folder=folder,
         old=old,
         record=record,
-        remarks=tuple(problems.remarks),
+        remarks=problems.remarks,
     )
     return found if folder is None or old is None else _taken_up(found, folder, old)
 
@@ -257,17 +255,17 @@ def is_over(old: RunFile, options: RunOptions) -> bool:
     return old.totals.chains >= old.chains
 
 
-def _problems_of(options: RunOptions, folder: Path | None, old: RunFile | None) -> Problems:
-    try:
-        files = [file for path in options.inputs for file in files_of(path)]
-        here = all(file.exists() for file in files)
-    except InputError:
-        here = False
-    if not here and old is not None and folder is not None and options.part == old.input.part:
-        kept = kept_problems(folder, old.input)
-        if kept is not None:
-            return kept
-    return open_files(options.inputs, options.columns, options.part)
+def _kept(options: RunOptions, folder: Path, problems: Problems | InputReading | None) -> Problems:
+    """The problems in the folder of a run; those of a new one are put there."""
+    if options.resume and (folder / FILE).exists():
+        old = RunFile.read(folder)
+        given, then = recorded_options(options)["input"], old.options.get("input")
+        if given != then:
+            raise UsageError(f"{folder}: cannot be resumed: --input is {given}, was {then}; a run has one input: start a new one")
+        return Problems(folder, old.input.file, old.input.sha256, options.limit)
+    if isinstance(problems, Problems):
+        return problems.copied(folder, options.part)
+    return keep_problems(folder, problems or read_files(options.inputs, options.columns, options.part), options.limit)
 
 
 def _new_record(

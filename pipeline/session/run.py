@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import anyio
-import anyio.to_thread
+import msgspec
 from msgspec import Struct, structs
 
 from pipeline.engine import Engine, EngineStatistics
@@ -36,7 +36,7 @@ from pipeline.session.prepare import Prepared, load_plan, prepared
 from pipeline.session.resume import drop_unfinished
 from pipeline.store.events import TABLES, ProblemRow
 from pipeline.store.kept_problems import TABLE as KEPT
-from pipeline.store.kept_problems import keep_problems, problem_row
+from pipeline.store.kept_problems import Problems, problem_row
 from pipeline.store.parts import count_rows
 from pipeline.store.recorder import WRITE_EVERY_S, Recorder, open_recorder
 from pipeline.store.run_file import RunFile, Session, Status, Totals, versions
@@ -99,17 +99,18 @@ def run(
     attend: Attend | None = None,
     command: Sequence[str] = (),
     carry_out: Solve | None = None,
+    problems: Problems | None = None,
 ) -> SessionResult:
     """Solve the input, or what is left of it. Errors before a chain could start are raised; every later end is a `SessionResult`.
 
-    `plan`: by default that of the options; `attend` is a task alongside the run that may stop it; `command` is recorded in `run.json`;
-    `carry_out` solves, by default on the engines of this process. Not for use in a running event loop.
+    `plan`: by default that of the options; `problems`: by default its input; `attend` is a task alongside the run that may stop it;
+    `command` is recorded in `run.json`; `carry_out` solves, by default on the engines of this process. Not for use in a running event loop.
     """
     plan = plan or load_plan(options.graph, options.bound_engines, options.settings)
     observer = observer or Observer()
     for sentence in notices(plan.engines):
         observer.tell(sentence)
-    with prepared(options, plan, command=command) as found:
+    with prepared(options, plan, problems, command=command) as found:
         if found.nothing_to_do:
             return SessionResult.of_old(found)
         observer.ready(found)
@@ -170,7 +171,7 @@ async def solve_on(
 
 
 def begin(run: Prepared, facts: Facts, startup_s: float) -> Prepared:
-    """Begin the session: write `run.json`, and keep the problems. Raises `RunFolderError`."""
+    """Begin the session: write `run.json`. Raises `RunFolderError`."""
     record, rewritten = run.record, run.rewritten_bytes
     if run.folder is not None and run.old is not None:
         rewritten += drop_unfinished(run.folder, run.options.retry_failed)
@@ -187,8 +188,6 @@ def begin(run: Prepared, facts: Facts, startup_s: float) -> Prepared:
     record = structs.replace(record, sessions=(*record.sessions, session), engine_facts=stated).with_session(session)
     if run.folder is not None:
         record.write(run.folder)
-        if run.options.keep_input and run.arrivals is None and count_rows(run.folder, KEPT) != run.fingerprint.rows:
-            keep_problems(run.folder, run.problems)
     return structs.replace(run, record=record)
 
 
@@ -214,7 +213,6 @@ async def execute(run: Prepared, opened: OpenEngines, observer: Observer, stop: 
                 with observer.watch(_view(run, work, rows, lambda: setbacks.reasons(clock.unix_ns(clock.now())))):
                     await work.run()
             if work.exhausted:
-                await _check_input(run)
                 error = None
     except PipelineError as failure:
         error = failure
@@ -263,14 +261,6 @@ def _view(run: Prepared, work: Chains, rows: InlineGrader, setbacks: Callable[[]
         totals=lambda: _totals(work, rows.statistics(), run.resume_state),
         setbacks=setbacks,
     )
-
-
-async def _check_input(run: Prepared) -> None:
-    """Raise `InputChanged` where the input is not what it was at preflight, although every chain was of the input as it was."""
-    if run.virtual_time:
-        run.problems.check_unchanged()
-    else:
-        await anyio.to_thread.run_sync(run.problems.check_unchanged)
 
 
 def _ended_record(
@@ -323,7 +313,7 @@ async def _open_rows(run: Prepared, sink: RowSink | None) -> AsyncIterator[Inlin
 def _keep_problem(recorder: Recorder, start: Start) -> None:
     """Record the problem of a chain that begins, unless it is another chain's."""
     if start.sample_index == 0:
-        recorder.problem(problem_row(start.item, start.record or {}))
+        recorder.problem(problem_row(start.item, msgspec.json.encode(start.record or {}).decode()))
 
 
 def _sentence(error: BaseException | None) -> str:

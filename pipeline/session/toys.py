@@ -1,11 +1,13 @@
 """What the bundled models know: a plan and problems enter; foreign problems are refused, unless somebody chose the engines."""
 
-from pipeline.bundled import FOLDERS
-from pipeline.data.problems import Problem, Problems, open_problems
+from pipeline.bundled import ARITH
+from pipeline.data.problems import Problem
+from pipeline.data.reading import read_problems
 from pipeline.engines.models import bundled_name
 from pipeline.errors import UsageError
 from pipeline.graph.plan import Plan
 from pipeline.session.options import RunOptions
+from pipeline.store.kept_problems import Problems
 
 
 def check_toys(plan: Plan, options: RunOptions, problems: Problems) -> None:
@@ -21,7 +23,6 @@ def check_toys(plan: Plan, options: RunOptions, problems: Problems) -> None:
 
 def _foreign(name: str, problems: Problems) -> str | None:
     """The place of the first problem that the bundled models do not know."""
-    files = (FOLDERS["data set"] / "arith").glob("*.parquet")
-    known = {item.problem for path in files for item in open_problems(path) if isinstance(item, Problem)}
-    foreign = (item.row for item in problems.unchanged() if isinstance(item, Problem) and item.problem not in known)
+    known = {item.problem for path in ARITH.glob("*.parquet") for item in read_problems(path) if isinstance(item, Problem)}
+    foreign = (item.row for item in problems if isinstance(item, Problem) and item.problem not in known)
     return next((f"{name}, row {row}" for row in foreign), None)

@@ -22,9 +22,9 @@ FORMAT = 1
 """The format of run folders that this version writes and reads."""
 LOCK = "run.lock"
 """The lock file in a run folder; it holds the pid of the process that has it."""
-PROBLEMS = "problems.jsonl"
-"""The file in a run folder that holds the problems of a run to which they were given as values."""
-BEFORE_A_RUN = {LOCK, PROBLEMS}
+PROBLEMS = "problems.parquet"
+"""The problems of a run, which its input is read into; a server has a table `problems` instead."""
+BEFORE_A_RUN = {LOCK, PROBLEMS, f"{PROBLEMS}.tmp"}
 """The files that a run writes into its folder before its engines are open; a folder with others is in use."""
 
 

@@ -1,149 +1,161 @@
-"""The problems of a run in its own folder: the input enters when the run begins, a table `problems` leaves, which takes its place later.
+"""The problems of a run: its input is read once, when the run begins, into `problems.parquet` of the run folder, and solved, reported and
+exported from there. So nothing needs the input again, and all of its columns stay with the answers.
 
-With it a run can be resumed, reported and exported wherever its input has gone, and all columns of the input stay with the answers.
+A server's problems come while it runs; its run folder has a table `problems` instead.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+from msgspec import Struct
 
-from pipeline.data.part import ALL
-from pipeline.data.problems import Problem, Problems, open_problems
-from pipeline.data.requests.chat import ChainSettings
-from pipeline.data.rows import Flaw, Record, Source
-from pipeline.errors import BadRow, InputError
+from pipeline.data.files import Flaw, Record
+from pipeline.data.problems import DEFAULT, MAX_ROWS, ChainSettings, Problem, RowSet
+from pipeline.data.reading import InputReading
+from pipeline.errors import BadRow, RunFolderError, reason
 from pipeline.graph.prompts import Message
+from pipeline.store.columns import columns_of, schema_of
 from pipeline.store.events import ProblemRow
-from pipeline.store.parts import has_table, read_batches
-from pipeline.store.run_file import RunInput
-from pipeline.store.run_store import RunStore
+from pipeline.store.folder import PROBLEMS
+from pipeline.store.parts import Part, read_batches
+from pipeline.store.run_file import RunFile
 
 TABLE = "problems"
 AT_ONCE = 512
-"""Rows that are written together."""
-COLUMNS = ("input_row", "problem_id", "problem", "reference_answer", "options", "grader", "history", "flaw", "settings")
+"""Rows written together."""
+SCHEMA = schema_of(ProblemRow)
 _HISTORY = msgspec.json.Decoder(tuple[Message, ...])
 _SETTINGS = msgspec.json.Decoder(ChainSettings)
 _RECORD = msgspec.json.Decoder(dict[str, Any])
 
 
-def keep_problems(folder: Path, problems: Problems) -> None:
-    """Write the `problems`, which have been checked, into the run folder as its table `problems`, in place of an earlier one.
+class Fingerprint(Struct, frozen=True):
+    """What identifies the problems of a run, and how many there are."""
 
-    Raises `InputChanged` where they are not what they were, `RunFolderError` where the folder cannot be written.
-    """
-    waiting: list[ProblemRow] = []
-    with RunStore(folder).replace(TABLE) as table:
-        for item, record in problems.with_records():
-            waiting.append(problem_row(item, record))
-            if len(waiting) == AT_ONCE:
-                table.append(waiting)
-                waiting = []
-        table.append(waiting)
+    sha256: str
+    """SHA-256 of all rows of the input, hexadecimal."""
+    rows: int
+    """Rows asked for, bad ones included."""
+    bad_rows: int = 0
+    """Those of them that hold no problem."""
+    own_rows: int = 0
+    """Those of them that say how many samples they want."""
+    own_samples: int = 0
+    """How many these want together."""
+    own_most: int = 0
+    """The most that one of them wants."""
 
-
-def kept_problems(folder: Path, about: RunInput) -> Problems | None:
-    """The problems that the run in `folder` has kept of the input that its `run.json` tells `about`; None where it has kept none."""
-    return KeptProblems(folder, about) if has_table(folder, TABLE) else None
-
-
-def solved_problems(folder: Path, about: RunInput, moved: Path | None = None) -> Problems:
-    """The problems that the run in `folder` solved: those that it has kept or, else, those of its input file, which is where it was or at
-    `moved`.
-
-    Raises `InputError` where that file is gone or is another one.
-    """
-    if moved is None and (kept := kept_problems(folder, about)) is not None:
-        return kept
-    problems = open_problems(moved or about.file, about.columns, about.part)
-    if not problems.path.exists():
-        raise InputError(str(problems.path), "the input of this run is not here, and the run kept no copy of it; put it back")
-    if problems.check().sha256 != about.sha256:
-        raise InputError(
-            str(problems.path), "is not what this run solved: it has other bytes, and the run kept no copy of it; put that file back"
-        )
-    return problems
+    def chains(self, samples: int) -> int:
+        """The number of chains where all other problems have that many samples."""
+        return (self.rows - self.own_rows) * samples + self.own_samples
 
 
-class KeptProblems(Problems):
-    """Problems from the table `problems` of a run folder, the same items as from the input file."""
+class Problems:
+    """The problems of a run, in the order of its input; they can be iterated any number of times."""
 
-    def __init__(self, folder: Path, about: RunInput) -> None:
-        super().__init__(Path(about.file), {}, ALL)  # by which messages call it
-        self._folder, self._about = folder, about
+    def __init__(self, folder: Path | None, name: str, sha256: str, limit: int | None = None, remarks: Sequence[str] = ()) -> None:
+        """`folder`: that holds them, None: there are none yet; `name`: of the input, in messages; `limit`: the last row to solve."""
+        self.folder, self.name, self.limit, self.remarks = folder, name, limit or MAX_ROWS, tuple(remarks)
+        self._sha256 = sha256
 
-    def _open(self) -> Source:
-        return _KeptRows(self._folder)
-
-    def _clauses(self, source: Source, seen: object) -> Iterator[str]:
-        return iter(())  # said when the run began
-
-    def _item(self, row: int, record: Record) -> Problem | BadRow:
-        """The item as it was kept: what its values mean was decided when the run began."""
-        if isinstance(record, Flaw) or record["flaw"] is not None:
-            known = {} if isinstance(record, Flaw) else record
-            return BadRow(str(self.path), row, known.get("flaw") or str(record), known.get("problem_id"))
-        return Problem(
-            row,
-            record["problem_id"],
-            record["problem"],
-            record["reference_answer"],
-            tuple(record["options"]),
-            record["grader"],
-            _HISTORY.decode(record["history"]) if record["history"] else (),
-            _SETTINGS.decode(record.get("settings") or "{}"),
-        )
+    def __iter__(self) -> Iterator[Problem | BadRow]:
+        return (self._item(row) for row in self._rows([*SCHEMA.names[:-2], "settings"]))
 
     def with_records(self) -> Iterator[tuple[Problem | BadRow, Record]]:
-        """Read once, also before `check`: what is kept is not written anew."""
-        for batch in read_batches(self._folder, TABLE, (*COLUMNS, "input")):
-            for row in batch.to_pylist():
-                yield self._item(row["input_row"], row), _whole(row)
+        """Each problem with its whole row: the values of all columns of the input."""
+        return ((self._item(row), _record(row["input"])) for row in self._rows(SCHEMA.names))
 
-    def _version(self) -> tuple[int, ...]:
-        return ()
+    @cached_property
+    def fingerprint(self) -> Fingerprint:
+        """Which problems there are up to the limit."""
+        rows = good = 0
+        samples: list[int] = []
+        for batch in self._batches(["flaw", "settings"]):
+            rows, good = rows + batch.num_rows, good + batch.column("flaw").null_count
+            found = (_SETTINGS.decode(text).samples for text in batch.column("settings").drop_null().to_pylist())
+            samples += [each for each in found if each is not None]
+        return Fingerprint(self._sha256, rows, rows - good, len(samples), sum(samples), max(samples, default=0))
 
-    def _sha256(self) -> str:
-        return self._about.sha256
+    @cached_property
+    def graders(self) -> frozenset[str]:
+        """The graders that problems name."""
+        return frozenset(name for batch in self._batches(["grader"]) for name in pc.unique(batch.column("grader")).to_pylist() if name)
 
+    def copied(self, folder: Path, part: RowSet) -> "Problems":
+        """Those of a `part`, in the `folder` of another run."""
+        if self.folder is None:
+            return self
+        with _written(folder) as file:
+            for batch in read_batches(self.folder, TABLE, SCHEMA.names):
+                shard = part.shard
+                inside = None if shard is None else pa.array(map(shard.holds, batch.column("problem_id").to_pylist()), pa.bool_())
+                file.add((batch if inside is None else batch.filter(inside)).cast(SCHEMA))
+        return Problems(folder, self.name, self._sha256, part.limit, self.remarks)
 
-class _KeptRows:
-    """A `Source` of the rows of the table `problems`."""
-
-    remark = ""
-    names = dict.fromkeys(("problem", "answer", "problem_id", "options", "grader"))
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-
-    def records(self, wanted: tuple[str, ...] | None) -> Iterator[tuple[int, Record]]:
-        """Whatever is `wanted`."""
-        for batch in read_batches(self._folder, TABLE, COLUMNS):
-            for row in batch.to_pylist():
-                yield row["input_row"], row
-
-
-def _whole(row: dict[str, Any]) -> Record:
-    return Flaw("its columns were not kept") if row["input"] is None else _RECORD.decode(row["input"])
-
-
-def problem_row(item: Problem | BadRow, record: Record) -> ProblemRow:
-    """The row of the table `problems` for an item, of which `record` is the whole row of the input."""
-    kept = None if isinstance(record, Flaw) else _encoded(record)
-    if isinstance(item, BadRow):
-        return ProblemRow(
-            input_row=item.row,
-            problem_id=item.problem_id,
-            problem=None,
-            reference_answer=None,
-            options=(),
-            grader=None,
-            history=None,
-            flaw=item.what,
-            input=kept,
+    def _item(self, row: dict[str, Any]) -> Problem | BadRow:
+        if row["flaw"] is not None:
+            return BadRow(self.name, row["input_row"], row["flaw"], row["problem_id"])
+        return Problem(
+            row["input_row"],
+            row["problem_id"],
+            row["problem"],
+            row["reference_answer"],
+            tuple(row["options"]),
+            row["grader"],
+            _HISTORY.decode(row["history"]) if row["history"] else (),
+            _SETTINGS.decode(row["settings"]) if row["settings"] else DEFAULT,
         )
+
+    def _rows(self, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
+        for batch in self._batches(columns):
+            for start in range(0, batch.num_rows, AT_ONCE):
+                yield from batch.slice(start, AT_ONCE).to_pylist()
+
+    def _batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """Batches of the rows up to the limit."""
+        for batch in read_batches(self.folder, TABLE, ["input_row", *columns]) if self.folder is not None else ():
+            inside = batch.filter(pc.less_equal(batch.column("input_row"), self.limit))
+            yield inside
+            if inside.num_rows < batch.num_rows:
+                return
+
+
+def keep_problems(folder: Path, reading: InputReading, limit: int | None = None) -> Problems:
+    """Read an input into the folder of a run, whole. Raises `InputError`, and `RunFolderError` where the folder cannot be written."""
+    with _written(folder) as file:
+        rows = (problem_row(item, record) for item, record in reading)
+        while waiting := list(islice(rows, AT_ONCE)):
+            file.add(columns_of(SCHEMA, waiting))
+    return Problems(folder, reading.name, reading.sha256, limit, reading.remarks)
+
+
+@contextmanager
+def _written(folder: Path) -> Iterator[Part]:
+    """The file of problems in a folder, which is there when the body has ended well."""
+    file = Part(folder / PROBLEMS, SCHEMA)
+    try:
+        yield file
+        file.finish()
+    except (OSError, pa.ArrowException) as error:
+        file.drop()
+        raise RunFolderError(f"{folder / PROBLEMS}: cannot be written", reason(error)) from error
+    except BaseException:
+        file.drop()
+        raise
+
+
+def problem_row(item: Problem | BadRow, record: str | None) -> ProblemRow:
+    """The row for a problem, of which `record` is the whole row of the input as JSON."""
+    if isinstance(item, BadRow):
+        nothing = dict.fromkeys(("problem", "reference_answer", "grader", "history", "settings"))
+        return ProblemRow(input_row=item.row, problem_id=item.problem_id, options=(), flaw=item.what, input=record, **nothing)
     return ProblemRow(
         input_row=item.row,
         problem_id=item.problem_id,
@@ -153,14 +165,15 @@ def problem_row(item: Problem | BadRow, record: Record) -> ProblemRow:
         grader=item.grader,
         history=msgspec.json.encode(item.history).decode() if item.history else None,
         flaw=None,
-        input=kept,
-        settings=msgspec.json.encode(item.settings).decode() if item.settings != ChainSettings() else None,
+        input=record,
+        settings=None if item.settings == DEFAULT else msgspec.json.encode(item.settings).decode(),
     )
 
 
-def _encoded(record: Any) -> str | None:
-    """A row as JSON; None where it holds what no JSON can."""
-    try:
-        return msgspec.json.encode(record, enc_hook=str).decode()
-    except (TypeError, ValueError, RecursionError, OverflowError):
-        return None
+def _record(text: str | None) -> Record:
+    return Flaw("its columns cannot be kept") if text is None else _RECORD.decode(text)
+
+
+def solved_problems(folder: Path, run: RunFile) -> Problems:
+    """The problems of the `run` in `folder`."""
+    return Problems(folder, run.input.file, run.input.sha256, run.input.limit)

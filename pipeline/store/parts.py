@@ -29,7 +29,7 @@ from pipeline.errors import InputError, reason
 from pipeline.files import publish
 from pipeline.store.columns import schema_of
 from pipeline.store.events import ROWS
-from pipeline.store.folder import folder_id
+from pipeline.store.folder import PROBLEMS, folder_id
 from pipeline.store.wal import read_wal
 from pipeline.system.machine import core_count
 
@@ -45,6 +45,7 @@ BATCH_BYTES = 4 << 20
 files are joined until they have one or the other."""
 REMEDY = "put the files of the run back from a copy, or start a new run"
 
+KEPT = "problems"
 SHARDS = "shards"
 """The folder in a run folder with those of its shards, while a run on replicas is not finished; then its rows are there."""
 _LABEL = b"pipeline.file"
@@ -121,7 +122,9 @@ def labelled(schema: pa.Schema, run_id: str, table: str, number: int) -> pa.Sche
 
 
 def _check_label(file: Path, metadata: Mapping[bytes, bytes] | None) -> None:
-    """Raise `InputError` for a file whose label is that of another place."""
+    """Raise `InputError` for a file whose label is that of another place; the file of the problems has none."""
+    if file.name == PROBLEMS:
+        return
     label = (metadata or {}).get(_LABEL, b"").decode()
     of, _, place = label.partition("/")
     if place != f"{file.parent.name}/{number_of(file):05}" or of != (folder_id(file.parent.parent) or of):
@@ -134,9 +137,9 @@ def number_of(file: Path) -> int:
     return int(found[1]) if found else -1
 
 
-def shards_of(run: Path) -> list[Path]:
-    """The folders of the shards in which the rows of a run on replicas are; none where they are in its own tables."""
-    shards = [*(run / SHARDS).iterdir()] if (run / SHARDS).is_dir() else []
+def shards_of(run: Path, table: str = "") -> list[Path]:
+    """The folders of the shards in which the rows of a run on replicas are, or those of a table; none where they are in its own tables."""
+    shards = [*(run / SHARDS).iterdir()] if table != KEPT and (run / SHARDS).is_dir() else []
     return sorted(shards, key=lambda shard: int(shard.name))
 
 
@@ -146,12 +149,14 @@ def table_files(run: Path, table: str) -> list[Path]:
 
     Raises `InputError` for a table that lacks a file or cannot be read.
     """
-    shards = shards_of(run)
-    return [file for shard in shards for file in own_files(shard, table)] if shards else own_files(run, table)
+    shards = shards_of(run, table)
+    return [file for shard in shards for file in table_files(shard, table)] if shards else own_files(run, table)
 
 
 def own_files(run: Path, table: str) -> list[Path]:
     """`table_files` without those of shards."""
+    if table == KEPT and (run / PROBLEMS).exists():
+        return [run / PROBLEMS]
     place = run / table
     with readable(place):
         files = sorted(place.iterdir()) if os.path.lexists(place) else []

@@ -315,7 +315,7 @@ class _TableFiles(Struct, frozen=True):
 
 def _files(folder: Path, table: str) -> list[_TableFiles]:
     """Those of the folder, or of each of its shards."""
-    shards = shards_of(folder)
+    shards = shards_of(folder, table)
     return [_files_of(shard, table, number) for number, shard in enumerate(shards)] or [_files_of(folder, table)]
 
 

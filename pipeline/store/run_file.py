@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Struct, structs
 
-from pipeline.data.part import RowSample, RowSet, Shard
+from pipeline.data.problems import RowSample, RowSet, Shard
 from pipeline.engine import EngineStatistics, Fact
 from pipeline.errors import GraphError, InputError, RunFolderError, boundary
 from pipeline.files import new_file
@@ -53,13 +53,13 @@ class RunInput(Struct, frozen=True, kw_only=True):
     columns: dict[str, str] = {}
     """The column of the file for each field, where the user mapped any."""
     limit: Count | None = None
-    """Only the first `limit` rows."""
+    """Only the first `limit` rows are solved; the others are kept."""
     sample: RowSample | None = None
     """Only these rows, drawn at random."""
     shard: Shard | None = None
     """Of these only the problems of this shard."""
     sha256: str
-    """SHA-256 of the file's bytes, hexadecimal."""
+    """SHA-256 of its rows, hexadecimal."""
     rows: Count
     """Rows that were asked for, bad ones included."""
     bad_rows: Count = 0

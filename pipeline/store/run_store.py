@@ -26,8 +26,9 @@ from pipeline.errors import RunFolderError, boundary, reason
 from pipeline.files import sync_folder
 from pipeline.store.columns import columns_of, schema_of, with_values
 from pipeline.store.events import ROWS, TABLES
-from pipeline.store.folder import folder_id
+from pipeline.store.folder import PROBLEMS, folder_id
 from pipeline.store.parts import (
+    KEPT,
     Part,
     check_parts,
     labelled,
@@ -43,7 +44,7 @@ from pipeline.store.wal import Wal
 
 BATCH_ROWS = 512
 """Rows converted at a time, so that the interpreter's lock is held for about a millisecond a column."""
-KEPT, REPLICA = "problems", "replica"
+REPLICA = "replica"
 
 
 class RunStore:
@@ -163,11 +164,13 @@ class RunStore:
         """
         for table in ROWS:
             shutil.rmtree(self.folder / table, ignore_errors=True)
-        self._rows = {table: row for table, row in ROWS.items() if all(table_files(folder, table) for folder in folders)}
+        self._rows = {table: row for table, row in ROWS.items() if table != KEPT and all(table_files(folder, table) for folder in folders)}
         self._sync_every_s = math.inf
+        if not (self.folder / PROBLEMS).exists():
+            write_part(self.folder / PROBLEMS, pa.Table.from_batches(_in_order(folders), schema_of(ROWS[KEPT])))
         try:
             for table in self._rows:
-                for batch in _in_order(folders) if table == KEPT else _one_by_one(folders, table, run_id, replicas):
+                for batch in _one_by_one(folders, table, run_id, replicas):
                     self.append_batch(table, batch)
         finally:
             self.close()

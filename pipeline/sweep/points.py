@@ -9,8 +9,7 @@ from typing import Any
 from msgspec import Struct
 
 from pipeline.analysis.points import Point, point_of_run
-from pipeline.data.many_files import open_files
-from pipeline.data.problems import Fingerprint, Problems
+from pipeline.data.reading import read_files
 from pipeline.engine import Engine, PrefixCacheReset
 from pipeline.session.observer import Observer
 from pipeline.session.options import RunOptions
@@ -18,6 +17,7 @@ from pipeline.session.prepare import Prepared, prepare
 from pipeline.session.run import opened_engines, solve_on
 from pipeline.session.toys import check_toys
 from pipeline.store.folder import hold
+from pipeline.store.kept_problems import Problems, keep_problems
 from pipeline.sweep.plan import PlannedPoint, Rows, SweepOptions, SweepPlan, SweepSystem
 
 Keep = Callable[[PlannedPoint, Point], object]
@@ -28,8 +28,6 @@ class PreparedSweep(Struct, frozen=True, kw_only=True):
     """A sweep whose options have been checked."""
 
     plan: SweepPlan
-    inputs: dict[Rows, tuple[Problems, Fingerprint]]
-    """The problems of its points."""
     folder: Path
 
     @property
@@ -46,31 +44,25 @@ class PreparedSweep(Struct, frozen=True, kw_only=True):
         """One run of the system of a point in `folder`, a new one that is the sweep's; `changes` are options of that run alone."""
         system = planned.system
         options = run_options(planned.sweep, system, folder, **changes)
-        problems, fingerprint = self.inputs[planned.sweep.rows]
-        if changes.keys() & {"limit", "random"}:
-            problems = open_files((options.input,), options.columns, options.part)
-            fingerprint = problems.check()
-        return prepare(
-            options,
-            system.plan,
-            problems,
-            folder,
-            virtual=system.virtual,
-            fingerprint=fingerprint,
-        )
+        return prepare(options, system.plan, _problems(options, folder), folder, virtual=system.virtual)
 
 
 def prepare_sweep(plan: SweepPlan, folder: Path) -> PreparedSweep:
     """Check everything that can be checked before an engine starts; raises `GraphError`, `InputError` and `UsageError`."""
-    inputs: dict[Rows, tuple[Problems, Fingerprint]] = {}
-    for point in plan.points:
-        options = run_options(point.sweep, point.system, folder)
-        if point.sweep.rows not in inputs:
-            problems = open_files((options.input,), options.columns, options.part)
-            inputs[point.sweep.rows] = problems, problems.check()
-        problems, _ = inputs[point.sweep.rows]
-        check_toys(point.system.plan, options, problems)
-    return PreparedSweep(plan=plan, inputs=inputs, folder=folder)
+    kept: dict[Rows, Problems] = {}
+    with TemporaryDirectory(prefix="problems-") as place:
+        for point in plan.points:
+            options, rows = run_options(point.sweep, point.system, folder), point.sweep.rows
+            if rows not in kept:
+                kept[rows] = _problems(options, Path(place, str(len(kept))))
+            check_toys(point.system.plan, options, kept[rows])
+    return PreparedSweep(plan=plan, folder=folder)
+
+
+def _problems(options: RunOptions, folder: Path) -> Problems:
+    """The input of a run, read into its folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    return keep_problems(folder, read_files(options.inputs, options.columns, options.part), options.limit)
 
 
 def run_options(options: SweepOptions, system: SweepSystem, folder: Path, **changes: Any) -> RunOptions:
@@ -88,7 +80,6 @@ def run_options(options: SweepOptions, system: SweepSystem, folder: Path, **chan
         "seed": options.seed,
         "admission": options.admission,
         "output": folder,
-        "keep_input": False,  # once for each point
     }
     return RunOptions(**own | changes)
 

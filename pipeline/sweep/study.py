@@ -15,8 +15,8 @@ from msgspec import Struct, structs
 from pipeline.analysis.compare.papers import read_layout, table_file
 from pipeline.analysis.compare.runs import data_name
 from pipeline.analysis.compare.studies import Place, Study, StudyTables
-from pipeline.bundled import FOLDERS, bundled_files, find_file
-from pipeline.data.recipe import load_recipe
+from pipeline.bundled import ARITH, find_file
+from pipeline.data.prepare import RECIPES
 from pipeline.errors import GraphError, RunError, UsageError, did_you_mean
 from pipeline.graph.load import PRESET, GraphNames, load_preset, outline, own_params
 from pipeline.graph.plugins import engine_specs
@@ -222,11 +222,9 @@ def _points(part: StudyPart, data: DataEntry, system: SweepSystem, options: Swee
 
 def file_of(data: str) -> Path:
     """The file of a data set: of a recipe the bundled one, or else where `pipeline prepare` writes it; or the path that it is."""
-    recipes = bundled_files("data set")
-    if data not in recipes:
+    if data not in RECIPES:
         return Path(data)
-    bundled = load_recipe(recipes[data]).file
-    return FOLDERS["data set"] / bundled if bundled is not None else Path("data") / f"{data}.parquet"
+    return ARITH / "test.parquet" if data == "arith" else Path("data") / f"{data}.parquet"
 
 
 def missing_data(plan: SweepPlan) -> str:
@@ -236,15 +234,14 @@ def missing_data(plan: SweepPlan) -> str:
     others = [str(path) for path in missing if path.stem not in recipes]
     said = [f"{', '.join(others)}: no such file"] if others else []
     if recipes:
-        hubs = {name: load_recipe(bundled_files("data set")[name]).hub for name in recipes}
-        commands = "; ".join(f"pipeline prepare {name} --from {'hub' if hub else 'FILE'}" for name, hub in hubs.items())
+        commands = "; ".join(f"pipeline prepare {name} --from {'hub' if RECIPES[name].hub else 'FILE'}" for name in recipes)
         said.append(f"{', '.join(recipes)}: the problems are not in `data/`; prepare them first: {commands}")
     return "; ".join(said)
 
 
 def _label(data: DataEntry) -> str:
     """What a data set is called in headings and folders."""
-    name = data.data if data.data in bundled_files("data set") else data_name(Path(data.data))
+    name = data.data if data.data in RECIPES else data_name(Path(data.data))
     part = [f"limit={data.limit}"] if data.limit else [f"random={data.random}"] if data.random else []
     return " ".join([name, *part])
 

@@ -11,10 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from hashlib import blake2b
 from pathlib import Path
 
-from pipeline.data.formats import open_source
-from pipeline.data.many_files import files_of
-from pipeline.data.rows import DAMAGE, Flaw
-from pipeline.errors import InputError, UsageError, boundary
+from pipeline.data.files import Flaw, files_of, rows_of
+from pipeline.errors import InputError, UsageError
 from pipeline.training.examples import Split
 
 COLUMNS = ("problem", "question")
@@ -96,11 +94,10 @@ def pieces(text: str) -> list[Words]:
 def _problems(name: str, path: Path) -> Iterable[str]:
     """The problems in a file of the test set `name`."""
     count = 0
-    with boundary(InputError, name, foreign=DAMAGE):
-        for _, record in open_source(path).records(COLUMNS):
-            said = None if isinstance(record, Flaw) else next((record[column] for column in COLUMNS if column in record), None)
-            if isinstance(said, str):
-                count += 1
-                yield said
+    for record in rows_of(path):
+        said = None if isinstance(record, Flaw) else next((record[column] for column in COLUMNS if column in record), None)
+        if isinstance(said, str):
+            count += 1
+            yield said
     if not count:
         raise InputError(name, f"is named as a test set but has no problems in a column `{COLUMNS[0]}` or `{COLUMNS[1]}`")

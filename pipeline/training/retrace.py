@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec import Struct
 
-from pipeline.data.problems import Problem, open_problems
+from pipeline.data.problems import Problem
 from pipeline.engine import Completion, Request, Tokenizer
 from pipeline.engines.sim.replay import recorded_limit, recorded_tokenizer
 from pipeline.errors import BadRow, InputError, NeverGenerated, PipelineError, RunError
@@ -30,7 +30,7 @@ from pipeline.runtime.schedule import Pipelined
 from pipeline.session.resume import RECORDED, recorded_call
 from pipeline.stages.build import build_stages, builders_of
 from pipeline.store.events import UNFINISHED
-from pipeline.store.kept_problems import kept_problems
+from pipeline.store.kept_problems import solved_problems
 from pipeline.store.parts import read_batches
 from pipeline.store.run_file import RunFile
 
@@ -99,15 +99,11 @@ class Retracer:
         self._block = bind(self.plan, self.stages, answers)
 
     def problems(self) -> Iterator[Problem | BadRow]:
-        """The rows of the run's input. Raises `InputError` where it is gone and was not kept."""
-        about = self.record.input
-        problems = kept_problems(self.run, about) or open_problems(about.file, about.columns, about.part)
-        if problems.check().sha256 != about.sha256:
-            raise InputError(str(problems.path), "has changed since this run, which kept no copy of it")
-        return problems.unchanged()
+        """The rows of the run's input."""
+        return iter(solved_problems(self.run, self.record))
 
     def chains(self) -> Iterator[RetracedChain]:
-        """The chains that finished. Raises `InputError` where a table cannot be read, or the problems are gone and were not kept."""
+        """The chains that finished. Raises `InputError` where a table cannot be read."""
         ended = self._ended()
         problems = self.problems()
         item = next(problems, None)

@@ -57,13 +57,13 @@ def test_the_options_of_run_are_under_headings(monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.slow
 def test_options_come_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {"BATCH_SIZE": "3", "LIMIT": "2", "QUIET": "1", "KEEP_INPUT": "0"}.items():
+    for name, value in {"BATCH_SIZE": "3", "LIMIT": "2", "QUIET": "1"}.items():
         monkeypatch.setenv(f"PIPELINE_RUN_{name}", value)
     words = ("run", "speccot", "--engines", SIM, "-i", write_problems(tmp_path, 4), "-o", tmp_path / "run")
     done = pipeline(*words, "--batch-size", "5")
     assert (done.returncode, done.stderr) == (0, "")
     run = RunFile.read(tmp_path / "run")
-    assert (run.batch_size, run.input.rows, run.options["keep_input"]) == (5, 2, False)
+    assert (run.batch_size, run.input.rows) == (5, 2)
 
 
 @pytest.mark.slow

@@ -14,6 +14,7 @@ from pipeline.errors import Interrupted
 from pipeline.graph.plan import Plan
 from pipeline.session.options import RunOptions
 from pipeline.session.run import SessionResult, run
+from pipeline.store.kept_problems import Problems
 from pipeline.sweep.baseline import plan_baseline
 from tests.support.commands import COMMAND, pipeline, spawned
 from tests.support.paths import TEST_SET
@@ -60,10 +61,10 @@ def test_a_baseline_is_solved_after_the_run_and_compared(tmp_path: Path) -> None
 def test_what_is_solved_is_kept_where_its_baseline_is_interrupted(tmp_path: Path) -> None:
     options = RunOptions(graph=Path(SPECCOT), engines=Path(SIM), input=TEST_SET, limit=2, output=tmp_path / "out", baseline=True)
 
-    def solve(given: RunOptions, plan: Plan | None = None) -> SessionResult:
+    def solve(given: RunOptions, plan: Plan | None = None, problems: Problems | None = None) -> SessionResult:
         if given.output != options.output:
             raise Interrupted
-        return run(given)
+        return run(given, problems=problems)
 
     results, code = solved(solve, options, plan_baseline(options))
     assert ([each.done for each in results], code) == ([2], 130)

@@ -8,9 +8,6 @@ import pyarrow.parquet as pq
 import pytest
 from msgspec import structs
 
-from pipeline.data.part import ALL, RowSet, Shard, shard_of
-from pipeline.data.problems import open_problems
-from pipeline.errors import UsageError
 from pipeline.store.run_file import RunFile
 from tests.support.commands import pipeline
 from tests.support.paths import SIM
@@ -47,26 +44,6 @@ def said(folder: Path, table: str, *columns: str) -> list[tuple[Any, ...]]:
     return sorted(tuple(str(row[name]) for name in columns) for row in rows)
 
 
-@pytest.mark.parametrize("count", [1, 2, 7])
-def test_shards_share_no_problem_and_together_hold_all(tmp_path: Path, count: int) -> None:
-    problems = write_problems(tmp_path, 50)
-    found = [[item.row for item in open_problems(problems, part=RowSet(shard=Shard(index, count)))] for index in range(count)]
-    assert sorted(row for rows in found for row in rows) == [item.row for item in open_problems(problems, part=ALL)]
-    assert all(rows == sorted(rows) and rows for rows in found)
-
-
-def test_a_shard_is_of_the_rows_that_a_limit_leaves(tmp_path: Path) -> None:
-    problems = write_problems(tmp_path, 50)
-    few = [item.row for index in range(2) for item in open_problems(problems, part=RowSet(limit=10, shard=Shard(index, 2)))]
-    assert sorted(few) == list(range(1, 11))
-
-
-@pytest.mark.parametrize("text", ["3", "3/3", "1/0", "-1/2", "a/b", "1/2/3"])
-def test_what_is_no_shard(text: str) -> None:
-    with pytest.raises(UsageError, match="expected INDEX/COUNT"):
-        shard_of(text)
-
-
 def test_merged_shards_are_the_run_over_the_whole_input(shards: Mapping[str, Path], tmp_path: Path) -> None:
     code, error = merge(tmp_path, shards["2/3"], shards["0/3"], shards["1/3"])
     assert (code, error) == (0, "")
@@ -75,7 +52,7 @@ def test_merged_shards_are_the_run_over_the_whole_input(shards: Mapping[str, Pat
         "chains": ("chain_id", "input_row", "answer", "correct", "thought_tokens"),
         "steps": ("chain_id", "step_index", "step_text", "decision"),
         "calls": ("request_id", "seed", "output_token_ids"),
-        "problems": ("input_row", "problem"),
+        "problems.parquet": ("input_row", "problem"),
     }.items():
         assert said(merged, table, *columns) == said(whole, table, *columns)
     one, other = RunFile.read(merged), RunFile.read(whole)

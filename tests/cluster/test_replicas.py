@@ -15,7 +15,7 @@ from msgspec import structs
 
 from pipeline.cluster.replicas import DeviceShare, Poll, divided, solve_on_replicas, solve_on_this_machine, worker_process
 from pipeline.cluster.worker import ShardJob
-from pipeline.data.part import Shard
+from pipeline.data.problems import Shard
 from pipeline.errors import InputError, ReplicaLost, UsageError
 from pipeline.session.loop import Stop, in_loop
 from pipeline.session.observer import Observer
@@ -71,7 +71,7 @@ class TestSimulated:
         assert {(row["problem_id"], row["replica"]) for row in rows(result, "chains")} == {
             (f"p{i}", k) for i in range(12) for k in range(3) if Shard(k, 3).holds(f"p{i}")
         }
-        assert [row["input_row"] for row in rows(result, "problems")] == list(range(1, 13))
+        assert [row["input_row"] for row in rows(result, "problems.parquet")] == list(range(1, 13))
         assert not (result.folder / "shards").exists()
         starts = [min(row["start_unix_ns"] for row in rows(result, "chains") if row["replica"] == k) for k in range(3)]
         assert max(starts) - min(starts) < 1e6, "all replicas begin at the same simulated moment"

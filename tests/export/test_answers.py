@@ -9,7 +9,6 @@ import msgspec
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.errors import InputError
 from pipeline.export.answers import Answers, _common, _kinds
 from pipeline.store.events import ChainRow, StepRow
 from pipeline.store.parts import read_batches
@@ -159,14 +158,3 @@ def test_of_a_run_that_is_not_finished(tmp_path: Path) -> None:
     states = {row["problem_id"]: row["status"] for row in answer_rows(part)}
     assert {name for name, state in states.items() if state == "done"} == over
     assert set(states.values()) == {"done", "unfinished"}
-
-
-def test_an_input_that_is_gone_and_was_not_kept(tmp_path: Path) -> None:
-    folder = solve(tmp_path, keep_input=False).folder
-    assert len(answer_rows(folder)) == 12
-    (tmp_path / "problems.jsonl").unlink()
-    with pytest.raises(InputError, match=r"problems\.jsonl"):
-        answer_rows(folder)
-    write_problems(tmp_path, 11)
-    with pytest.raises(InputError, match="is not what this run solved"):
-        answer_rows(folder)

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.data.problems import Problem, open_problems
+from pipeline.data.problems import Problem
+from pipeline.data.reading import read_problems
 from pipeline.errors import BadRow
 from pipeline.grading.answers import as_kind
 from pipeline.grading.grader import Grader
@@ -41,7 +42,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
 def test_a_column_may_name_it(installed: None, tmp_path: Path) -> None:
     path = tmp_path / "p.jsonl"
     path.write_text('{"problem": "x", "answer": "a b", "grader": "bag"}\n{"problem": "y", "grader": "bagg"}\n')
-    first, second = open_problems(path)
+    first, second = read_problems(path)
     assert isinstance(first, Problem)
     assert first.grader == "bag"
     assert isinstance(second, BadRow)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.data.requests.chat import ChainSettings
+from pipeline.data.problems import ChainSettings
 from pipeline.graph.spec import UntilSpec
 from pipeline.reasoning.chain import ANSWER_RESERVE, Chain, Outcome, Verdict
 

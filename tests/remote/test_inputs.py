@@ -5,7 +5,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from pipeline.data.many_files import files_of
+from pipeline.data.files import files_of
 from pipeline.errors import UsageError
 from pipeline.remote.inputs import fetch_problems
 from pipeline.store.run_file import RunFile
@@ -87,17 +87,13 @@ def test_a_run_is_of_the_url_and_has_the_rows_of_the_file(store: ObjectServer, p
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("keep", ["--keep-input", "--no-keep-input"])
-def test_a_run_of_a_url_goes_on_with_what_it_kept_or_downloads_it_again(
-    store: ObjectServer, prefix: str, tmp_path: Path, keep: str
-) -> None:
+def test_a_run_of_a_url_goes_on_with_what_it_kept(store: ObjectServer, prefix: str, tmp_path: Path) -> None:
     url, folder = f"s3://{BUCKET}/{prefix}/problems.jsonl", tmp_path / "run"
     store.write(f"{prefix}/problems.jsonl", write_problems(tmp_path).read_bytes())
-    assert pipeline(*COMMAND, "--input", url, "--output", folder, keep).returncode == 0
+    assert pipeline(*COMMAND, "--input", url, "--output", folder).returncode == 0
     card = msgspec.json.decode((folder / "run.json").read_bytes())
     (folder / "run.json").write_bytes(msgspec.json.encode(card | {"status": "interrupted"}))
-    if keep == "--keep-input":
-        store.delete(f"{prefix}/problems.jsonl")
+    store.delete(f"{prefix}/problems.jsonl")
     done = pipeline("resume", folder)
     assert done.returncode == 0, done.stderr
     assert (RunFile.read(folder).input.file, RunFile.read(folder).options["input"]) == (url, url)
@@ -105,10 +101,10 @@ def test_a_run_of_a_url_goes_on_with_what_it_kept_or_downloads_it_again(
 
 @pytest.mark.slow
 def test_messages_name_the_url(store: ObjectServer, prefix: str, tmp_path: Path) -> None:
-    store.write(f"{prefix}/x.csv", b"question\nwhy?\n")
+    store.write(f"{prefix}/x.csv", b"riddle\nwhy?\n")
     done = pipeline(*COMMAND, "--input", f"s3://{BUCKET}/{prefix}/x.csv", "--output", tmp_path / "run")
     assert done.returncode == 2
-    assert done.stderr.startswith(f"error: s3://{BUCKET}/{prefix}/x.csv: no column `problem`; it has `question`")
+    assert done.stderr.startswith(f"error: s3://{BUCKET}/{prefix}/x.csv: no column `problem`; it has `riddle`")
 
 
 @pytest.mark.slow

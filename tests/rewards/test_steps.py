@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from pipeline.data.problems import open_problems
+from pipeline.data.reading import read_files
 from pipeline.errors import InputError
 from pipeline.rewards.steps import StepText, StepToScore, problem_texts, steps_to_score
 from pipeline.session.options import RunOptions
 from pipeline.session.run import run as solve
 from pipeline.store.events import StepRow
-from pipeline.store.kept_problems import solved_problems
+from pipeline.store.kept_problems import keep_problems, solved_problems
 from pipeline.store.query import Query
 from pipeline.store.run_file import RunFile
 from pipeline.store.run_store import RunStore
@@ -57,14 +57,15 @@ def folder_of(folder: Path, *rows: Any) -> Path:
     path = folder / "problems.csv"
     path.write_text("name,text\na,Problem A?\nb,Problem B?\n")
     columns = {"problem": "text", "problem_id": "name"}
-    read = {"file": str(path), "columns": columns, "limit": None, "sha256": open_problems(path, columns).check().sha256, "rows": 2}
+    sha256 = keep_problems(folder, read_files([path], columns)).fingerprint.sha256
+    read = {"file": str(path), "columns": columns, "limit": None, "sha256": sha256, "rows": 2}
     return write_run_json(folder, stages=STAGES, engines=ENGINES, input=read)
 
 
-def rounds_of(folder: Path, now: Path | None = None) -> list[StepToScore]:
+def rounds_of(folder: Path) -> list[StepToScore]:
     file = RunFile.read(folder)
     with Query(folder) as query:
-        problems = problem_texts(query, file.plan, solved_problems(folder, file.input, now))
+        problems = problem_texts(query, file.plan, solved_problems(folder, file))
         return list(steps_to_score(query, file.plan, problems))
 
 
@@ -107,18 +108,6 @@ def test_it_reads_what_a_run_writes(tmp_path: Path, graph: str) -> None:
     assert {said.source_engine for said in drafted} == {"draft"}
     assert any(each.before for each in found) == (graph != "scot")
     assert any(len(steps) > 1 for each in found for steps in each.steps.values()) == (graph == "scot")
-
-
-def test_an_input_that_changed_moved_or_went(tmp_path: Path, row: Callable[..., Any]) -> None:
-    folder = folder_of(tmp_path, row("a", 1, "x"))
-    file, path = RunFile.read(folder), tmp_path / "problems.csv"
-    moved = path.rename(tmp_path / "moved.csv")
-    with pytest.raises(InputError, match=r"problems.csv: the input of this run is not here, and the run kept no copy of it"):
-        solved_problems(folder, file.input)
-    assert [each.problem for each in rounds_of(folder, moved)] == ["Problem A?"]
-    moved.write_text(moved.read_text().replace("Problem A?", "Problem C?"))
-    with pytest.raises(InputError, match=r"moved.csv: is not what this run solved: it has other bytes"):
-        solved_problems(folder, file.input, moved)
 
 
 def test_a_problem_that_is_nowhere(tmp_path: Path, row: Callable[..., Any]) -> None:

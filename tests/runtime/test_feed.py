@@ -4,8 +4,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from pipeline.data.problems import Problem
-from pipeline.data.requests.chat import ChainSettings
+from pipeline.data.problems import ChainSettings, Problem
 from pipeline.runtime.admission.feed import READ_AHEAD, InputFeed, Item, SampleCounts, Start
 
 pytestmark = pytest.mark.anyio

@@ -3,9 +3,8 @@
 import anyio
 import pytest
 
-from pipeline.data.requests.chat import AskedChat, ChainSettings
-from pipeline.data.requests.errors import ApiError
-from pipeline.data.requests.reply import ChainReply
+from pipeline.data.problems import ChainSettings
+from pipeline.data.requests import ApiError, AskedChat, ChainReply
 from pipeline.runtime.admission.feed import Arrivals
 from pipeline.serve.desk import CommittedStep, Desk, Ended, Event, Overloaded, ServeLimits
 from pipeline.store.events import ChainRow, StepRow

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.data.requests.chat import ChainSettings
+from pipeline.data.problems import ChainSettings
 from pipeline.engine import Candidate, Completion, Request, Usage
 from pipeline.graph.spec import UntilSpec
 from pipeline.reasoning.chain import Outcome

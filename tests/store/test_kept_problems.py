@@ -1,7 +1,8 @@
-"""A run keeps its problems: what its folder gives back is what the input file said, and the file is needed no more."""
+"""An input is read once: the run folder gives back what it said, and nothing needs the file again."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pyarrow as pa
@@ -9,75 +10,99 @@ import pyarrow.parquet as pq
 import pytest
 from msgspec import structs
 
-from pipeline.data.problems import open_problems
-from pipeline.data.rows import Flaw
+from pipeline.data.files import Flaw, rows_of
+from pipeline.data.problems import RowSample, RowSet
+from pipeline.data.reading import read_files, read_problems
 from pipeline.errors import BadRow, InputError
-from pipeline.session.options import resume_options
+from pipeline.session.observer import Observer
+from pipeline.session.options import RunOptions, resume_options
 from pipeline.session.run import run
-from pipeline.store.kept_problems import kept_problems
+from pipeline.store.kept_problems import keep_problems, solved_problems
+from pipeline.store.query import Query
 from pipeline.store.run_file import RunFile
 from tests.support.killed import cut
-from tests.support.runs import said, solve, write_problems
-
-pytestmark = pytest.mark.slow  # whole runs
+from tests.support.paths import ROOT, SIM
+from tests.support.runs import chains_of, said, solve, write_problems
 
 BAD = (b'{"problem_id": "no text"}', b"not JSON", b'{"problem": "Which?", "options": ["one", "two"], "answer": "B", "level": 3}')
 
 
-def told(items: Iterable[object]) -> list[object]:
+def sayings(items: Iterable[object]) -> list[object]:
     """The items, bad rows by what they say."""
-    return [(item.row, item.problem_id, str(item)) if isinstance(item, BadRow) else item for item in items]
+    return [(item.row, item.problem_id, item.what) if isinstance(item, BadRow) else item for item in items]
 
 
-@pytest.mark.parametrize("options", [{}, {"limit": 5}, {"random": "6:3"}], ids=str)
-def test_the_folder_gives_back_what_the_input_says(tmp_path: Path, options: dict[str, object]) -> None:
-    problems = write_problems(tmp_path, 8, BAD)
-    folder = solve(tmp_path, input=problems, **options).folder
-    about = RunFile.read(folder).input
-    kept, file = kept_problems(folder, about), open_problems(problems, about.columns, about.part)
-    assert kept is not None
-    assert kept.check() == file.check()
-    assert told(kept.unchanged()) == told(file.unchanged())
-    theirs = [record for _, record in file.with_records()]
-    ours = [record for _, record in kept.with_records()]
-    assert [type(record) for record in ours] == [type(record) for record in theirs]
-    assert [each for each in ours if not isinstance(each, Flaw)] == [each for each in theirs if not isinstance(each, Flaw)]
+@pytest.mark.parametrize("part", [RowSet(), RowSet(limit=5), RowSet(sample=RowSample(6, 3))], ids=str)
+def test_the_folder_gives_back_what_the_input_says(tmp_path: Path, part: RowSet) -> None:
+    path = write_problems(tmp_path, 8, BAD)
+    items = [item for item, _ in read_files([path], None, part) if item.row <= (part.limit or 99)]
+    kept = keep_problems(tmp_path, read_files([path], None, part), part.limit)
+    assert sayings(kept) == sayings(kept) == sayings(items)
+    assert (kept.fingerprint.rows, kept.fingerprint.bad_rows) == (len(items), sum(isinstance(item, BadRow) for item in items))
+    records = dict(enumerate(rows_of(path), 1))
+    for item, record in kept.with_records():
+        assert record == records[item.row] or (isinstance(record, Flaw) and isinstance(records[item.row], Flaw))
+
+
+def test_what_lines_of_a_batch_want_is_counted(tmp_path: Path) -> None:
+    from tests.support.requests import request, write_batch
+
+    kept = keep_problems(tmp_path, read_files([write_batch(tmp_path / "p.jsonl", [request("a", n=3), request("b"), request("c", n=2)])]))
+    found = kept.fingerprint
+    assert (found.rows, found.own_rows, found.own_samples, found.own_most) == (3, 2, 5, 3)
+    assert (found.chains(1), found.chains(4)) == (6, 9)
+    assert list(kept) == list(read_problems(tmp_path / "p.jsonl"))
+
+
+def test_a_reading_that_fails_leaves_no_file(tmp_path: Path) -> None:
+    path = write_problems(tmp_path, 4)
+    path.write_bytes(path.read_bytes() * 2)
+    with pytest.raises(InputError, match="is that of row 1 already"):
+        keep_problems(tmp_path, read_files([path]))
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_all_columns_stay_with_the_run(tmp_path: Path) -> None:
     table = {"Question": ["1+1?", "2+2?"], "gold": [2, 4], "Level": ["easy", None], "when": pa.array([1, 2], pa.timestamp("s"))}
     pq.write_table(pa.table(table), tmp_path / "odd.parquet")
-    folder = solve(tmp_path, input=tmp_path / "odd.parquet", columns={"problem": "Question", "answer": "gold"}).folder
-    kept = pq.read_table(folder / "problems").to_pylist()
+    folder = solve(tmp_path, input=tmp_path / "odd.parquet", columns={"answer": "gold"}).folder
+    kept = pq.read_table(folder / "problems.parquet").to_pylist()
     assert [(row["problem"], row["reference_answer"]) for row in kept] == [("1+1?", "2"), ("2+2?", "4")]
     assert [msgspec.json.decode(row["input"]) for row in kept] == [
         {"Question": "1+1?", "gold": 2, "Level": "easy", "when": "1970-01-01T00:00:01"},
         {"Question": "2+2?", "gold": 4, "Level": None, "when": "1970-01-01T00:00:02"},
     ]
+    with Query(folder) as query:
+        assert query.scalar("SELECT sum(reference_answer::INT) FROM problems") == 6
 
 
-def test_a_run_goes_on_without_its_input(tmp_path: Path) -> None:
+CHANGES: dict[str, Callable[[Path], Any]] = {
+    "gone": Path.unlink,
+    "cut": lambda path: path.write_bytes(path.read_bytes()[:100]),
+    "other": lambda path: path.write_text('{"problem": "another"}\n'),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_nothing_can_change_once_the_run_has_begun(tmp_path: Path, change: str) -> None:
     whole = solve(tmp_path, "whole")
     cut(whole.folder, part := tmp_path / "part", 0.5)
-    (tmp_path / "problems.jsonl").rename(tmp_path / "moved.jsonl")
-    again = run(resume_options(part))
+    problems = tmp_path / "problems.jsonl"
+    watched = Observer(ready=lambda found: CHANGES[change](problems))  # after it was read, before an engine opens
+    options = RunOptions(graph=ROOT / "graphs/speccot.yaml", engines=SIM, input=problems, output=tmp_path / "again")
+    again = run(options, watched)
     assert said(again) == said(whole)
+    assert said(run(resume_options(part))) == said(whole)
 
 
-def test_an_input_that_was_not_kept_is_asked_for(tmp_path: Path) -> None:
-    folder = solve(tmp_path, keep_input=False).folder
-    assert not (folder / "problems").exists()
-    (tmp_path / "problems.jsonl").rename(tmp_path / "moved.jsonl")
-    with pytest.raises(InputError, match=r"problems\.jsonl"):
-        run(resume_options(folder))
-    assert run(structs.replace(resume_options(folder), input=tmp_path / "moved.jsonl")).nothing_to_do
-
-
-def test_rows_without_a_problem_are_kept_with_what_is_wrong(tmp_path: Path) -> None:
-    folder = solve(tmp_path, input=write_problems(tmp_path, 2, BAD)).folder
-    found = list(open_problems(tmp_path / "problems.jsonl"))
-    kept = kept_problems(folder, RunFile.read(folder).input)
-    assert kept is not None
-    wrong = [item for item in kept if isinstance(item, BadRow)]
-    assert told(wrong) == told(item for item in found if isinstance(item, BadRow))
-    assert len(wrong) == 2
+def test_a_limit_grows_without_the_input(tmp_path: Path) -> None:
+    problems = write_problems(tmp_path, 9)
+    folder = solve(tmp_path, input=problems, limit=3).folder
+    problems.unlink()
+    assert (RunFile.read(folder).input.rows, pq.read_metadata(folder / "problems.parquet").num_rows) == (3, 9)
+    for limit in (5, None):
+        more = structs.replace(resume_options(folder), limit=limit, allow_drift=("limit",))
+        assert run(more).exit_code == 0
+        assert sorted(row["input_row"] for row in chains_of(folder)) == list(range(1, 1 + (limit or 9)))
+        assert RunFile.read(folder).input.rows == (limit or 9)
+    assert len(list(solved_problems(folder, RunFile.read(folder)))) == 9

@@ -5,8 +5,7 @@ import re
 from collections.abc import Callable, Sequence
 from functools import cache
 
-from pipeline.data.problems import Problem
-from pipeline.data.requests.chat import ChainSettings
+from pipeline.data.problems import ChainSettings, Problem
 from pipeline.engine import Candidate, Completion, FinishReason, Tokenizer, Usage
 from pipeline.engines.sim.tokenizer import SimTokenizer
 from pipeline.engines.tokenizer import HFTokenizer

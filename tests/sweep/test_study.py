@@ -15,6 +15,7 @@ from pipeline.analysis.compare.studies import grouped, read_study, study_tables
 from pipeline.analysis.points import Point, read_points
 from pipeline.analysis.sweep_tables import crossings
 from pipeline.bundled import bundled_files
+from pipeline.data.prepare import RECIPES
 from pipeline.errors import GraphError, UsageError
 from pipeline.report.report import sweep_report
 from pipeline.session.observer import Observer, View
@@ -58,7 +59,7 @@ def test_every_bundled_study_can_be_planned(name: str, small: bool, tmp_path: Pa
     assert all(tables.names and tables.runs for tables in plan.study.tables)
     assert {run for tables in plan.study.tables for run in tables.runs} == {point.name for point in plan.points}
     inputs = {point.sweep.input for point in plan.points}
-    recipes = {file_of(name) for name in bundled_files("data set")}
+    recipes = {file_of(name) for name in RECIPES}
     assert inputs <= recipes
     assert (missing_data(plan) == "") is small
     if small:

@@ -5,7 +5,6 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.errors import InputError
 from pipeline.session.run import SessionResult
 from pipeline.store.parts import write_part
 from pipeline.training import retrace
@@ -80,11 +79,3 @@ def test_a_chain_whose_calls_are_gone_is_counted(tmp_path: Path) -> None:
     retracer = Retracer(folder)
     assert "p3#0" not in {chain.chain.chain_id for chain in retracer.chains()}
     assert retracer.lost == 1
-
-
-def test_a_run_without_its_problems_is_refused(tmp_path: Path) -> None:
-    problems = write_problems(tmp_path)
-    folder = solve(tmp_path, input=problems, keep_input=False).folder
-    problems.write_text('{"problem": "another"}\n')
-    with pytest.raises(InputError, match="has changed since this run, which kept no copy of it"):
-        next(Retracer(folder).chains())

@@ -78,11 +78,9 @@ def _items(kind: str) -> Iterator[Item]:
         layouts = {name: papers.read_layout(file) for name, file in papers.bundled_tables().items()}
         yield from (Item(name=name, about=f"{layout.source}: {layout.title}") for name, layout in layouts.items())
     elif kind == "data":
-        for path in bundled_files("data set").values():
-            recipe = import_module("pipeline.data.recipe").load_recipe(path)
-            place = f"hub: {recipe.hub.id}" if recipe.hub else "bundled" if recipe.file else "on no hub"
-            about = f"{recipe.title}; {recipe.rows or '?'} problems, grader {recipe.grader}; {place} ({recipe.license})"
-            yield Item(name=recipe.name, about=about)
+        for name, recipe in sorted(import_module("pipeline.data.prepare").RECIPES.items()):
+            place = f"hub: {recipe.hub.partition(':')[0]}" if recipe.hub else "bundled" if name == "arith" else "on no hub"
+            yield Item(name=name, about=f"{recipe.title}; {recipe.rows} problems, grader {recipe.grader}; {place} ({recipe.license})")
     else:
         files = bundled_files(FILES[kind])
         for name in sorted(files, key=lambda name: (MAIN.index(name) if name in MAIN else len(MAIN), name)):

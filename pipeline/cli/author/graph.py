@@ -12,8 +12,8 @@ from pipeline.cli.commands import check_output, command, json_option, option, ov
 from pipeline.cli.located import ProblemFile
 from pipeline.cli.options import engines_option, model_option, preset_option, run_options, settings_option, with_models, with_preset
 from pipeline.cli.terminal import print_line, print_notice, print_page
-from pipeline.data.many_files import open_files
 from pipeline.data.problems import Problem
+from pipeline.data.reading import read_problems
 from pipeline.drawing.mermaid import mermaid
 from pipeline.drawing.prompt import ShownPrompt, problem_in, shown_prompt
 from pipeline.drawing.text import text
@@ -78,7 +78,7 @@ def prompt(
     plan = _plan(graph, engines, options)
     if (problems is None) == (problem is None):
         raise UsageError("name the problem, by --problem TEXT, or by --input FILE and --row N")
-    asked = Problem(1, "1", str(problem), None) if problems is None else problem_in(open_files([problems], columns), row)
+    asked = Problem(1, "1", str(problem), None) if problems is None else problem_in(str(problems), read_problems(problems, columns), row)
     _print_prompt(shown_prompt(plan, str(graph), stage, asked, thought=thought, candidates=candidates), as_json)
 
 

@@ -11,7 +11,7 @@ from rich.progress import Progress
 
 from pipeline.cli.commands import command, json_option, option
 from pipeline.cli.console import PlainConsole
-from pipeline.cli.located import Located, ProblemFile, RunFolder
+from pipeline.cli.located import Located, RunFolder
 from pipeline.cli.terminal import print_line, print_page
 from pipeline.grading.grader import LIMIT_S
 from pipeline.rewards.score import OnProgress, ScoringResult, score_run
@@ -87,17 +87,16 @@ def _short(text: str) -> str:
 @command()
 @click.argument("run", type=RunFolder(), metavar="RUN")
 @option("--prm", required=True, type=click.Path(path_type=Path), metavar="NAME|FILE", help="Reward model; see `pipeline list rewards`.")
-@option("-i", "--input", "input_", type=ProblemFile(), metavar="FILE", help="Where the problems are now, if they have moved.")
 @option("-s", "--set", "settings", multiple=True, metavar="NAME=VALUE", help="Set engines.reward.NAME. May be repeated.")
 @json_option
-def score(run: Located, prm: Path, input_: Path | None, settings: tuple[str, ...], as_json: bool) -> None:
+def score(run: Located, prm: Path, settings: tuple[str, ...], as_json: bool) -> None:
     """Score every drafted and committed step of the run folder RUN with a process reward model.
 
     The rewards are stored in RUN, in the table rewards/*.parquet. If the command is interrupted, an earlier table is kept.
     """
     check_readable(run.path)
     with watched(str(run)) as watch:
-        scored = score_run(run.path, prm, input_file=input_, settings=settings, watch=watch)
+        scored = score_run(run.path, prm, settings=settings, watch=watch)
     print_result(scored, reward_lines(scored, str(run)), as_json)
 
 

@@ -14,8 +14,7 @@ import msgspec
 import numpy as np
 from msgspec import Struct
 
-from pipeline.data.formats import open_source
-from pipeline.data.rows import DAMAGE, Flaw
+from pipeline.data.files import Flaw, rows_of
 from pipeline.engine import Tokenizer
 from pipeline.errors import GraphError, InputError, RequestRefused, boundary, reason
 from pipeline.graph.prompts import Example, Marks, Message, Prompts
@@ -150,20 +149,15 @@ def _chat(tokenizer: Tokenizer, where: str, before: Sequence[Message]) -> Prompt
 def _rows(task: Task, name: str, path: Path) -> Iterator[tuple[int, Any]]:
     """The rows of a file, each with its number from 1; raises `InputError` for one that `task` does not learn from."""
     number = 0
-    try:
-        for number, record in open_source(path).records(None):
-            with boundary(InputError, f"{name}, row {number}", foreign=Flaw):
-                if isinstance(record, Flaw):
-                    raise record
-            ids = "input_ids" in record
-            row = SelectionRow if task == "select" else SftTokensRow if ids else SftRow
-            try:
-                yield number, msgspec.convert(record, row)
-            except msgspec.ValidationError as error:
-                what = f"`train {task}` learns from files of `pipeline export --as {LEARNS[task]}`"
-                raise InputError(f"{name}, row {number}", f"{reason(error)}; {what}") from error
-    except DAMAGE as error:
-        raise InputError(name, reason(error)) from error
+    for number, record in enumerate(rows_of(path), 1):
+        if isinstance(record, Flaw):
+            raise InputError(f"{name}, row {number}", str(record))
+        row = SelectionRow if task == "select" else SftTokensRow if "input_ids" in record else SftRow
+        try:
+            yield number, msgspec.convert(record, row)
+        except msgspec.ValidationError as error:
+            what = f"`train {task}` learns from files of `pipeline export --as {LEARNS[task]}`"
+            raise InputError(f"{name}, row {number}", f"{reason(error)}; {what}") from error
     if not number:
         raise InputError(name, "holds no rows")
 

@@ -1,0 +1,154 @@
+"""The one reading of an input: its rows enter, each row that a run asks for leaves as a problem, in their order.
+
+A fault of the input as a whole raises `InputError`; a fault of one row leaves as a `BadRow` in its place, so that the others continue.
+"""
+
+import hashlib
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain, islice
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from pipeline.data.columns import Columns, check_mapped
+from pipeline.data.files import Flaw, Record, files_of, rows_of
+from pipeline.data.problems import ALL, MAX_ROWS, Problem, RowSet
+from pipeline.errors import BadRow, InputError
+from pipeline.grading.answers import Kind
+
+HEAD_ROWS = 2000
+"""Rows looked at before the first problem leaves, to see which columns there are and how numbers count options."""
+FLAWS = 5
+"""Maximum number of bad rows in a remark."""
+
+
+class InputReading:
+    """One reading of an input: gives each row that is asked for as a problem, with the whole row as JSON.
+
+    Bad rows and others leave in their order. After the last one `sha256` identifies the input, and `remarks` are sentences for the user.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        rows: Iterable[Record],
+        columns: Mapping[str, str] | None = None,
+        part: RowSet = ALL,
+        *,
+        grader: Kind | None = None,
+        remarks: list[str] | None = None,
+    ) -> None:
+        """`name`: what messages call the input; `columns`: its columns by our names, where the user maps any; `grader`: how problems are
+        graded that do not say it."""
+        check_mapped(columns or {})
+        self.name, self._rows, self._mapped, self._part, self._grader = name, rows, columns or {}, part, grader
+        self.sha256, self.remarks = "", [] if remarks is None else remarks
+
+    def __iter__(self) -> Iterator[tuple[Problem | BadRow, str | None]]:
+        head = list(islice(rows := iter(self._rows), HEAD_ROWS))
+        columns = Columns(self._mapped, [each for each in head if not isinstance(each, Flaw)], self.name, self._grader)
+        if columns.remark:
+            self.remarks.append(columns.remark)
+        digest, ids, total, bad, shard = hashlib.sha256(), _SeenIds(self.name, columns.named), 0, list[BadRow](), self._part.shard
+        for row, (record, text) in self._asked_for(_encoded(chain(head, rows), digest)):
+            item = columns.problem(row, record)
+            if shard is not None and not shard.holds(item.problem_id):
+                continue
+            total += 1
+            if isinstance(item, BadRow):
+                bad.append(item)
+            elif columns.named:
+                ids.add(item)
+            yield item, text
+        self._check(total, bad)
+        ids.check()
+        self.sha256 = digest.hexdigest()
+
+    def _asked_for(self, rows: Iterator[tuple[Record, str | None]]) -> Iterable[tuple[int, tuple[Record, str | None]]]:
+        sample = self._part.sample
+        if sample is None:
+            return enumerate(rows, 1)
+        drawn = sample.drawn(enumerate(rows, 1))
+        if len(drawn) < sample.rows:
+            raise InputError(self.name, f"a sample of {sample.rows:,} rows was requested, but it has {len(drawn):,}")
+        return drawn
+
+    def _check(self, total: int, bad: Sequence[BadRow]) -> None:
+        """Raise `InputError` for an input without problems; add a remark about the bad rows that are to be solved."""
+        shard = self._part.shard
+        if not total and shard is None:
+            raise InputError(self.name, "holds no rows")
+        bad = [each for each in bad if each.row <= (self._part.limit or MAX_ROWS)]
+        flaws = "; ".join(f"row {each.row}: {each.what}" for each in bad[:FLAWS]) + (
+            f"; and {len(bad) - FLAWS:,} more" if bad[FLAWS:] else ""
+        )
+        if bad and len(bad) == total and shard is None:
+            raise InputError(self.name, f"no row holds a problem; {flaws}")
+        if bad:
+            self.remarks.append(f"{self.name}: {len(bad):,} of {total:,} rows hold no problem and will fail: {flaws}")
+
+
+def _encoded(rows: Iterable[Record], digest: "hashlib._Hash") -> Iterator[tuple[Record, str | None]]:
+    """Each row with its JSON, None where it has none, all of which `digest` takes in."""
+    encode = msgspec.json.Encoder(enc_hook=str).encode
+    for record in rows:
+        text, found = b"null", record
+        try:
+            if not isinstance(record, Flaw):
+                text = encode(record)
+        except UnicodeEncodeError:
+            found = Flaw("contains a lone surrogate, which is not a character")
+        except (TypeError, ValueError, RecursionError, OverflowError) as error:
+            found = Flaw(f"cannot be written as JSON: {error}")
+        digest.update(text + b"\n")
+        yield found, None if isinstance(found, Flaw) else text.decode()
+
+
+class _SeenIds:
+    """The ids in a column of an input, which have to differ; 16 bytes an id are in memory."""
+
+    def __init__(self, name: str, column: str) -> None:
+        self._name, self._column, self._hashes, self._rows = name, column, array("q"), array("q")
+
+    def add(self, item: Problem) -> None:
+        self._hashes.append(hash(item.problem_id))
+        self._rows.append(item.row)
+
+    def check(self) -> None:
+        """Raise `InputError` where two rows have one id."""
+        hashes, rows = np.frombuffer(self._hashes, np.int64), np.frombuffer(self._rows, np.int64)
+        order = np.argsort(hashes, kind="stable")
+        twice = np.flatnonzero(hashes[order][1:] == hashes[order][:-1])
+        if len(twice):
+            first, again = min((int(rows[order[place]]), int(rows[order[place + 1]])) for place in twice)
+            what = f"its `{self._column}` is that of row {first} already; ids must differ, or map another column: --column problem_id=NAME"
+            raise InputError(f"{self._name}, row {again}", what)
+
+
+def read_files(
+    paths: Sequence[Path], columns: Mapping[str, str] | None = None, part: RowSet = ALL, *, grader: Kind | None = None
+) -> InputReading:
+    """The reading of the files that these paths, folders and patterns name."""
+    remarks: list[str] = []
+    name = str(paths[0]) if len(paths) == 1 else f"{paths[0]} and {len(paths) - 1} more"
+    return InputReading(name, _rows(paths, remarks), columns, part, grader=grader, remarks=remarks)
+
+
+def read_problems(path: Path | str, columns: Mapping[str, str] | None = None) -> Iterator[Problem | BadRow]:
+    """The problems in the rows of a file, folder or pattern."""
+    return (item for item, _ in read_files([Path(path)], columns))
+
+
+def _rows(paths: Sequence[Path], remarks: list[str]) -> Iterator[Record]:
+    found = {path: files_of(path) for path in paths}
+    remarks += [_listed(path, here) for path, here in found.items() if here != [path]]
+    yield from (row for path in paths for file in found[path] for row in rows_of(file))
+
+
+def _listed(path: Path, files: Sequence[Path]) -> str:
+    """A sentence about which files a folder or a pattern was taken for."""
+    names = [file.name for file in files]
+    listed = ", ".join(names if len(names) <= 4 else [*names[:2], "...", names[-1]])
+    return f"{path}: {len(names)} {'file' if len(names) == 1 else 'files'}: {listed}"

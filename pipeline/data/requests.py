@@ -1,0 +1,249 @@
+"""The OpenAI API: bodies of `/v1/chat/completions` and lines of a batch enter, what is asked or an `ApiError` leaves; finished chains
+enter, a reply leaves.
+
+Every parameter is obeyed, or refused unless its value asks for nothing; only those that cannot change a text are ignored.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta, Struct
+
+from pipeline.data.problems import ChainSettings
+from pipeline.graph.prompts import THINK_CLOSE, Message
+from pipeline.graph.spec import MinP, Tokens, TopP
+
+KEYS = ("custom_id", "method", "url", "body")
+"""The columns of a line of a batch."""
+ENDPOINT = "/v1/chat/completions"
+MAX_TEXT, MAX_NAME, MAX_MESSAGES = 1_000_000, 1000, 64
+"""Maximum number of characters of all messages together and of a `custom_id`, and of messages."""
+NO_EFFECT = frozenset(
+    "metadata parallel_tool_calls prompt_cache_key prompt_cache_options prompt_cache_retention safety_identifier service_tier"
+    " store user".split()
+)
+"""Parameters that change no text, and are ignored."""
+UNSUPPORTED: dict[str, Sequence[Any]] = dict.fromkeys(
+    "audio bad_words chat_template chat_template_kwargs continue_final_message echo frequency_penalty functions ignore_eos"
+    " include_stop_str_in_output logit_bias logprobs min_tokens moderation prediction presence_penalty priority prompt_logprobs"
+    " reasoning_effort stop_token_ids structured_outputs tools top_logprobs use_beam_search web_search_options".split(),
+    (None, False, 0, [], {}),
+)
+UNSUPPORTED |= dict.fromkeys(("tool_choice", "function_call"), (None, "none", "auto"))
+UNSUPPORTED |= dict.fromkeys(
+    "add_generation_prompt best_of include_reasoning length_penalty repetition_penalty skip_special_tokens".split(), (None, 1)
+)
+UNSUPPORTED |= {"modalities": (None, ["text"]), "response_format": (None, {"type": "text"}), "verbosity": (None, "medium")}
+"""Parameters that cannot be obeyed, those of vLLM's server among them, with the values under which there is nothing to obey."""
+IN_NO_MESSAGE = ("audio", "function_call", "refusal", "tool_call_id", "tool_calls")
+"""What a message must not hold."""
+TURNS = "an optional system message, then alternating user and assistant messages, ending with the user's"
+
+
+class ApiError(Exception):
+    """A request answered with an error: `param` is the parameter that is wrong, as a path, `kind` the error's `type`."""
+
+    def __init__(
+        self, message: str, param: str | None = None, code: str | None = None, *, status: int = 400, kind: str = "invalid_request_error"
+    ) -> None:
+        super().__init__(message)
+        self.message, self.param, self.code, self.status, self.kind = message, param, code, status, kind
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """The body of the answer."""
+        return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
+
+
+def error_of(error_type: str | None, message: str) -> ApiError:
+    """The answer for a failed chain, from `error_type` and `error_message` of its row: a request that an engine cannot run is the caller's
+    error, all else the server's."""
+    if error_type == "ContextOverflow":
+        return ApiError(message, "messages", "context_length_exceeded")
+    return ApiError(message) if error_type in ("RequestRefused", "BadRow") else ApiError(message, status=500, kind="server_error")
+
+
+class AskedChat(Struct, frozen=True, kw_only=True):
+    """What is asked in a request."""
+
+    model: str
+    """The model by the name that the client has for it; nothing here knows which there are."""
+    problem: str
+    """The last message, which is the user's."""
+    history: tuple[Message, ...] = ()
+    """The messages before it."""
+    settings: ChainSettings = ChainSettings()
+    stream: bool = False
+    include_usage: bool = False
+    """Whether a stream ends with the tokens that it took."""
+
+
+class _StreamOptions(Struct):
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None
+
+
+class _Body(Struct, kw_only=True):
+    """The parameters that are obeyed."""
+
+    model: str
+    messages: list[dict[str, Any]]
+    max_tokens: Tokens | None = None
+    max_completion_tokens: Tokens | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: TopP | None = None
+    top_k: Annotated[int, Meta(ge=-1, le=1_000_000)] | None = None
+    min_p: MinP | None = None
+    seed: int | None = None
+    n: Annotated[int, Meta(ge=1, le=128)] | None = None
+    stop: str | Annotated[list[Annotated[str, Meta(min_length=1)]], Meta(max_length=4)] | None = None
+    stream: bool | None = None
+    stream_options: _StreamOptions | None = None
+
+
+def read_chat(body: bytes | str | Mapping[str, Any]) -> AskedChat:
+    """What is asked in a body, which is JSON or what was read from it. Raises `ApiError`."""
+    try:
+        given = body if isinstance(body, Mapping) else msgspec.json.decode(body, type=dict[str, Any])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ApiError(f"the body is not a JSON object: {error}", code="invalid_json") from error
+    for name, value in given.items():
+        if name not in NO_EFFECT and name not in _Body.__struct_fields__:
+            if name not in UNSUPPORTED:
+                raise ApiError(f"unknown parameter `{name}`", name, "unknown_parameter")
+            if value not in UNSUPPORTED[name]:
+                raise ApiError(f"`{name}` is not supported; leave it out", name, "unsupported_parameter")
+    try:
+        asked = msgspec.convert(given, _Body)
+    except msgspec.ValidationError as error:
+        what, _, path = str(error).partition(" - at `$.")
+        raise ApiError(
+            f"`{path.rstrip('`')}`: {what}" if path else what, path.rstrip("`") or what.split("`")[1], "invalid_value"
+        ) from error
+    if asked.max_tokens is not None and asked.max_completion_tokens is not None:
+        raise ApiError("`max_tokens` and `max_completion_tokens` mean the same here; set one of them", "max_tokens", "invalid_value")
+    chat = read_messages("messages", asked.messages)
+    settings = ChainSettings(
+        max_tokens=asked.max_tokens or asked.max_completion_tokens,
+        temperature=asked.temperature,
+        top_p=asked.top_p,
+        top_k=None if asked.top_k is None else max(0, asked.top_k),  # vLLM's -1 is off, as 0 is
+        min_p=asked.min_p,
+        seed=asked.seed,
+        stop=(asked.stop,) if isinstance(asked.stop, str) else tuple(asked.stop or ()),
+        samples=asked.n,
+    )
+    usage = bool(asked.stream_options and asked.stream_options.include_usage)
+    return AskedChat(
+        model=asked.model, problem=chat[-1].content, history=chat[:-1], settings=settings, stream=bool(asked.stream), include_usage=usage
+    )
+
+
+def read_messages(name: str, messages: Sequence[Any]) -> tuple[Message, ...]:
+    """The messages of a chat that ends with the user's. Raises `ApiError`."""
+    chat = tuple(_message(f"{name}[{place}]", each) for place, each in enumerate(messages))
+    roles = [message.role for message in chat]
+    turns = roles[1:] if roles[:1] == ["system"] else roles
+    if len(chat) > MAX_MESSAGES:
+        raise ApiError(f"`{name}` has {len(chat)} messages, more than {MAX_MESSAGES}", name, "invalid_value")
+    if not turns or turns != ["user", "assistant"] * (len(turns) // 2) + ["user"]:
+        raise ApiError(f"`{name}` has messages by {', '.join(roles) or 'nobody'}; expected {TURNS}", name, "invalid_value")
+    if (size := sum(len(message.content) for message in chat)) > MAX_TEXT:
+        raise ApiError(f"`{name}` has {size:,} characters, more than {MAX_TEXT:,}", name, "string_above_max_length")
+    return chat
+
+
+def _message(where: str, message: Any) -> Message:
+    role, content = (message.get("role"), message.get("content")) if isinstance(message, Mapping) else (None, None)
+    if role not in ("system", "developer", "user", "assistant"):
+        raise ApiError(f"`{where}.role` is {role!r}; expected system, developer, user or assistant", f"{where}.role", "invalid_value")
+    if found := [name for name in IN_NO_MESSAGE if message.get(name)]:
+        raise ApiError(f"`{where}.{found[0]}` is not supported; leave it out", f"{where}.{found[0]}", "unsupported_parameter")
+    if isinstance(content, list) and all(isinstance(part, Mapping) and isinstance(part.get("text"), str) for part in content):
+        content = "".join(part["text"] for part in content)
+    if not isinstance(content, str) or not content.strip():
+        raise ApiError(f"`{where}.content` is no text; only text is supported, and none may be empty", f"{where}.content", "invalid_value")
+    return Message("system" if role == "developer" else str(role), content)
+
+
+def is_request(names: Iterable[str]) -> bool:
+    """Whether a row with columns of these names is a line of a batch: most of its keys are there, and no problem of our own."""
+    found = set(names)
+    return len(found.intersection(KEYS)) > 2 and "problem" not in found
+
+
+def custom_id_of(record: Mapping[str, Any]) -> str | None:
+    """The `custom_id` of a line; None where it has none that can name it."""
+    name = record.get("custom_id")
+    return name if isinstance(name, str) and name.strip() and len(name) <= MAX_NAME else None
+
+
+def read_request(record: Mapping[str, Any]) -> AskedChat:
+    """What is asked in a line of a batch. Raises `ApiError`."""
+    if missing := [key for key in KEYS if record.get(key) is None]:
+        raise ApiError(f"the line has no `{missing[0]}`", missing[0], "missing_required_parameter")
+    if custom_id_of(record) is None:
+        raise ApiError(f"`custom_id` is no text of 1 to {MAX_NAME:,} characters", "custom_id", "invalid_value")
+    if (record["method"], record["url"]) != ("POST", ENDPOINT):
+        raise ApiError(f"the line asks {record['method']} {record['url']}; only POST {ENDPOINT} is supported", "url", "invalid_url")
+    if not isinstance(record["body"], Mapping):
+        raise ApiError("`body` is no object", "body", "invalid_type")
+    asked = read_chat(record["body"])
+    if asked.stream:
+        raise ApiError("`stream` is not supported in a batch; leave it out", "stream", "unsupported_parameter")
+    return asked
+
+
+class ChainReply(Struct, frozen=True, kw_only=True):
+    """What one finished chain wrote, and what it took."""
+
+    thought: str
+    """As the engines wrote it, with the reasoning tag that closes it."""
+    answer: str | None
+    """What follows the thought; None where it came to none."""
+    cut: bool | None
+    """Whether the answer ended at a token limit; None where that is not recorded."""
+    thought_tokens: int
+    input_tokens: Mapping[str, int]
+    """Tokens that each engine read, by role."""
+    output_tokens: Mapping[str, int]
+    """Tokens that each engine sampled, by role."""
+
+
+def completion(
+    replies: Sequence[ChainReply], *, name: str, created: int, model: str, stop: Sequence[str] = (), close: str = THINK_CLOSE
+) -> dict[str, Any]:
+    """The answer that consists of these `replies`, a choice each. `name` is its id, `created` when it was there in seconds since 1970,
+    `model` what wrote it; the answers end at the texts of `stop`, and `close` is the closing reasoning tag."""
+    choices = [{"index": index, "logprobs": None, **_choice(reply, stop, close)} for index, reply in enumerate(replies)]
+    about = {"id": name, "object": "chat.completion", "created": created, "model": model}
+    return about | {"choices": choices, "usage": usage_of(replies)}
+
+
+def usage_of(replies: Sequence[ChainReply]) -> dict[str, Any]:
+    """Tokens of all calls to all engines. Rejected candidates count, and every call reads its prompt, most of it from a cache."""
+    roles = dict.fromkeys(role for reply in replies for role in reply.input_tokens)
+    read_by, written_by = [reply.input_tokens for reply in replies], [reply.output_tokens for reply in replies]
+    by_role = {role: _tokens(sum(each[role] for each in read_by), sum(each[role] for each in written_by)) for role in roles}
+    read, written = (sum(each[name] for each in by_role.values()) for name in ("prompt_tokens", "completion_tokens"))
+    details = {"completion_tokens_details": {"reasoning_tokens": sum(reply.thought_tokens for reply in replies)}}
+    return _tokens(read, written) | details | {"by_role": by_role}
+
+
+def _tokens(read: int, written: int) -> dict[str, Any]:
+    return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
+
+
+def content_of(answer: str, stop: Sequence[str] = ()) -> str:
+    """The text after a thought up to the first of the texts `stop` in it, without the blank lines between both."""
+    text = answer.lstrip("\n")
+    return text[: min((place for each in stop if (place := text.find(each)) >= 0), default=len(text))]
+
+
+def _choice(reply: ChainReply, stop: Sequence[str], close: str) -> dict[str, Any]:
+    """A choice; it stopped where the answer has an end of its own, or one of the texts `stop`."""
+    answer = None if reply.answer is None else content_of(reply.answer, stop)
+    whole = answer is not None and (not reply.cut or answer != content_of(reply.answer or ""))
+    message = {"role": "assistant", "content": answer, "reasoning_content": reply.thought.removesuffix(close) or None, "refusal": None}
+    return {"message": message, "finish_reason": "stop" if whole else "length"}

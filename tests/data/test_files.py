@@ -1,0 +1,217 @@
+"""The same rows leave every format, and a file that cannot be read is named in one sentence."""
+
+import gzip
+import json
+import os
+import tracemalloc
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from pipeline.data.files import Flaw, files_among, files_of, form_of, rows_of
+from pipeline.errors import InputError
+
+ROWS = [{"problem": "1+1?", "answer": "é"}, {"problem": '"2, 2"\n+?', "answer": "007"}]
+LINES = "".join(json.dumps(row) + "\n" for row in ROWS).encode()
+CSV = 'problem,answer\n1+1?,é\n"""2, 2""\n+?",007\n'.encode()
+TABLE = pa.Table.from_pylist(ROWS)
+
+
+def packed(codec: str, data: bytes) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.CompressedOutputStream(sink, codec) as stream:
+        stream.write(data)
+    return sink.getvalue().to_pybytes()
+
+
+def arrow(new: object) -> bytes:
+    sink = pa.BufferOutputStream()
+    with new(sink, TABLE.schema) as writer:  # type: ignore[operator]
+        writer.write_table(TABLE)
+    return sink.getvalue().to_pybytes()
+
+
+def parquet() -> bytes:
+    sink = pa.BufferOutputStream()
+    pq.write_table(TABLE, sink)
+    return sink.getvalue().to_pybytes()
+
+
+FILE, STREAM = arrow(pa.ipc.new_file), arrow(pa.ipc.new_stream)
+READ = {
+    "p.parquet": parquet(),
+    "p.arrow": FILE,
+    "stream.arrow": STREAM,
+    "p.feather": FILE,
+    "P.NDJSON": LINES,
+    "p.jsonl.gz": gzip.compress(LINES),
+    "p.jsonl.zst": packed("zstd", LINES),
+    "P.CSV.GZ": gzip.compress(CSV),
+    "p.csv.zst": packed("zstd", CSV),
+    "unsaid.jsonl": gzip.compress(LINES),
+    "members.jsonl.zst": b"".join(packed("zstd", line + b"\n") for line in LINES.splitlines()),
+    "p.csv": CSV,
+    "bom.csv": b"\xef\xbb\xbf" + CSV,
+    "bom.jsonl": b"\xef\xbb\xbf" + LINES,
+    "windows.jsonl": LINES.replace(b"\n", b"\r\n\r\n"),
+    "separators.jsonl": "\u2028".encode() + LINES.replace(b"\n", "\u2028\n\u2028\n".encode()),
+    "p.tsv": CSV.replace(b"m,a", b"m\ta").replace(b"?,", b"?\t").replace(b'",', b'"\t'),
+    "lines.json": LINES,
+    "array.json": json.dumps(ROWS, indent=1).encode(),
+    "array.jsonl": json.dumps(ROWS).encode(),
+}
+
+
+@pytest.mark.parametrize("name", READ)
+def test_every_format_gives_the_same_rows(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(READ[name])
+    assert list(rows_of(tmp_path / name)) == ROWS
+
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\r\0"), min_size=1).filter(str.strip)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30)
+@given(st.lists(st.tuples(TEXT, TEXT), min_size=1, max_size=5))
+def test_any_text_survives_json_lines_csv_and_parquet(tmp_path: Path, texts: list[tuple[str, str]]) -> None:
+    rows = [{"problem": problem, "answer": answer} for problem, answer in texts]
+    (tmp_path / "p.jsonl").write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
+    quoted = "".join(",".join('"' + value.replace('"', '""') + '"' for value in row.values()) + "\n" for row in rows)
+    (tmp_path / "p.csv").write_text("problem,answer\n" + quoted, encoding="utf-8", newline="")
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "p.parquet")
+    assert list(rows_of(tmp_path / "p.jsonl")) == list(rows_of(tmp_path / "p.csv")) == list(rows_of(tmp_path / "p.parquet")) == rows
+
+
+def test_lines_of_json_as_python_writes_them(tmp_path: Path) -> None:
+    (tmp_path / "p.jsonl").write_text('{"a": NaN}\n{"a": 1e999}\n{"a": 12345678901234567890123}\n')
+    first, second, third = rows_of(tmp_path / "p.jsonl")
+    assert isinstance(first, dict)
+    assert first["a"] != first["a"]
+    assert (second, third) == ({"a": float("inf")}, {"a": 12345678901234567890123})
+
+
+@pytest.mark.parametrize(
+    ("line", "what"),
+    [
+        (b"nonsense", "line 3 is not JSON"),
+        (b'"text"', "line 3 is not a JSON object"),
+        (b'{"problem": "\xff"}', "line 3 is not JSON"),
+        (b"[" * 20_000, "line 3 is not JSON"),
+        (b'{"a": ' + b"9" * 5000 + b"}", "line 3 is not JSON"),
+    ],
+)
+def test_a_line_that_is_no_row_spoils_no_other(tmp_path: Path, line: bytes, what: str) -> None:
+    (tmp_path / "p.jsonl").write_bytes(b'{"problem": "x"}\n\n' + line + b'\n{"problem": "y"}')
+    first, bad, last = rows_of(tmp_path / "p.jsonl")
+    assert (first, last) == ({"problem": "x"}, {"problem": "y"})
+    assert isinstance(bad, Flaw)
+    assert str(bad).startswith(what)
+
+
+REFUSED = [
+    ("p.txt", b"x", "unknown file type `.txt`; expected .parquet, .arrow, "),
+    ("p.parquet.gz", b"", "unknown file type `.gz`"),
+    ("p.jsonl", parquet(), "is a Parquet file; name it .parquet"),
+    ("p.csv", FILE, "is an Arrow file; name it .arrow"),
+    ("p.csv", b"PK\x03\x04abc", "is a ZIP archive or a spreadsheet"),
+    ("p.jsonl.xz", b"\xfd7zXZ\x00", "unknown file type `.xz`"),
+    ("p.jsonl", b"\xfd7zXZ\x00", "is compressed by xz"),
+    ("p.csv", b"version https://git-lfs.github.com/spec/v1\noid sha256:1\n", "is a Git LFS pointer"),
+    ("p.csv", CSV.decode().encode("utf-16"), "is UTF-16; save it as UTF-8"),
+    ("p.csv", CSV.decode().encode("utf-16-le"), "is not UTF-8 text"),
+    ("p.csv", b"", "holds no rows"),
+    ("p.csv", b"problem,problem\nx,y\n", "has the column `problem` twice"),
+    ("p.csv", b"problem,answer\nx,1\nx,2,3\n", "Row #3: Expected 2 columns, got 3"),
+    ("p.csv", b"problem,answer\nx,\xff\n", "invalid UTF8 data"),
+    ("p.json", b'[{"problem": "x"},', "is not a JSON array: "),
+    ("p.parquet", b"PAR1 and then nothing", "Parquet magic bytes not found"),
+    ("p.arrow", b"", "Tried reading schema message"),
+    ("p.arrow", FILE[:-40], "p.arrow: "),
+    ("p.jsonl.gz", gzip.compress(os.urandom(1000))[:500], "truncated"),
+    ("p.jsonl.zst", packed("zstd", LINES * 20)[:-9], "Truncated compressed stream"),
+]
+
+
+@pytest.mark.parametrize(("name", "content", "what"), REFUSED)
+def test_a_file_that_cannot_be_read_has_one_sentence(tmp_path: Path, name: str, content: bytes, what: str) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(InputError) as caught:
+        list(rows_of(tmp_path / name))
+    assert str(caught.value).startswith(f"{tmp_path / name}: ")
+    assert what.lower() in str(caught.value).lower()
+    assert "\n" not in str(caught.value)
+
+
+def test_what_is_no_file(tmp_path: Path) -> None:
+    (tmp_path / "folder.csv").mkdir()
+    os.mkfifo(tmp_path / "pipe.csv")
+    for name, what in {
+        "folder.csv": "is a directory; expected a file",
+        "pipe.csv": "is not a regular file",
+        "a.csv": "no such file",
+    }.items():
+        with pytest.raises(InputError, match=what):
+            list(rows_of(tmp_path / name))
+
+
+@pytest.mark.parametrize("content", [STREAM, parquet()], ids=["arrow", "parquet"])
+def test_a_damaged_file_is_an_error_or_rows_and_never_a_crash(tmp_path: Path, content: bytes) -> None:
+    for cut in range(8, len(content) - 8, 40):
+        damaged = bytearray(content)
+        damaged[cut : cut + 4] = b"\xff\xff\xff\x7f"
+        path = tmp_path / f"p.{'arrow' if content is STREAM else 'parquet'}"
+        path.write_bytes(damaged)
+        try:
+            found = list(rows_of(path))
+        except InputError:
+            continue
+        assert len(found) <= len(ROWS)
+
+
+def test_a_file_is_not_in_memory_as_a_whole(tmp_path: Path) -> None:
+    (tmp_path / "p.jsonl").write_text((json.dumps({"problem": "x" * 1000}) + "\n") * 10_000)
+    tracemalloc.start()
+    assert sum(1 for _ in rows_of(tmp_path / "p.jsonl")) == 10_000
+    assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    ("name", "form"), [("a.jsonl.zst", ".jsonl"), ("a.parquet", ".parquet"), ("a.arrow.zst", ""), ("a.gz", ""), ("A.CSV.GZ", ".csv")]
+)
+def test_a_format_is_in_the_name(name: str, form: str) -> None:
+    assert form_of(name) == form
+
+
+def test_a_folder_and_a_pattern_are_their_files_in_the_order_of_their_names(tmp_path: Path) -> None:
+    for name in ("b.csv", "a.jsonl", "notes.txt", ".hidden.csv", "dataset_info.json", "cache-1.arrow", "deep/c.csv"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    assert files_of(tmp_path) == [tmp_path / "a.jsonl", tmp_path / "b.csv"]
+    assert files_of(tmp_path / "**/*.csv") == [tmp_path / "b.csv", tmp_path / "deep/c.csv"]
+    with pytest.raises(InputError, match="no file matches this pattern"):
+        files_of(tmp_path / "x*")
+    (tmp_path / "none").mkdir()
+    with pytest.raises(InputError, match="has no file that ends in"):
+        files_of(tmp_path / "none")
+
+
+@pytest.mark.parametrize(
+    ("names", "found", "what"),
+    [
+        (["main/data/a.parquet"], ["main/data/a.parquet"], ""),
+        (["train/a.parquet", "test/a.parquet"], [], r"has files in several folders, test, train; choose one: d/test"),
+        (["train-1.csv", "train-2.csv", "test.csv"], [], r"several splits, test \(1 file\), train \(2 files\); choose one.*: d/test.csv"),
+        (["contest.csv", "latest.csv"], ["contest.csv", "latest.csv"], ""),
+    ],
+)
+def test_of_a_folder_one_split_is_read(names: list[str], found: list[str], what: str) -> None:
+    if not what:
+        assert files_among("d", names) == found
+        return
+    with pytest.raises(InputError, match=what):
+        files_among("d", names)

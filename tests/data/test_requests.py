@@ -1,0 +1,186 @@
+"""Requests of the OpenAI API: what is asked in a body or in a line of a batch, each refusal with its parameter and code, and the reply."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from pipeline.data.problems import ChainSettings, Problem
+from pipeline.data.reading import read_files, read_problems
+from pipeline.data.requests import NO_EFFECT, UNSUPPORTED, ApiError, AskedChat, ChainReply, completion, error_of, read_chat
+from pipeline.drawing.prompt import problem_in, shown_prompt
+from pipeline.errors import BadRow, InputError
+from pipeline.graph.prompts import DEFAULT_PROMPTS, Message
+from pipeline.session.prepare import load_plan
+from tests.support.paths import ROOT, SIM
+from tests.support.requests import REFUSED, request, write_batch
+
+USER = {"role": "user", "content": "2+2?"}
+PLAIN: dict[str, Any] = {"model": "m", "messages": [USER]}
+ALL: dict[str, Any] = {
+    "model": "m",
+    "messages": [
+        {"role": "developer", "content": "Be brief."},
+        {"role": "user", "content": [{"type": "text", "text": "1+"}, {"type": "text", "text": "1?"}]},
+        {"role": "assistant", "content": "2", "reasoning_content": "left out", "tool_calls": []},
+        USER,
+    ],
+    "max_completion_tokens": 9, "temperature": 1, "top_p": 0.5, "top_k": -1, "min_p": 0.1, "seed": -3, "n": 2, "stop": "\n", "stream": True,
+    "stream_options": {"include_usage": True},
+}  # fmt: skip
+
+
+def test_a_body_with_all_that_is_obeyed() -> None:
+    settings = ChainSettings(max_tokens=9, temperature=1.0, top_p=0.5, top_k=0, min_p=0.1, seed=-3, stop=("\n",), samples=2)
+    history = (Message("system", "Be brief."), Message("user", "1+1?"), Message("assistant", "2"))
+    asked = AskedChat(model="m", problem="2+2?", history=history, settings=settings, stream=True, include_usage=True)
+    assert read_chat(ALL) == read_chat(msgspec.json.encode(ALL)) == asked
+    assert settings.sampling == {"temperature": 1.0, "top_p": 0.5, "top_k": 0, "min_p": 0.1}
+
+
+def test_what_asks_for_nothing_is_no_setting() -> None:
+    neutral = [{name: value} for name, values in UNSUPPORTED.items() for value in (*values, None)]
+    assert {read_chat({**PLAIN, **each}) for each in [*neutral, dict.fromkeys(NO_EFFECT, "x")]} == {AskedChat(model="m", problem="2+2?")}
+    assert read_chat({**PLAIN, **dict.fromkeys(ALL.keys() - PLAIN.keys())}) == AskedChat(model="m", problem="2+2?")
+
+
+@pytest.mark.parametrize("name", UNSUPPORTED)
+def test_what_cannot_be_obeyed_is_refused(name: str) -> None:
+    with pytest.raises(ApiError, match=f"`{name}` is not supported; leave it out") as caught:
+        read_chat({**PLAIN, name: "something"})
+    assert (caught.value.param, caught.value.code) == (name, "unsupported_parameter")
+
+
+@pytest.mark.parametrize(
+    ("changes", "param", "message"),
+    [
+        ({"temprature": 1}, "temprature", "unknown parameter `temprature`"),
+        ({"n": 0}, "n", "`n`: Expected `int` >= 1"),
+        ({"n": True}, "n", "`n`: Expected `int | null`, got `bool`"),
+        ({"temperature": 2.5}, "temperature", "`temperature`: Expected `float` <= 2.0"),
+        ({"max_tokens": 9, "max_completion_tokens": 8}, "max_tokens", "`max_tokens` and `max_completion_tokens` mean"),
+        ({"stop": [""]}, "stop[0]", "`stop[0]`: Expected `str` of length >= 1"),
+        ({"stop": ["a"] * 5}, "stop", "`stop`: Expected `array` of length <= 4"),
+        ({"messages": []}, "messages", "`messages` has messages by nobody; expected an optional system message"),
+        ({"messages": [USER] * 65}, "messages", "`messages` has 65 messages, more than 64"),
+        (
+            {"messages": [{"role": "user", "content": "x" * 1_000_001}]},
+            "messages",
+            "`messages` has 1,000,001 characters, more than 1,000,000",
+        ),
+        ({"messages": [{**USER, "tool_calls": [1]}]}, "messages[0].tool_calls", "`messages[0].tool_calls` is not supported"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
+            "messages[0].content",
+            "`messages[0].content` is",
+        ),
+    ],
+)
+def test_each_refusal(changes: dict[str, Any], param: str, message: str) -> None:
+    with pytest.raises(ApiError) as caught:
+        read_chat({**PLAIN, **changes})
+    error = caught.value
+    assert error.message.startswith(message)
+    assert error.body == {"error": {"message": error.message, "type": "invalid_request_error", "param": param, "code": error.code}}
+
+
+@pytest.mark.parametrize("body", [b"{", b"[]", b"{}", b"\xff", b'{"a":' * 99_999, b"[" + b"[]," * 600_000])
+def test_a_body_that_is_none(body: bytes) -> None:
+    with pytest.raises(ApiError) as caught:
+        read_chat(body)
+    assert caught.value.code
+
+
+def test_a_failed_chain_is_the_callers_error_or_the_servers() -> None:
+    errors = [error_of(name, "why") for name in ("ContextOverflow", "RequestRefused", "EngineUnavailable", None)]
+    assert [(each.status, each.message) for each in errors] == [(400, "why"), (400, "why"), (500, "why"), (500, "why")]
+    assert errors[0].code == "context_length_exceeded"
+
+
+def test_a_batch_is_told_by_its_lines(tmp_path: Path) -> None:
+    lines = [request("a", n=3, seed=7), request("b", messages=[{"role": "system", "content": "Be brief."}, USER]), request("c", answer="4")]
+    reading = read_files([write_batch(tmp_path / "batch.jsonl", lines)])
+    assert [item for item, _ in reading] == [
+        Problem(1, "a", "2+2?", None, settings=ChainSettings(samples=3, seed=7)),
+        Problem(2, "b", "2+2?", None, history=(Message("system", "Be brief."),)),
+        Problem(3, "c", "2+2?", "4"),
+    ]
+    assert reading.remarks == [f"{tmp_path}/batch.jsonl: its rows are requests of an OpenAI batch"]
+    mapped = read_problems(tmp_path / "batch.jsonl", {"problem": "body.messages", "problem_id": "custom_id"})
+    assert next(mapped) == Problem(1, "a", "2+2?", None)
+
+
+def test_lines_that_are_refused_stop_nothing(tmp_path: Path) -> None:
+    first, *refused = read_problems(write_batch(tmp_path / "batch.jsonl", [request("first"), *(line for line, *_ in REFUSED)]))
+    assert first == Problem(1, "first", "2+2?", None)
+    assert [each.problem_id for each in refused if isinstance(each, BadRow)] == [name for _, name, *_ in REFUSED]
+
+
+def test_two_lines_with_one_name_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"row 3: its `custom_id` is that of row 1 already"):
+        list(read_problems(write_batch(tmp_path / "batch.jsonl", [request("a"), request("b"), request("a")])))
+
+
+def test_the_chat_before_the_last_message_is_in_the_prompts_of_both_engines(tmp_path: Path) -> None:
+    turns = (("system", "Be brief."), ("user", "1+1?"), ("assistant", "2"), ("user", "2+2?"))
+    line = request("a", messages=[{"role": role, "content": said} for role, said in turns])
+    asked = problem_in("batch", read_problems(write_batch(tmp_path / "batch.jsonl", [line])), 1)
+    plan = load_plan(ROOT / "graphs/speccot.yaml", SIM)
+    begin = f"<|user|>Be brief.<|user|>1+1?<|assistant|>2<|end|><|user|>{DEFAULT_PROMPTS.asked('2+2?')}<|assistant|>"
+    shown = [shown_prompt(plan, "speccot", node.name, asked) for node in plan.stages()]
+    assert {each.role for each in shown} == {"draft", "target"}
+    assert [each.stage for each in shown if not each.text.startswith(begin)] == []
+
+
+REPLY: dict[str, Any] = {
+    "thought": "2 and 2</think>",
+    "answer": "\n\nIt is 4.\nOr 5.",
+    "cut": False,
+    "thought_tokens": 3,
+    "input_tokens": {"draft": 10, "target": 20},
+    "output_tokens": {"draft": 4, "target": 5},
+}
+TWO = completion([ChainReply(**REPLY), ChainReply(**REPLY)], name="chatcmpl-1", created=7, model="speccot")
+
+
+def test_the_choices_of_several_chains_and_their_tokens() -> None:
+    message = {"role": "assistant", "content": "It is 4.\nOr 5.", "reasoning_content": "2 and 2", "refusal": None}
+    assert json.loads(json.dumps(TWO)) == {
+        "id": "chatcmpl-1", "object": "chat.completion", "created": 7, "model": "speccot",
+        "choices": [{"index": k, "message": message, "finish_reason": "stop", "logprobs": None} for k in (0, 1)],
+        "usage": {
+            "prompt_tokens": 60, "completion_tokens": 18, "total_tokens": 78, "completion_tokens_details": {"reasoning_tokens": 6},
+            "by_role": {
+                "draft": {"prompt_tokens": 20, "completion_tokens": 8, "total_tokens": 28},
+                "target": {"prompt_tokens": 40, "completion_tokens": 10, "total_tokens": 50},
+            },
+        },
+    }  # fmt: skip
+
+
+@pytest.mark.slow
+def test_the_types_of_the_openai_package_read_it() -> None:
+    from openai.types.chat import ChatCompletion
+
+    read = ChatCompletion.model_validate_json(json.dumps(TWO), strict=True)
+    assert read.choices[1].message.model_extra == {"reasoning_content": "2 and 2"}
+    assert read.usage is not None
+    assert (read.usage.total_tokens, read.usage.model_extra) == (78, {"by_role": TWO["usage"]["by_role"]})
+
+
+@pytest.mark.parametrize(
+    ("changes", "stop", "content", "reason"),
+    [
+        ({}, ("\n",), "It is 4.", "stop"),
+        ({"cut": True}, (), "It is 4.\nOr 5.", "length"),
+        ({"cut": True}, ("5", "4"), "It is ", "stop"),
+        ({"cut": None, "answer": None}, ("x",), None, "length"),
+        ({"answer": "\n\n"}, (), "", "stop"),
+        ({"answer": "5\n\nQ: 6"}, ("\n\n",), "5", "stop"),
+    ],
+)
+def test_why_an_answer_ended(changes: dict[str, Any], stop: tuple[str, ...], content: str | None, reason: str) -> None:
+    [choice] = completion([ChainReply(**{**REPLY, **changes})], name="x", created=0, model="m", stop=stop)["choices"]
+    assert (choice["message"]["content"], choice["finish_reason"]) == (content, reason)
