@@ -51,8 +51,6 @@ Launch = Callable[[ShardJob, int], AbstractAsyncContextManager[Poll]]
 """`launch(job, place)` starts a worker on the devices of a place, and ends it with the context; raises `ReplicaLost`."""
 POLL_S = 0.2
 """Seconds between two reports of a worker."""
-EXIT_S = 0.5
-"""How long a worker that closed its socket has to leave its exit status; then it is killed."""
 LOSSES = (ReplicaLost, EngineDead, OutOfMemory)
 """Errors after which a worker is started again; others would only come again."""
 MAX_DEATHS = 3
@@ -185,7 +183,6 @@ class Fleet:
 
     async def _attend(self, shard: Path, poll: Poll) -> None:
         """Ask a worker until its run is over. Raises what ended it."""
-        opened = False
         while True:
             report = await poll(self._order)
             for sentence in report.told:
@@ -195,28 +192,20 @@ class Fleet:
             if report.totals is not None:
                 self._totals[shard], self._live[shard] = report.totals, report.live
                 self._show()
-                if not opened:
-                    self._open(RunFile.read(shard))
-                    opened = True
+                if self._record is None:
+                    self._begin(RunFile.read(shard))
             if report.error is not None:
                 raise report.error
             if report.over:
                 return
             await anyio.sleep(POLL_S)
 
-    def _open(self, shard: RunFile) -> None:
-        """The engines of a shard are open; raises `UsageError` where they would not continue what those of another one write."""
-        if self._record is None:
-            record = structs.replace(self._ready.record, engine_facts=shard.engine_facts)
-            session = Session(started_unix_ns=self._started_unix_ns, command=record.command)
-            self._record = structs.replace(record, sessions=(*record.sessions, session)).with_session(session)
-            self._record.write(self._folder)
-        for role, first in self._record.engine_facts.items():
-            for name in ("max_model_len", "vocab_size"):
-                here = shard.engine_facts[role][name]
-                if here != first[name]:
-                    what = f"{name} is {here} on this replica but {first[name]} on another; use the same model everywhere"
-                    raise UsageError(f"engine {role!r}: {what}")
+    def _begin(self, shard: RunFile) -> None:
+        """The engines of the first shard are open."""
+        record = structs.replace(self._ready.record, engine_facts=shard.engine_facts)
+        session = Session(started_unix_ns=self._started_unix_ns, command=record.command)
+        self._record = structs.replace(record, sessions=(*record.sessions, session)).with_session(session)
+        self._record.write(self._folder)
 
     def _finish(self) -> SessionResult:
         """Merge the shards where all are finished, and write `run.json`."""
@@ -244,16 +233,16 @@ class Fleet:
 
     def _options(self, shard: Path) -> RunOptions:
         """The options of a shard's own run."""
-        given, index, count = self._ready.options, int(shard.name), len(self._shards)
+        given, recorded = self._ready.options, self._ready.record.options
+        index, count = int(shard.name), len(self._shards)
         if given.shard is not None:  # whose problems are those of several smaller ones
             outer = shard_of(given.shard)
             index, count = outer.index + outer.count * index, outer.count * count
         return structs.replace(
             given,
-            graph=_absolute(given.graph),
-            engines=None if given.engines is None else _absolute(given.engines),
-            input=_absolute(given.input),
-            more_inputs=tuple(map(_absolute, given.more_inputs)),
+            **{name: Path(recorded[name]) for name in ("graph", "engines") if name in recorded},
+            input=given.input.absolute(),
+            more_inputs=tuple(path.absolute() for path in given.more_inputs),
             output=shard.absolute(),
             shard=f"{index}/{count}",
             resume=True,
@@ -302,11 +291,6 @@ class Fleet:
         )
 
 
-def _absolute(path: Path) -> Path:
-    """A path that is the same on other nodes; the name of a bundled file stays."""
-    return path.absolute() if path.exists() else path
-
-
 def _divided(folder: Path, count: int) -> list[Path]:
     """New folders of shards, all at once, so that their number is the number of shards."""
     draft = folder / f".{SHARDS}"
@@ -343,7 +327,7 @@ async def worker_process(shares: Sequence[DeviceShare], job: ShardJob, place: in
             connection.send(order)
             report: ShardReport = connection.recv()
         except (EOFError, OSError) as error:
-            process.wait(EXIT_S)
+            process.wait(POLL_S)  # for its exit status
             raise ReplicaLost(f"its process ended: {process.exit_reason()}") from error
         return report
 

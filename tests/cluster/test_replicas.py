@@ -22,8 +22,11 @@ from pipeline.session.observer import Observer
 from pipeline.session.options import RunOptions, resume_options
 from pipeline.session.prepare import load_plan, prepared
 from pipeline.session.run import SessionResult, run
+from pipeline.store.events import ChainRow
+from pipeline.store.parts import read_rows
 from pipeline.store.query import Query
 from pipeline.store.run_file import RunFile
+from pipeline.store.run_store import RunStore
 from pipeline.system.machine import GIB, Gpu, Machine, core_count
 from tests.support.commands import begun, pipeline, spawned
 from tests.support.hanging_together import check_hangs_together
@@ -81,8 +84,8 @@ class TestSimulated:
 
     def test_a_shard_of_shards_and_one_without_a_problem(self, tmp_path: Path) -> None:
         problems = write_problems(tmp_path, 9)
-        given = {"shard": "1/2", "replicas": 4}
-        result, calm = (function(options_of(tmp_path, name, problems, **more)) for function, name, more in _both(given))
+        result = on_replicas(options_of(tmp_path, "run", problems, shard="1/2", replicas=4))
+        calm = run(options_of(tmp_path, "calm", problems, shard="1/2"))
         assert said(result) == said(calm)
         assert len(said(calm)) < 9
 
@@ -97,8 +100,9 @@ class TestSimulated:
         with pytest.raises(InputError, match="steps"):
             on_replicas(options, observer=Observer(watch=put))
         obstacle.unlink()
-        obstacle.mkdir()
-        (obstacle / "part-00000.parquet").touch()
+        some = RunStore(tmp_path / "run", {"chains": ChainRow})
+        some.append("chains", read_rows(tmp_path / "run", ChainRow, "chains")[:3])
+        some.close()
         result = on_replicas(resume_options(tmp_path / "run"))
         assert result.exit_code == 0
         check_hangs_together(tmp_path / "run", 8)
@@ -121,11 +125,6 @@ class TestSimulated:
         assert refused.returncode == 2
         assert f"--replicas {many}: this machine has " in refused.stderr
         assert not (tmp_path / "run").exists()
-
-
-def _both(given: dict[str, Any]) -> Iterator[tuple[Callable[[RunOptions], SessionResult], str, dict[str, Any]]]:
-    yield on_replicas, "run", given
-    yield run, "calm", given | {"replicas": 1}
 
 
 class TestProcesses:
