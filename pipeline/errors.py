@@ -105,11 +105,7 @@ class EngineDead(RunError):
 
 
 class ReplicaLost(RunError):
-    """A replica is gone, or is to be, for the reason `why`."""
-
-    def __init__(self, why: str) -> None:
-        super().__init__(why)
-        self.why = why
+    """A replica is gone."""
 
 
 class RunFolderError(RunError):

@@ -27,10 +27,6 @@ class Clock:
         """The present time in seconds, from an arbitrary origin."""
         self._origin = now()
 
-    def set(self, unix_ns: int) -> None:
-        """Tie the present moment to another wall time, in nanoseconds since 1970, before any was asked for."""
-        self.started_unix_ns, self._origin = unix_ns, self.now()
-
     def unix_ns(self, now: float) -> int:
         """A time of this clock in nanoseconds since 1970."""
         return self.started_unix_ns + round((now - self._origin) * 1e9)

@@ -82,10 +82,6 @@ class Executor:
         """Start no more chains; the live ones run to their ends, and then `run` returns."""
         self._feeding.cancel()
 
-    def no_more(self) -> None:
-        """Expect no more chains: all that are left live. May be called before the feed ends, and more than once."""
-        self._schedule.exhausted()
-
     async def run(self, feed: Feed) -> None:
         """Run all chains of `feed`. Raises `RunError` when an engine is dead or rows cannot be kept."""
         with unwrapped(RunError):
@@ -96,7 +92,7 @@ class Executor:
                     with self._feeding:
                         await self._start(feed, chains)
                         self.exhausted = True
-                    self.no_more()
+                    self._schedule.exhausted()
                 watchers.cancel_scope.cancel()
 
     async def _start(self, feed: Feed, chains: anyio.abc.TaskGroup) -> None:

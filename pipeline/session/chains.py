@@ -1,7 +1,4 @@
-"""Chains on engines of this process: settings of a run and open engines enter, an executor with all that decides for it leaves.
-
-A run without replicas has one of these, and so has every replica of a run on several.
-"""
+"""The chains of a run on its engines: a prepared run and open engines enter, an executor with all that decides for it leaves."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -16,14 +13,12 @@ from pipeline.graph.needs import check_needs, unmet_needs
 from pipeline.reasoning.prompts import PromptBuilder
 from pipeline.runtime.admission.admission import Admission
 from pipeline.runtime.admission.cache import CacheLimit, cache_limits, call_tokens
-from pipeline.runtime.admission.feed import Feed
 from pipeline.runtime.clock import Clock
 from pipeline.runtime.executor import Executor, Settings
-from pipeline.runtime.resume_state import ResumeState
 from pipeline.runtime.rows import RowSink
 from pipeline.runtime.schedule import SCHEDULES
 from pipeline.session.observer import Tell
-from pipeline.session.prepare import RunSettings
+from pipeline.session.prepare import Prepared
 from pipeline.stages.base import Stage
 from pipeline.stages.build import build_stages, builders_of, cannot_of, flaw_in_contract
 from pipeline.system.tasks import gather
@@ -50,12 +45,12 @@ class OpenEngines(Struct, frozen=True, kw_only=True):
         }
 
 
-async def suited(settings: RunSettings, engines: Mapping[str, Engine], tell: Tell) -> OpenEngines:
+async def suited(run: Prepared, engines: Mapping[str, Engine], tell: Tell) -> OpenEngines:
     """The `engines` with the stages of the graph for them, about which `tell` gets notices.
 
     Raises `GraphError` where a tokenizer or a chat template fails, an engine does not suit the graph, or a server refuses what it asks.
     """
-    plan = settings.plan
+    plan = run.plan
     engines = {role: engines[role] for role in plan.engines}
     for role, engine in engines.items():
         if (flaw := flaw_in_contract(Engine, engine)) is not None:
@@ -70,47 +65,45 @@ async def suited(settings: RunSettings, engines: Mapping[str, Engine], tell: Tel
     for sentence in said:
         tell(sentence)
     builders = builders_of(plan, {role: engine.tokenizer for role, engine in engines.items()})
-    stages = build_stages(plan, builders, str(settings.options.graph), cannot=cannot)
+    stages = build_stages(plan, builders, str(run.options.graph), cannot=cannot)
     return OpenEngines(engines=engines, builders=builders, stages=stages, notices=tuple(said))
 
 
-def new_admission(settings: RunSettings, facts: Facts) -> Admission | None:
+def new_admission(run: Prepared, facts: Facts) -> Admission | None:
     """What decides which chains continue; None if only the batch size does."""
-    limits = [limit for limit in _limits(settings, facts).values() if limit is not None]
+    limits = [limit for limit in _limits(run, facts).values() if limit is not None]
     return Admission(limits) if limits else None
 
 
-def unknown_caches(settings: RunSettings, facts: Facts) -> list[str]:
+def unknown_caches(run: Prepared, facts: Facts) -> list[str]:
     """A notice for each engine whose cache should limit the live chains but which does not report its size."""
-    unknown = [role for role, limit in _limits(settings, facts).items() if limit is None]
+    unknown = [role for role, limit in _limits(run, facts).items() if limit is None]
     return [f"engine {role!r} does not report the size of its cache: chains will not pause to make room in it" for role in unknown]
 
 
-def _limits(settings: RunSettings, facts: Facts) -> dict[str, CacheLimit | None]:
-    return {} if settings.options.admission == "batch" else cache_limits(settings.plan, facts)
+def _limits(run: Prepared, facts: Facts) -> dict[str, CacheLimit | None]:
+    return {} if run.options.admission == "batch" else cache_limits(run.plan, facts)
 
 
 class Chains:
-    """The chains of one feed on open engines of this process: their executor, and the moment at which the last one was over."""
+    """The chains of a run on open engines: their executor, and the moment at which the last one was over."""
 
-    def __init__(
-        self, settings: RunSettings, opened: OpenEngines, feed: Feed, rows: RowSink, clock: Clock, resume_state: ResumeState
-    ) -> None:
-        plan, options = settings.plan, settings.options
-        self.engines, self.admission = opened.engines, new_admission(settings, opened.facts)
+    def __init__(self, run: Prepared, opened: OpenEngines, rows: RowSink, clock: Clock) -> None:
+        plan, options = run.plan, run.options
+        self.engines, self.admission = opened.engines, new_admission(run, opened.facts)
         schedule = SCHEDULES[options.schedule](options.batch_size, self.admission)
         known = Settings(
-            run_id=settings.run_id,
+            run_id=run.record.run_id,
             seed=options.seed,
             samples=options.samples,
             cache_tokens={} if options.admission == "batch" else call_tokens(plan, opened.facts),
-            virtual_time=settings.virtual_time,
+            virtual_time=run.virtual_time,
         )
-        self.executor = Executor(plan, opened.stages, opened.engines, opened.builders, schedule, rows, clock, known, resume_state)
+        self.executor = Executor(plan, opened.stages, opened.engines, opened.builders, schedule, rows, clock, known, run.resume_state)
         self.progress, self.lanes, self.drain = self.executor.progress, self.executor.lanes, self.executor.drain
         self.ended: float | None = None
         """When the last chain was over, by the run's clock; grading and writing that continue after it are not part of the run's time."""
-        self._feed, self._clock = feed, clock
+        self._feed, self._clock = run.feed(), clock
 
     @property
     def exhausted(self) -> bool:

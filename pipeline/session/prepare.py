@@ -47,15 +47,6 @@ RUNS = Path("runs")
 """Where run folders are made that the user does not name."""
 
 
-class RunSettings(Struct, frozen=True, kw_only=True):
-    """The part of a run that whoever solves its chains has to know."""
-
-    plan: Plan
-    options: RunOptions
-    run_id: str
-    virtual_time: bool
-
-
 class Prepared(Struct, frozen=True, kw_only=True):
     """A run whose options, plan and input have been checked, and what earlier sessions left in its folder, which this process holds."""
 
@@ -87,11 +78,6 @@ class Prepared(Struct, frozen=True, kw_only=True):
     def chains(self) -> int:
         """The number of chains of the run."""
         return self.record.chains
-
-    @property
-    def settings(self) -> RunSettings:
-        """The part that whoever solves its chains has to know."""
-        return RunSettings(plan=self.plan, options=self.options, run_id=self.record.run_id, virtual_time=self.virtual_time)
 
     @property
     def session(self) -> Session:

@@ -164,7 +164,7 @@ async def solve_on(
 
     `opening`: when their opening began, by `time.monotonic`; None: they were open before.
     """
-    opened = await suited(run.settings, engines, observer.tell)
+    opened = await suited(run, engines, observer.tell)
     begun = begin(run, opened.facts, 0.0 if opening is None else time.monotonic() - opening)
     result = await execute(begun, opened, observer, stop or Stop())
     return structs.replace(result, notices=opened.notices)
@@ -203,11 +203,11 @@ async def execute(run: Prepared, opened: OpenEngines, observer: Observer, stop: 
         with stop.guard():
             async with _open_rows(run, observer.sink) as rows:
                 grading = rows
-                for sentence in unknown_caches(run.settings, run.record.engine_facts):
+                for sentence in unknown_caches(run, run.record.engine_facts):
                     observer.tell(sentence)
                 setbacks = Setbacks(observer.tell)
                 watches = [setbacks] if run.arrivals is not None else [setbacks, FirstRows(observer.tell)]  # a server serves on
-                work = Chains(run.settings, opened, run.feed(), Tee(rows, *watches), clock, run.resume_state)
+                work = Chains(run, opened, Tee(rows, *watches), clock)
                 work.progress.tell = observer.tell
                 stop.drained_by(work.drain)
                 with observer.watch(_view(run, work, rows, lambda: setbacks.reasons(clock.unix_ns(clock.now())))):

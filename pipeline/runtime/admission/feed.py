@@ -1,4 +1,4 @@
-"""Feeds of an executor: problems of an input in their order, or chains that come during the run, from a driver or from clients."""
+"""Feeds of an executor: problems of an input in their order, or chains that come during the run, from clients."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -108,8 +108,6 @@ class Arrivals:
         self._waiting = OrderedDict[int, Start]()
         self._news = anyio.Event()
         self._closed = False
-        self.asked = False
-        """The executor waits for a chain, so that it would begin at once."""
         self.taken: Callable[[Start], object] = _ignore
         """Called with each chain that begins, before it does."""
 
@@ -139,11 +137,9 @@ class Arrivals:
 
     async def next(self) -> Start | None:
         """Waits until a chain is there, or the feed was closed."""
-        self.asked = True
         while not self and not self._closed:
             self._news = anyio.Event()
             await self._news.wait()
-        self.asked = False
         if not self:
             return None
         _, start = self._waiting.popitem(last=False)
