@@ -8,7 +8,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 from msgspec import Struct, structs
@@ -75,11 +75,11 @@ def load_graph(graph: Graph, kinds: Kinds, backends: Backends, *, engines: Engin
     if document.at((PARAMS,)) is None:
         document.put((PARAMS,), {})
     document.decode((), GraphSpec, {"engines": {}, "prompts": {}, "sampling": {}, "stages": {}})
-    own_engines = engines is None and isinstance(document.at(("engines",)), dict)
-    named = ("stages", "sampling", "prompts", *(["engines"] if own_engines else []))  # parts that may name params
-    if not own_engines:
+    parts = [part for part in ("stages", "sampling", "prompts") if part in document.values]  # those that may name params
+    if engines is None and isinstance(document.at(("engines",)), dict):
+        parts.append("engines")
+    else:
         _bind_engines(document, path, engines)
-    parts = [part for part in named if part in document.values]
     used = {name for part in parts for name in _named(document.values[part])}
     of_engines = [each for each in settings if each.startswith("engines.")]
     for setting in (each for each in settings if each not in of_engines):
@@ -87,8 +87,8 @@ def load_graph(graph: Graph, kinds: Kinds, backends: Backends, *, engines: Engin
     filled = _filled(document, (), Marked(((part, document.values[part]) for part in parts), document.values.places))
     document.values.update(filled)
     document.values.places = filled.places
-    if unused := [name for name in document.mapping((PARAMS,)) if name not in used]:
-        raise document.flaw((PARAMS, unused[0]), f"this param is unused; write `${unused[0]}` where it belongs, or drop it")
+    for name in (each for each in document.mapping((PARAMS,)) if each not in used):
+        raise document.flaw((PARAMS, name), f"this param is unused; write `${name}` where it belongs, or drop it")
     fill_rewards(document, list(_below(document).values()), kinds, lambda name: said_file(name, path, "reward model"))
     for setting in of_engines:
         apply_setting(setting, document, ("engines",))
@@ -177,10 +177,15 @@ def apply_setting(
 def _below(document: Document, keys: Keys = ("stages",)) -> dict[str, Keys]:
     """The path of every stage at `keys` that is a mapping by its name, those of loops included."""
     found: dict[str, Keys] = {}
-    for name, stage in (document.at(keys) or {}).items() if isinstance(document.at(keys), dict) else ():
-        if isinstance(stage, dict):
-            found |= {name: (*keys, name), **_below(document, (*keys, name, "stages"))}
+    stages = document.at(keys)
+    for name in [name for name, stage in stages.items() if isinstance(stage, Marked)] if isinstance(stages, Marked) else ():
+        found |= {name: (*keys, name), **_below(document, (*keys, name, "stages"))}
     return found
+
+
+def _param(value: Any) -> str | None:
+    """The name of the param that `value` is."""
+    return value[1:] if isinstance(value, str) and re.fullmatch(PARAM_PATTERN, value) else None
 
 
 def _named(value: Any) -> Iterator[str]:
@@ -188,22 +193,21 @@ def _named(value: Any) -> Iterator[str]:
     if isinstance(value, dict | list):
         for each in value.values() if isinstance(value, dict) else value:
             yield from _named(each)
-    elif isinstance(value, str) and re.fullmatch(PARAM_PATTERN, value):
-        yield value[1:]
+    elif (name := _param(value)) is not None:
+        yield name
 
 
 def _filled(document: Document, keys: Keys, value: Any) -> Any:
     """The `value` at `keys` with those of params where it names them, each with its place."""
     params = document.mapping((PARAMS,))
     if isinstance(value, list):
-        return [_filled(document, (*keys, place), each) for place, each in enumerate(value)]
+        return [_filled(document, (*keys, index), each) for index, each in enumerate(value)]
     if isinstance(value, Marked):
-        names = {key: each[1:] for key, each in value.items() if isinstance(each, str) and re.fullmatch(PARAM_PATTERN, each)}
-        places = {key: params.places[name] for key, name in names.items() if name in params.places}
-        return Marked(((key, _filled(document, (*keys, key), each)) for key, each in value.items()), {**value.places, **places})
-    if not (isinstance(value, str) and re.fullmatch(PARAM_PATTERN, value)):
+        places = {key: params.places.get(_param(each) or "", value.places.get(key, "")) for key, each in value.items()}
+        filled = ((key, _filled(document, (*keys, key), each)) for key, each in value.items())
+        return Marked(filled, {key: place for key, place in places.items() if place})
+    if (name := _param(value)) is None:
         return value
-    name = value[1:]
     if name not in params:
         raise document.flaw(keys, f"no param `{value}`; {did_you_mean(name, params)}")
     found = params[name]
@@ -220,15 +224,11 @@ def _decoded(document: Document, path: Path, kinds: Kinds, backends: Backends) -
     for name in document.mapping((PARAMS,)):
         _check_name(document, (PARAMS, name), name, "a param")
     engines = _engines(document, ("engines",), backends)
-    below = list(_below(document).values())
-    _choose_prompts(document, [document.at(keys) for keys in below], kinds, engines)
+    if document.at(("prompts",)) == AUTO:
+        _choose_prompts(document, kinds, engines)
     prompts = _prompts(document, ("prompts",), path, Marked())
-    for keys in below:
-        if document.at((*keys, "prompts")) is not None:
-            _prompts(document, (*keys, "prompts"), path, document.mapping(("prompts",)))
     sampling = Sampling() if document.at(("sampling",)) is None else document.decode(("sampling",), Sampling)
-    _fill_sampling(document, sampling, below, kinds)
-    stages = _stages(document, ("stages",), kinds, prompts)
+    stages = _Stages(document, path, kinds, prompts, sampling).block(("stages",))
     for keys, what in flaws_in(stages, engines):
         raise document.flaw(("stages", *keys), what)
     params = dict(document.mapping((PARAMS,)))
@@ -248,39 +248,42 @@ def _engines(document: Document, keys: Keys, backends: Backends) -> dict[str, En
     return {role: document.tagged((*keys, role), "backend", backends) for role in document.mapping(keys)}
 
 
-def _stages(document: Document, keys: Keys, kinds: Kinds, prompts: Prompts) -> dict[str, StageSpec]:
-    """The stages of the block at `keys` of a graph with these `prompts`."""
-    if not document.mapping(keys):
-        raise document.flaw(keys, "holds no stage")
-    return {name: _stage(document, (*keys, name), kinds, prompts) for name in document.mapping(keys)}
+class _Stages(NamedTuple):
+    """Decodes the stages of the graph at `path`, with what it says for all of them."""
+
+    document: Document
+    path: Path
+    kinds: Kinds
+    prompts: Prompts
+    sampling: Sampling
+
+    def block(self, keys: Keys) -> dict[str, StageSpec]:
+        """The stages at `keys`."""
+        if not self.document.mapping(keys):
+            raise self.document.flaw(keys, "holds no stage")
+        return {name: self._stage((*keys, name)) for name in self.document.mapping(keys)}
+
+    def _stage(self, keys: Keys) -> StageSpec:
+        document = self.document
+        _check_name(document, keys, str(keys[-1]), "a stage")
+        kind, said = document.kind(keys, "kind", self.kinds), document.mapping(keys)
+        if said.get("prompts") is not None:
+            own = _prompts(document, (*keys, "prompts"), self.path, document.mapping(("prompts",)))
+            if own.thought != self.prompts.thought:
+                what = "all stages of a graph share one pair of reasoning tags; set it in the graph's `prompts`"
+                raise document.flaw((*keys, "prompts", "thought"), what)
+        if kind is RepeatSpec:
+            loop = document.decode(keys, RepeatSpec, {"stages": {}})
+            return structs.replace(loop, stages=self.block((*keys, "stages")))
+        for key, value in msgspec.to_builtins(self.sampling).items() if issubclass(kind, SamplingSpec) else ():
+            if key not in said:
+                document.put((*keys, key), value, document.place(("sampling", key)))
+        return document.decode(keys, kind)
 
 
-def _stage(document: Document, keys: Keys, kinds: Kinds, prompts: Prompts) -> StageSpec:
-    _check_name(document, keys, str(keys[-1]), "a stage")
-    kind = document.kind(keys, "kind", kinds)
-    if kind is RepeatSpec:
-        loop = document.decode(keys, RepeatSpec, {"stages": {}})
-        return structs.replace(loop, stages=_stages(document, (*keys, "stages"), kinds, prompts))
-    spec = document.decode(keys, kind)
-    if spec.prompts is not None and spec.prompts.thought != prompts.thought:
-        what = "all stages of a graph share one pair of reasoning tags; set it in the graph's `prompts`"
-        raise document.flaw((*keys, "prompts", "thought"), what)
-    return spec
-
-
-def _fill_sampling(document: Document, sampling: Sampling, stages: Sequence[Keys], kinds: Kinds) -> None:
-    """Write the keys of `sampling` into each of the `stages` that samples text and does not name them itself."""
-    said = msgspec.to_builtins(sampling)
-    for keys in stages:
-        kind, own = kinds.get(str(document.at(keys).get("kind"))), document.mapping(keys)
-        for key in said.keys() - own.keys() if kind is not None and issubclass(kind, SamplingSpec) else ():
-            document.put((*keys, key), said[key], document.place(("sampling", key)))
-
-
-def _choose_prompts(document: Document, stages: Sequence[Marked], kinds: Kinds, engines: Mapping[str, EngineSpec]) -> None:
-    """Where the prompts of a graph are `auto`, write in their place, and in that of the param, the file that suits the judge's model."""
-    if document.at(("prompts",)) != AUTO:
-        return
+def _choose_prompts(document: Document, kinds: Kinds, engines: Mapping[str, EngineSpec]) -> None:
+    """Write the prompts file that suits the judge's model in place of the prompts `auto` of a graph, and in that of its param."""
+    stages = [document.mapping(keys) for keys in _below(document).values()]
     judges = {str(stage.get("engine")) for stage in stages if getattr(kinds.get(str(stage.get("kind"))), "judges", False)}
     named = [engine.tokenizer_name for role, engine in engines.items() if role in judges]
     chosen = OWN if all(name is None or name.startswith(BUNDLED) for name in named) else PUBLISHED
