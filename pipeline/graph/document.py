@@ -21,15 +21,16 @@ SET = "--set "
 class Document:
     """The values of a file, among which those of other files and of settings may be put; each knows where it was written."""
 
-    def __init__(self, values: Mapping[str, Any], file: Path | str) -> None:
+    def __init__(self, values: Mapping[str, Any], file: Path | str, place: str = "") -> None:
         self.file = str(file)
+        self._place = place or self.file
         with boundary(GraphError, self.file, foreign=NotYaml):
             self.values = Marked.of(values)
 
     @classmethod
     def read(cls, path: Path) -> "Document":
         """The document in a file; raises `GraphError` where it holds no mapping."""
-        return cls(read_yaml(path), path)
+        return cls(read_yaml(path), path, f"{path}, line 1")
 
     def at(self, keys: Keys) -> Any:
         """The value at `keys`; None where there is none."""
@@ -56,7 +57,7 @@ class Document:
     def place(self, keys: Keys) -> str:
         """Where the value at `keys` was written: a file with the line, or a setting."""
         value: Any = self.values
-        found = self.file
+        found = self._place
         for key in keys:
             if isinstance(value, Marked):
                 found, value = value.places.get(str(key), found), value.get(str(key))

@@ -4,13 +4,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from msgspec import structs
 
 from pipeline.bundled import bundled_files
 from pipeline.errors import GraphError
 from pipeline.graph.load import load_prompts
 from pipeline.graph.plan import Plan
-from pipeline.graph.prompts import CHOOSE_QUESTION, DEFAULT_PROMPTS, Example, Prompts, filled, flaws
+from pipeline.graph.prompts import DEFAULT_PROMPTS, Example, Prompts, flaws
 from pipeline.session.prepare import load_plan
 from tests.support.paths import ROOT, SIM
 
@@ -34,13 +33,6 @@ def test_a_setting_may_name_a_file_in_the_working_folder(tmp_path: Path, monkeyp
     (tmp_path / "mine.yaml").write_text("system: Be brief.")
     monkeypatch.chdir(tmp_path)
     assert load_plan(Path("speccot"), settings=("prompts=mine.yaml",)).prompts.system == "Be brief."
-
-
-def test_without_a_block_the_texts_are_the_default_ones(tmp_path: Path) -> None:
-    plan = graph_with(tmp_path)
-    assert (plan.prompts, stage_of(plan, "verify").prompts) == (DEFAULT_PROMPTS, None)
-    asked = DEFAULT_PROMPTS.choose
-    assert filled(asked.turn.partition("{{candidates}}")[2], {"none": filled(asked.none, {"label": "0"})}) == CHOOSE_QUESTION
 
 
 @pytest.mark.parametrize("name", bundled_files("prompts file"))
@@ -82,14 +74,6 @@ def test_a_stage_cannot_have_other_marks_of_a_thought_than_its_graph(tmp_path: P
     )
 
 
-def test_a_param_can_name_the_preset(tmp_path: Path) -> None:
-    path = tmp_path / "graph.yaml"
-    text = SPECCOT.replace("engines: engines/tiny.yaml", f"engines: {ROOT}/graphs/engines/tiny.yaml\nprompts: $wording")
-    path.write_text(text.replace("params:", "params:\n  wording: scot"))
-    assert load_plan(path).prompts == load_prompts(bundled_files("prompts file")["scot"])
-    assert load_plan(path, settings=("wording=specreason",)).prompts == load_prompts(bundled_files("prompts file")["specreason"])
-
-
 @pytest.mark.parametrize(
     ("draft", "target", "expected"),
     [
@@ -112,32 +96,10 @@ def test_questions_that_papers_published_are_asked_of_models_that_are_not_bundle
     assert load_plan(Path("scot"), SIM).prompts == DEFAULT_PROMPTS, "simulated models read nothing"
 
 
-def test_the_published_questions_are_those_of_the_papers_files() -> None:
-    published, score, choice = (load_prompts(bundled_files("prompts file")[name]) for name in ("published", "specreason", "scot"))
-    assert published.score == score.score
-    assert structs.replace(published.choose_thought, labels=choice.choose_thought.labels) == choice.choose_thought
-    assert published.choose_thought.labels[:9] == choice.choose_thought.labels
-    assert structs.replace(published, score=DEFAULT_PROMPTS.score, choose_thought=DEFAULT_PROMPTS.choose_thought) == DEFAULT_PROMPTS
-
-
 def test_auto_is_a_word_of_the_whole_graph(tmp_path: Path) -> None:
     assert graph_with(tmp_path, "prompts: auto").prompts == DEFAULT_PROMPTS
     with pytest.raises(GraphError, match=r"verify\.prompts\.like: no prompts file is named `auto`"):
         graph_with(tmp_path, verify="auto")
-
-
-def test_other_texts_are_another_graph(tmp_path: Path) -> None:
-    digests = {
-        graph_with(tmp_path, *blocks).digest
-        for blocks in [(), ("prompts: scot",), ('prompts: {system: "Be brief."}',), ("", '{choose: {prefill: "Best: "}}')]
-    }
-    assert len(digests) == 4
-
-
-def test_braces_that_are_not_doubled_stand_for_themselves() -> None:
-    prompts = Prompts(problem="{{problem}} in \\boxed{} or {1, 2}")
-    assert not list(flaws(prompts))
-    assert filled(prompts.problem, {"problem": "{{problem}} {x}"}) == "{{problem}} {x} in \\boxed{} or {1, 2}"
 
 
 @pytest.mark.parametrize(

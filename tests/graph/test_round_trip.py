@@ -76,9 +76,3 @@ def test_params_of_a_bundled_graph_are_the_same_wherever_they_went(name: str, tm
     everywhere = [recorded, resumed, own.plan, load_graph(graph, engines, set=plan.params), _at_replica(plan)]
     assert [each.digest for each in everywhere] == [plan.digest] * len(everywhere)
     assert [params_of(each) for each in (*everywhere, RunFile.read(tmp_path / "again").plan)] == [params_of(plan)] * (len(everywhere) + 1)
-
-
-@pytest.mark.parametrize(("text", "kept"), [("null", None), ("~", None), ("", None), ('"null"', "null"), ("None", "None")])
-def test_only_null_is_no_adapter(text: str, kept: str | None) -> None:
-    plan = load_plan(ROOT / "graphs/target.yaml", SIM, (f"stages.answer.adapter={text}", "engines.target.adapters=['null', None]"))
-    assert {stage.name: stage.spec.adapter for stage in plan.stages()}["answer"] == kept

@@ -92,8 +92,3 @@ MORE = {"kind": "generate", "engine": "target", "unit": "step", "max_tokens": 8,
 def test_a_graph_of_another_form_is_refused(parts: dict[str, Any], says: str) -> None:
     with pytest.raises(GraphError, match=re.escape(says)):
         compiled(**parts)
-
-
-def test_the_same_graph_may_always_speculate() -> None:
-    before = {"guide": GUIDE, "more": {**GUIDE, "after": "guide"}}
-    assert compiled("always", before, until={"max_steps": 9}).speculate == "always"

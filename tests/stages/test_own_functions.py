@@ -60,17 +60,6 @@ def test_a_decorated_judge_is_known_and_can_be_called() -> None:
     assert all(row.accepted_steps == 0 for row in solve("nobody"))
 
 
-def test_a_judge_is_passed_and_sees_the_whole_problem() -> None:
-    seen: list[pipeline.Problem] = []
-
-    def look(problem: Problem, candidates: Sequence[str]) -> int:
-        seen.append(problem)
-        return 0
-
-    assert len(solve("look", judges=[look])) == 3
-    assert all(isinstance(each, Problem) and each.options == ("one", "two") for each in seen)
-
-
 def test_replicas_are_other_processes_and_do_not_know_it(tmp_path: Path) -> None:
     def mine(problem: Problem, candidates: Sequence[str]) -> int:
         return 0

@@ -178,16 +178,6 @@ def test_an_answer_that_is_cut_goes_on_within_its_tokens(world: World) -> None:
     assert answer(here, max_tokens=len(begun)).requests(chain) == []
 
 
-def test_a_whole_answer_keeps_no_more_than_its_tokens(world: World) -> None:
-    here = world()
-    stage = GenerateStage("response", GenerateSpec(engine="target", unit="response", max_tokens=32, answer_tokens=3), here.builders)
-    outcome = stage.apply(here.chain(), [here.said("So 3.</think>\n\nIt is 3", role="target", stop=None)])
-    assert outcome.finishes
-    assert outcome.answer is not None
-    assert outcome.answer.ids == tuple(here.tokenizers["target"].encode("\n\nIt is 3")[:3])
-    assert outcome.answer.text == here.tokenizers["target"].decode(outcome.answer.ids)
-
-
 @pytest.mark.parametrize("unit", ["tokens", "step", "thought", "response"])
 def test_no_tokens_are_not_asked_for(world: World, unit: Any) -> None:
     here = world()
