@@ -309,7 +309,7 @@ class Engine(Protocol):
         kv_cache_tokens: tokens whose keys and values fit into its cache, over all replicas.
         kv_cache_sequences: sequences that fit into its cache, where each takes a place of one size, however short it is.
         block_size: tokens of a sequence that its cache keeps or evicts together.
-        doubts: notices about what could not be determined, or looks wrong, which a run prints at its start, and `doctor` too.
+        doubts: notices about what could not be determined, or looks wrong, which a run prints at its start.
         """
 
     async def generate(self, request: Request) -> Completion:

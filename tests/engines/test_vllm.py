@@ -69,7 +69,7 @@ def test_speculation_is_counted(portal: BlockingPortal, speculating: Engine) -> 
     portal.call(engine.generate, asked(engine, PROBLEMS[0]))
     counted = engine.statistics().speculation
     assert counted is not None
-    assert engine.facts["cannot"] == ("top_k", "min_p")
+    assert engine.facts["cannot"] == ("min_p", "top_k")
     assert 0 < counted.accepted_tokens < counted.draft_tokens <= TOKENS * counted.drafts
     assert sum(counted.accepted_by_position) == counted.accepted_tokens
     assert sorted(counted.accepted_by_position, reverse=True) == list(counted.accepted_by_position)

@@ -42,7 +42,11 @@ async def open_vllm(specs: Mapping[str, VllmSpec]) -> AsyncIterator[Mapping[str,
     check(specs, machine)
     on_cpu = is_cpu_build(machine)
     shares = share_cores({role: spec for role, spec in specs.items() if on_cpu}, cores())
-    engines = {role: _engine(role, spec, machine, shares.get(role)) for role, spec in specs.items()}
+    engines = {}
+    for role, spec in specs.items():
+        given = setup(role, spec, shares.get(role, ()))
+        worker = program(spec, shares[role] if on_cpu else None, machine)
+        engines[role] = WorkerEngine(given, worker, partial(load_tokenizer, given.model, spec))
     together = not on_cpu and bool(_sharing(specs))
     async with open_workers([[*engines.values()]] if together else [[engine] for engine in engines.values()]) as opened:
         yield opened
@@ -87,12 +91,6 @@ def is_cpu_build(machine: Machine) -> bool:
     return "+cpu" in machine.versions.get("vllm", "+cpu")
 
 
-def _engine(role: str, spec: VllmSpec, machine: Machine, cores: tuple[int, ...] | None) -> WorkerEngine:
-    """`cores` are the CPU cores to compute on (empty: any), None where it computes on GPUs."""
-    given = setup(role, spec, cores or ())
-    return WorkerEngine(given, program(spec, cores, machine), partial(load_tokenizer, given.model, spec))
-
-
 def setup(role: str, spec: VllmSpec, cores: tuple[int, ...]) -> Setup:
     """The first message to the worker of `role`, with bundled models resolved to folders."""
     inner = dict(spec.speculative_config or {})
@@ -102,7 +100,7 @@ def setup(role: str, spec: VllmSpec, cores: tuple[int, ...]) -> Setup:
 
 
 def program(spec: VllmSpec, cores: Iterable[int] | None, machine: Machine) -> Program:
-    """The program of a worker and its environment; `cores` as in `_engine`."""
+    """The program of a worker; `cores` are the CPU cores to compute on (empty: any), None where it computes on GPUs."""
     environment = {"VLLM_NO_USAGE_STATS": "1"}
     if cores is not None:
         # `auto` would put every engine on the first core; `nobind` leaves it to the system.

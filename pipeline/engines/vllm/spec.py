@@ -58,17 +58,7 @@ class VllmSpec(RestartableSpec, frozen=True, kw_only=True, tag="vllm"):
 
     @property
     def cannot(self) -> tuple[str, ...]:
-        return self.unable(on_cpu=False)
-
-    def unable(self, *, on_cpu: bool) -> tuple[str, ...]:
-        """The fact `cannot` of such an engine.
-
-        With token-level speculation vLLM rejects `min_p` (`SamplingParams._validate_spec_decode`), and without a GPU `top_k` crashes vLLM
-        0.32: its rejection sampler looks for the largest k of no sequence.
-        """
-        if self.speculative_config is None:
-            return ()
-        return ("top_k", "min_p") if on_cpu else ("min_p",)
+        return () if self.speculative_config is None else ("min_p",)  # `SamplingParams._validate_spec_decode` of vLLM
 
     @property
     def adapter_paths(self) -> tuple[str, ...]:

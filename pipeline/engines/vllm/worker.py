@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from pipeline.engines.vllm.spec import VllmSpec
 
 MOST_SCORED = 2048
-"""Most tokens of an iteration with which model runner V1 may score tokens of prompts (`Request.scored_ids`) on a GPU."""
+"""Most tokens of an iteration with which model runner V1 may score tokens of prompts on a GPU: it makes all their log probabilities at
+once, outside of the engine's share."""
 _RESET_AGAIN_S = 0.02
 """How soon again vLLM is asked to empty its prefix cache: with asynchronous scheduling the blocks of an answered request are freed an
 iteration later, and until then it keeps all."""
@@ -200,8 +201,11 @@ def facts(engine: "AsyncLLM", setup: Setup, spec: "VllmSpec") -> dict[str, Fact]
     block_size = getattr(cache, "effective_attention_block_size", None) or cache.block_size
     device, on_cpu = str(current_platform.get_device_name()), current_platform.is_cpu()
     gpus: dict[str, Fact] = {"devices": tuple(f"GPU {gpu}" for gpu in spec.gpus), "device_model": device, "accelerators": len(spec.gpus)}
-    # Model runner V1 makes the log probabilities of all tokens of an iteration at once, outside of the engine's share of a GPU.
-    scores = on_cpu or config.use_v2_model_runner or scheduler.max_num_batched_tokens <= MOST_SCORED
+    cannot = [*spec.cannot]
+    if on_cpu and spec.speculative_config is not None:
+        cannot.append("top_k")  # it crashes vLLM 0.32, whose rejection sampler looks for the largest k of no sequence
+    if not (on_cpu or config.use_v2_model_runner or scheduler.max_num_batched_tokens <= MOST_SCORED):
+        cannot.append("scoring")
     return {
         "answers": "model",
         **(core_facts(setup.role, setup.cores, spec.threads) if on_cpu else gpus),
@@ -214,7 +218,7 @@ def facts(engine: "AsyncLLM", setup: Setup, spec: "VllmSpec") -> dict[str, Fact]
         "max_num_batched_tokens": scheduler.max_num_batched_tokens,
         "model_runner": "V2" if config.use_v2_model_runner else "V1",
         "batch_invariant": bool(envs.VLLM_BATCH_INVARIANT),
-        "cannot": (*spec.unable(on_cpu=on_cpu), *(() if scores else ("scoring",))),
+        "cannot": tuple(cannot),
     }
 
 
