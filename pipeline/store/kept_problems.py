@@ -62,7 +62,8 @@ class Problems:
 
     def __init__(self, folder: Path | None, name: str, sha256: str, limit: int | None = None, remarks: Sequence[str] = ()) -> None:
         """`folder`: that holds them, None: there are none yet; `name`: of the input, in messages; `limit`: the last row to solve."""
-        self.folder, self.name, self.limit, self.remarks = folder, name, limit or MAX_ROWS, tuple(remarks)
+        self.folder = None if folder is None else folder.absolute()  # as workers on other nodes read them
+        self.name, self.limit, self.remarks = name, limit or MAX_ROWS, tuple(remarks)
         self._sha256 = sha256
 
     def __iter__(self) -> Iterator[Problem | BadRow]:
