@@ -20,7 +20,7 @@ from tests.support.echo_engine import BACKEND, EchoSpec
 
 pytestmark = pytest.mark.slow  # each test starts an interpreter
 ROOT = Path(__file__).parent.parent.parent
-PROMPT = SimTokenizer().encode("Say this again")
+PROMPT = SimTokenizer().encode("Say this again and then once more")
 
 
 def asked(**options: object) -> Request:

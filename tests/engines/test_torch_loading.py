@@ -61,7 +61,6 @@ def without(*words: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
         (without("embed_tokens"), "2 of the model's tensors are not in its files: lm_head.weight, model.embed_tokens.weight"),
         (lambda tensors: tensors | {"model.norm.weight": tensors["model.norm.weight"][:3]}, "have other shapes .*: model.norm.weight;"),
     ],
-    ids=["missing", "tied", "shape"],
 )
 def test_no_tensor_is_made_up(draft: Path, change: Callable[[dict[str, Any]], dict[str, Any]], says: str) -> None:
     rewrite(draft, change)
