@@ -58,7 +58,7 @@ def read_systems(options: SweepOptions) -> list[SweepSystem]:
     files = options.engines or (None,)
     names = _names(files)
     found = [system for file in files for system in _on(file, names[file], options)]
-    found += [_baseline_on(file, options) for file in options.baseline_engines]
+    found += [_baseline_on(file, options) for file in options.baseline_engines if file not in files]
     labels = [system.label for system in found]
     if twice := next((label for label in labels if labels.count(label) > 1), None):
         raise UsageError(f"two of the graphs are named {twice!r}; give each graph its own name")

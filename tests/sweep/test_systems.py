@@ -122,6 +122,7 @@ def test_each_engines_file_has_a_baseline_of_its_own() -> None:
     found = systems(*names)
     assert list(found) == [f"{graph} on {name}" for name in names for graph in ("target", "speccot")]
     assert [system.placement for system in found.values()] == [name for name in names for _ in range(2)]
+    assert list(systems(*names, baseline_engines=(Path(names[0]),))) == list(found), "which it has anyway"
 
 
 def test_settings_are_of_all_systems_on_every_engines_file_as_far_as_it_has_such_a_role(tmp_path: Path) -> None:
