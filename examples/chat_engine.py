@@ -29,7 +29,7 @@ class Chat:
     def __init__(self, role: str, base_url: str, model: str, key: str | None = None, max_model_len: int = 32768) -> None:
         self.facts = {"cannot": ("continues", "probabilities", "scoring", "logprobs", "top_k", "min_p")}
         self.role, self.model, self.max_model_len, self.vocab_size = role, model, max_model_len, VOCAB_SIZE
-        self.tokenizer, self.requests = SimTokenizer(), 0  # the server's is unknown: three bytes count as a token, turns have marks
+        self.tokenizer, self.requests = SimTokenizer(), 0  # the server's is unknown: a word counts as a token, turns have marks
         self.close = self.tokenizer.special_ids["</think>"]
         self.url, self.headers = f"{base_url}/chat/completions", {"Authorization": f"Bearer {key}"} if key else {}
 

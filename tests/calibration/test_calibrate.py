@@ -112,16 +112,20 @@ def test_the_file_keeps_the_error_of_its_fit_which_stands_beside_what_is_predict
     assert f"off by {error:.1%} on average" in notices(RunFile.read(tmp_path / "run"), "finished")[1]
 
 
-def test_a_bad_fit_is_not_written_without_force(recorded: list[Path], fitted: Calibration, tmp_path: Path) -> None:
+def test_a_bad_fit_is_not_written_without_force(
+    recorded: list[Path], fitted: Calibration, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert fitted.bad == {}
+    monkeypatch.setattr("pipeline.calibration.calibrate.WORST_ERROR", 0.2)
     folder, output = tmp_path / "run", tmp_path / "fit.yaml"
     shutil.copytree(recorded[1], folder)
-    edit_engines(folder, draft={"parameters": 1e14}, target={"parameters": 1.0})  # no rates of one device explain it
+    one = {"parameters": 1.0, "max_num_batched_tokens": 16, "max_num_seqs": 1}
+    edit_engines(folder, draft={"parameters": 1e14}, target=one)  # rates of one device hardly explain it
     arguments = ["calibrate", str(folder), "--max-calls", "60", "--output", str(output)]
     assert run_command(arguments) == 2
     assert not output.exists()
     assert run_command([*arguments, "--force"]) == 0
     assert '"fit_error": ' in output.read_text()
-    assert fitted.bad == {}
 
 
 def test_the_rates_that_made_a_run_explain_it(recorded: list[Path]) -> None:
@@ -129,7 +133,7 @@ def test_the_rates_that_made_a_run_explain_it(recorded: list[Path]) -> None:
     calls = read_calls(recorded[1], 10_000)
     specs = load_plan(SPECCOT, SIM, SETTINGS).engines
     simulated = simulate(specs, calls)  # type: ignore[arg-type]
-    assert np.median(np.abs(simulated["draft"] / durations(calls["draft"]) - 1)) < 1e-6
+    assert np.median(np.abs(simulated["draft"] / durations(calls["draft"]) - 1)) < 1e-2
     assert error_of(specs, [calls]) < 0.1  # type: ignore[arg-type]
     slower = {role: msgspec.structs.replace(spec, device=msgspec.structs.replace(TRUE, overhead_s=0.0064)) for role, spec in specs.items()}
     assert error_of(slower, [calls]) > error_of(specs, [calls]) + 0.1  # type: ignore[arg-type]
@@ -231,7 +235,7 @@ def test_runs_of_other_engines_are_refused(recorded: list[Path], tmp_path: Path)
     run(
         RunOptions(graph=SPECCOT, engines=SIM, settings=("engines.draft.max_in_flight=3",), input=write_problems(tmp_path, 2), output=other)
     )
-    with pytest.raises(UsageError, match=r"other: its engine 'draft' differs from that of .*b1; use runs on the same engines"):
+    with pytest.raises(UsageError, match=r"other: its engine '(draft|target)' differs from that of .*b1; use runs on the same engines"):
         calibrate([recorded[0], other])
     (tmp_path / "empty").mkdir()
     with pytest.raises(InputError, match=r"run\.json: cannot be read: no such file"):

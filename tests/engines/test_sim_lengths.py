@@ -9,8 +9,7 @@ from msgspec import structs
 
 from pipeline.engine import Request
 from pipeline.engines.sim.device import devices_of
-from pipeline.engines.sim.lengths import MAX_LENGTHS, PRESETS, Distribution, Preset, log_normal, quantiles
-from pipeline.engines.sim.spec import SimTextSpec
+from pipeline.engines.sim.spec import MAX_LENGTHS, PRESETS, Distribution, Preset, SimTextSpec, log_normal, quantiles
 from pipeline.engines.sim.text import TextModel
 from pipeline.engines.sim.tokenizer import SimTokenizer
 from pipeline.errors import GraphError
