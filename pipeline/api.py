@@ -323,7 +323,7 @@ def _prepared_call(stack: ExitStack, graph: Graph, problems: Input, given: dict[
     valid = structs.replace(_valid(graph, plan, engines, bound, given, output, files, names), planned_engines=planned)
     grader = graders[0].name if len(graders) == 1 else None
     if names:
-        reading = read_files(valid.inputs, valid.columns, valid.part, grader=grader)
+        reading = read_files(valid.inputs, valid.columns, valid.part, names=valid.input_names, grader=grader)
     else:
         reading = InputReading("problems", rows_in_memory(problems, valid.limit), valid.columns, valid.part, grader=grader)
     baseline = plan_baseline(valid) if valid.baseline else None

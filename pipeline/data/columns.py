@@ -105,7 +105,8 @@ class Columns:
 
     def _check(self, there: Sequence[str]) -> None:
         """Raise `InputError` unless there are all columns that are needed."""
-        missing = [(ours, theirs) for ours, theirs in self._names.items() if not all(_is_in(part, there) for part in _parts(theirs, there))]
+        parts = [(ours, part) for ours, theirs in self._names.items() for part in _parts(theirs, there)]
+        missing = [(ours, part) for ours, part in parts if part not in there and str((_keys(part) or [""])[0]) not in there]
         if "problem" not in self._names and not self._requests:
             missing.append(("problem", "problem"))
         if missing:
@@ -130,15 +131,12 @@ class Columns:
     def _problem(self, record: Mapping[str, Any]) -> tuple[tuple[Message, ...], str]:
         """The chat before the problem and its text."""
         name, value = self._names["problem"], self._value("problem", record)
-        if isinstance(value, str) and not value.startswith("[{"):
-            if not value.strip():
-                raise Flaw(f"`{name}` is empty")
-            return (), _bounded(name, value, MAX_PROBLEM)
-        if (chat := _chat(name, value)) is not None:
+        if (not isinstance(value, str) or value.startswith("[{")) and (chat := _chat(name, value)) is not None:
             return chat[:-1], chat[-1].content
-        if isinstance(value, str):
+        if isinstance(value, str) and value.strip():
             return (), _bounded(name, value, MAX_PROBLEM)
-        raise Flaw(f"has no `{name}`" if value is None else f"`{name}` is {kind_of(value)}, expected text or the messages of a chat")
+        what = "is empty" if isinstance(value, str) else f"is {kind_of(value)}, expected text or the messages of a chat"
+        raise Flaw(f"has no `{name}`" if value is None else f"`{name}` {what}")
 
     def _answer(self, record: Mapping[str, Any]) -> str | None:
         value = self._value("answer", record)
@@ -199,10 +197,6 @@ def _parts(name: str, there: Iterable[str]) -> list[str]:
 def _keys(path: str) -> list[str | int]:
     """The keys of a path: `final_answer[0]` is a column and an index."""
     return [int(place) if place else name for place, name in re.findall(r"\[(\d+)\]|([^.\[\]]+)", path)]
-
-
-def _is_in(path: str, there: Sequence[str]) -> bool:
-    return path in there or (_keys(path) or [""])[0] in there
 
 
 def _at(path: str, record: Mapping[str, Any]) -> Any:

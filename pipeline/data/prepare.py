@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from pipeline.bundled import ARITH
 from pipeline.data.columns import as_text
@@ -100,18 +100,6 @@ RECIPES = {
     "college_math": Recipe(
         "CollegeMath", "math", 2818, "d6b0d566de74c60df6944e92002c86ae", COLLEGE, COLLEGE_MATH, "", "data_source", TOPICS
     ),
-    "college_math-500": Recipe(
-        "CollegeMath, the first 500",
-        "math",
-        500,
-        "e37a695d34f8d89a7207b6bde11876ee",
-        COLLEGE,
-        COLLEGE_MATH,
-        "",
-        "data_source",
-        TOPICS,
-        first=500,
-    ),
     "gaokao2023en": Recipe(
         "GaoKao 2023 En", "math", 385, "d78ac8a401e0fe8af4c3463f2e931f69", EXAMS, GAOKAO, "", "source", {"exam": "sourcename"}, gaokao2023en
     ),
@@ -119,9 +107,6 @@ RECIPES = {
         "GPQA Diamond", "letter", 198, "", "CC BY 4.0, behind a gate", "Idavidrein/gpqa:gpqa_diamond/train", "Record ID", "", DOMAINS
     ),
     "gsm8k": Recipe("GSM8K, test split", "numeric", 1319, "39bd62667f0545fc54369c504b06b5e4", "MIT", GSM8K),
-    "gsm8k-500": Recipe(
-        "GSM8K, the first 500 of the test split", "numeric", 500, "8877d4effe74bcc795e332c6c91ecf6e", "MIT", GSM8K, first=500
-    ),
     "math-scot": Recipe(
         "MATH, the 500 test problems of SCoT", "math", 500, "a6fb1e70eba4c6c12fafa3547dc14a1a", "MIT", "", "unique_id", "", LEVELS
     ),
@@ -142,9 +127,16 @@ RECIPES = {
         hub_differs=True,
     ),
 }
-RECIPES["olympiadbench-500"] = msgspec.structs.replace(
-    RECIPES["olympiadbench"], title="OlympiadBench, the first 500", rows=500, digest="3365ccbde32b8030d3fa41841322c287", first=500
-)
+FIRST_500 = {
+    "college_math": "e37a695d34f8d89a7207b6bde11876ee",
+    "gsm8k": "8877d4effe74bcc795e332c6c91ecf6e",
+    "olympiadbench": "3365ccbde32b8030d3fa41841322c287",
+}
+"""The digest of the first 500 problems, on which SCoT reports."""
+RECIPES |= {
+    f"{name}-500": structs.replace(RECIPES[name], title=f"{RECIPES[name].title}, the first 500", rows=500, digest=digest, first=500)
+    for name, digest in FIRST_500.items()
+}
 """The data sets by name."""
 
 

@@ -84,10 +84,6 @@ class RowSample(Struct, frozen=True):
         """The sample of numbered `rows`, in their order; of fewer rows, all."""
         return sorted(heapq.nsmallest(self.rows, rows, key=lambda each: self._rank(each[0])), key=lambda each: each[0])
 
-    def holds(self, other: "RowSample") -> bool:
-        """Whether every row of `other` is a row of this one, of the same input."""
-        return self.seed == other.seed and other.rows <= self.rows
-
     def __str__(self) -> str:
         return f"{self.rows}:{self.seed}"
 

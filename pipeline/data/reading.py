@@ -51,7 +51,8 @@ class InputReading:
         columns = Columns(self._mapped, [each for each in head if not isinstance(each, Flaw)], self.name, self._grader)
         if columns.remark:
             self.remarks.append(columns.remark)
-        digest, ids, total, bad, shard = hashlib.sha256(), _SeenIds(self.name, columns.named), 0, list[BadRow](), self._part.shard
+        digest, total, bad, shard = hashlib.sha256(), 0, list[BadRow](), self._part.shard
+        hashes, rows_of_ids = array("q"), array("q")
         for row, (record, text) in self._asked_for(_encoded(chain(head, rows), digest)):
             item = columns.problem(row, record)
             if shard is not None and not shard.holds(item.problem_id):
@@ -59,11 +60,12 @@ class InputReading:
             total += 1
             if isinstance(item, BadRow):
                 bad.append(item)
-            elif columns.named:
-                ids.add(item)
+            elif columns.named:  # 16 bytes an id
+                hashes.append(hash(item.problem_id))
+                rows_of_ids.append(row)
             yield item, text
         self._check(total, bad)
-        ids.check()
+        _check_ids(self.name, columns.named, hashes, rows_of_ids)
         self.sha256 = digest.hexdigest()
 
     def _asked_for(self, rows: Iterator[tuple[Record, str | None]]) -> Iterable[tuple[int, tuple[Record, str | None]]]:
@@ -81,9 +83,8 @@ class InputReading:
         if not total and shard is None:
             raise InputError(self.name, "holds no rows")
         bad = [each for each in bad if each.row <= (self._part.limit or MAX_ROWS)]
-        flaws = "; ".join(f"row {each.row}: {each.what}" for each in bad[:FLAWS]) + (
-            f"; and {len(bad) - FLAWS:,} more" if bad[FLAWS:] else ""
-        )
+        more = f"; and {len(bad) - FLAWS:,} more" if bad[FLAWS:] else ""
+        flaws = "; ".join(f"row {each.row}: {each.what}" for each in bad[:FLAWS]) + more
         if bad and len(bad) == total and shard is None:
             raise InputError(self.name, f"no row holds a problem; {flaws}")
         if bad:
@@ -106,33 +107,27 @@ def _encoded(rows: Iterable[Record], digest: "hashlib._Hash") -> Iterator[tuple[
         yield found, None if isinstance(found, Flaw) else text.decode()
 
 
-class _SeenIds:
-    """The ids in a column of an input, which have to differ; 16 bytes an id are in memory."""
-
-    def __init__(self, name: str, column: str) -> None:
-        self._name, self._column, self._hashes, self._rows = name, column, array("q"), array("q")
-
-    def add(self, item: Problem) -> None:
-        self._hashes.append(hash(item.problem_id))
-        self._rows.append(item.row)
-
-    def check(self) -> None:
-        """Raise `InputError` where two rows have one id."""
-        hashes, rows = np.frombuffer(self._hashes, np.int64), np.frombuffer(self._rows, np.int64)
-        order = np.argsort(hashes, kind="stable")
-        twice = np.flatnonzero(hashes[order][1:] == hashes[order][:-1])
-        if len(twice):
-            first, again = min((int(rows[order[place]]), int(rows[order[place + 1]])) for place in twice)
-            what = f"its `{self._column}` is that of row {first} already; ids must differ, or map another column: --column problem_id=NAME"
-            raise InputError(f"{self._name}, row {again}", what)
+def _check_ids(name: str, column: str, hashes: "array[int]", rows: "array[int]") -> None:
+    """Raise `InputError` where two of the ids in a column, known by their hashes and rows, are the same."""
+    order = np.argsort(known := np.frombuffer(hashes, np.int64), kind="stable")
+    twice = np.flatnonzero(known[order][1:] == known[order][:-1])
+    if len(twice):
+        first, again = min((rows[order[place]], rows[order[place + 1]]) for place in twice)
+        what = f"its `{column}` is that of row {first} already; ids must differ, or map another column: --column problem_id=NAME"
+        raise InputError(f"{name}, row {again}", what)
 
 
 def read_files(
-    paths: Sequence[Path], columns: Mapping[str, str] | None = None, part: RowSet = ALL, *, grader: Kind | None = None
+    paths: Sequence[Path],
+    columns: Mapping[str, str] | None = None,
+    part: RowSet = ALL,
+    *,
+    names: Sequence[str] = (),
+    grader: Kind | None = None,
 ) -> InputReading:
-    """The reading of the files that these paths, folders and patterns name."""
-    remarks: list[str] = []
-    name = str(paths[0]) if len(paths) == 1 else f"{paths[0]} and {len(paths) - 1} more"
+    """The reading of the files that these paths, folders and patterns name; `names`: what the user calls them, where that differs."""
+    remarks, first = list[str](), "stdin" if names and names[0] == "-" else (names or paths)[0]
+    name = str(first) if len(paths) == 1 else f"{first} and {len(paths) - 1} more"
     return InputReading(name, _rows(paths, remarks), columns, part, grader=grader, remarks=remarks)
 
 

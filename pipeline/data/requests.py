@@ -79,11 +79,6 @@ class AskedChat(Struct, frozen=True, kw_only=True):
     """Whether a stream ends with the tokens that it took."""
 
 
-class _StreamOptions(Struct):
-    include_usage: bool | None = None
-    include_obfuscation: bool | None = None
-
-
 class _Body(Struct, kw_only=True):
     """The parameters that are obeyed."""
 
@@ -99,7 +94,7 @@ class _Body(Struct, kw_only=True):
     n: Annotated[int, Meta(ge=1, le=128)] | None = None
     stop: str | Annotated[list[Annotated[str, Meta(min_length=1)]], Meta(max_length=4)] | None = None
     stream: bool | None = None
-    stream_options: _StreamOptions | None = None
+    stream_options: dict[str, bool | None] | None = None
 
 
 def read_chat(body: bytes | str | Mapping[str, Any]) -> AskedChat:
@@ -134,7 +129,7 @@ def read_chat(body: bytes | str | Mapping[str, Any]) -> AskedChat:
         stop=(asked.stop,) if isinstance(asked.stop, str) else tuple(asked.stop or ()),
         samples=asked.n,
     )
-    usage = bool(asked.stream_options and asked.stream_options.include_usage)
+    usage = bool((asked.stream_options or {}).get("include_usage"))
     return AskedChat(
         model=asked.model, problem=chat[-1].content, history=chat[:-1], settings=settings, stream=bool(asked.stream), include_usage=usage
     )
@@ -235,15 +230,10 @@ def _tokens(read: int, written: int) -> dict[str, Any]:
     return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
 
 
-def content_of(answer: str, stop: Sequence[str] = ()) -> str:
-    """The text after a thought up to the first of the texts `stop` in it, without the blank lines between both."""
-    text = answer.lstrip("\n")
-    return text[: min((place for each in stop if (place := text.find(each)) >= 0), default=len(text))]
-
-
 def _choice(reply: ChainReply, stop: Sequence[str], close: str) -> dict[str, Any]:
-    """A choice; it stopped where the answer has an end of its own, or one of the texts `stop`."""
-    answer = None if reply.answer is None else content_of(reply.answer, stop)
-    whole = answer is not None and (not reply.cut or answer != content_of(reply.answer or ""))
+    """A choice: the text after the thought up to the first of the texts `stop`, without the blank lines between both."""
+    text = None if reply.answer is None else reply.answer.lstrip("\n")
+    answer = text and text[: min((place for each in stop if (place := text.find(each)) >= 0), default=len(text))]
+    whole = answer is not None and (not reply.cut or answer != text)
     message = {"role": "assistant", "content": answer, "reasoning_content": reply.thought.removesuffix(close) or None, "refusal": None}
     return {"message": message, "finish_reason": "stop" if whole else "length"}

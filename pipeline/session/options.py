@@ -110,7 +110,7 @@ class RunOptions(Struct, frozen=True, kw_only=True):
     more_inputs: tuple[Path, ...] = ()
     """Further ones, whose problems follow."""
     input_urls: tuple[str, ...] = ()
-    """What the user called each input that is no file: a URL, the name of a data set, `-`; empty for files, nothing where all are files."""
+    """What the user called each input that is no file: a URL, a data set, `-`; empty for files, nothing where all are files."""
     engines: Path | None = None
     """An engines file, the name of a bundled one, or `replay:RUN`; None: the engines that the graph names."""
     planned_engines: dict[str, dict[str, Any]] = {}

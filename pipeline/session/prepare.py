@@ -165,7 +165,6 @@ def prepare(
     if folder is not None and old is not None:
         check_served(folder, old)
         check_functions(folder, old.options)
-    fingerprint = problems.fingerprint
     if old is None:
         check_toys(plan, options, problems)
     options = structs.replace(
@@ -177,12 +176,12 @@ def prepare(
         check_replicas(options)
     virtual = virtual_time(plan.engines, str(options.graph), plan.reward_roles) if virtual is None else virtual
     run_id = plan.name if folder is None else folder.name
-    record = _new_record(options, plan, fingerprint, run_id, virtual=virtual, command=command)
+    record = _new_record(options, plan, problems.fingerprint, run_id, virtual=virtual, command=command)
     found = Prepared(
         options=options,
         plan=plan,
         problems=problems,
-        fingerprint=fingerprint,
+        fingerprint=problems.fingerprint,
         virtual_time=virtual,
         folder=folder,
         old=old,
@@ -247,11 +246,12 @@ def _kept(options: RunOptions, folder: Path, problems: Problems | InputReading |
         old = RunFile.read(folder)
         given, then = recorded_options(options)["input"], old.options.get("input")
         if given != then:
-            raise UsageError(f"{folder}: cannot be resumed: --input is {given}, was {then}; a run has one input: start a new one")
+            raise UsageError(f"{folder}: cannot be resumed: --input is {given}, was {then}; start a new run")
         return Problems(folder, old.input.file, old.input.sha256, options.limit)
     if isinstance(problems, Problems):
         return problems.copied(folder, options.part)
-    return keep_problems(folder, problems or read_files(options.inputs, options.columns, options.part), options.limit)
+    files = problems or read_files(options.inputs, options.columns, options.part, names=options.input_names)
+    return keep_problems(folder, files, options.limit)
 
 
 def _new_record(

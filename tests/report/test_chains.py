@@ -1,12 +1,11 @@
 """Which chains are shown, and what is drawn and told of them."""
 
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from msgspec.structs import asdict, replace
+from msgspec.structs import asdict
 
 from pipeline.analysis.time.work import read_work
 from pipeline.reasoning.chain import Scale
@@ -213,20 +212,6 @@ def test_transcripts_hold_every_step_in_order_and_the_problem(ran: Path) -> None
         assert transcript.steps[0].decision == "guidance"
         assert {step.decision for step in transcript.steps} <= {"guidance", "accepted", "fallback"}
         assert all(sum(each.chosen for each in step.candidates) == (step.decision == "accepted") for step in transcript.steps)
-
-
-def test_of_an_input_that_was_not_kept_and_has_changed_no_problem_is_shown(ran: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    shutil.copytree(ran, folder)
-    shutil.rmtree(folder / "problems")
-    changed = tmp_path / "problems.jsonl"
-    changed.write_text('{"problem": "another", "problem_id": "p0"}\n')
-    card = RunFile.read(ran)
-    assert all(each.problem for each in read(folder, card).transcripts), "it is still where it was"
-    for place in (changed, tmp_path / "gone.jsonl"):
-        moved = replace(card, options={**card.options, "input": str(place)})
-        assert [each.problem for each in read(folder, moved, 1).transcripts] == [None]
-        assert read(ran, moved, 1).transcripts[0].problem is not None
 
 
 def test_transcripts_that_would_make_the_page_too_large_are_left_out(ran: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -160,7 +160,7 @@ def way_to(server: ObjectServer) -> Iterator[Way]:
 def tables(folder: Path, *columns: str) -> dict[str, list[Any]]:
     """The rows of a run folder, in an order of their own."""
     found = {}
-    for table in ("calls", "steps", "chains", "problems"):
+    for table in ("calls", "steps", "chains", "problems.parquet"):
         rows = pq.read_table(folder / table).to_pylist()
         found[table] = sorted(repr({name: value for name, value in row.items() if name not in columns}) for row in rows)
     return found
