@@ -20,13 +20,14 @@ from pipeline.engine import Usage
 from pipeline.errors import InputError
 from pipeline.runtime.resume_state import NO_STAGE, ResumedCall, ResumedChain, ResumeMismatch, ResumeState
 from pipeline.store.events import MEASURED_IN, confidences, counted
-from pipeline.store.parts import read_batches
+from pipeline.store.parts import REMEDY, read_batches
 from pipeline.store.run_file import RunFile
 from pipeline.store.run_store import RunStore
 
 Hashes: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
 # Columns that are read of `chains` and `calls`.
-CHAIN = ("chain_id", "input_row", "sample_index", "stop_reason", "correct", "reference_answer", "error_type", "error_stage")
+OUTCOME = ("stop_reason", "correct", "reference_answer", "error_type", "error_stage", "steps", "calls")
+CHAIN = ("chain_id", "input_row", "sample_index", *OUTCOME)
 USAGE = ("input_tokens", "cached_input_tokens", "output_tokens")
 ANSWER = ("output_token_ids", "finish_reason", "stop_reason", "option_logprobs", "scored_logprobs")
 RECORDED = ("chain_id", "error_type", "request_id", "prompt_digest", "client_wait_s", *USAGE, *ANSWER, *MEASURED_IN.values())
@@ -46,9 +47,11 @@ def read_resume_state(folder: Path, samples: int, retry_failed: bool, sessions: 
     Raises `InputError` where its tables cannot be read.
     """
     resume_state = ResumeState(decisions=Counter(), errors=Counter())
-    over = _read_chains(folder, resume_state, samples, retry_failed)
-    _read_steps(folder, resume_state, over)
-    _read_calls(folder, resume_state, over, sessions)
+    over, needed = _read_chains(folder, resume_state, samples, retry_failed)
+    there = {"steps": _read_steps(folder, resume_state, over), "calls": _read_calls(folder, resume_state, over, sessions)}
+    for table, rows in there.items():
+        if lacking := max(0, needed[table] - rows):
+            raise InputError(str(folder / table), f"lacks {lacking:,} of the rows that `chains` counts; {REMEDY}")
     return resume_state
 
 
@@ -84,9 +87,10 @@ def forget_mismatched(folder: Path, run: RunFile) -> int:
     return sum(store.remove(table, ["chain_id"], gone) for table in ("rewards", "chains", "steps", "calls"))
 
 
-def _read_chains(folder: Path, resume_state: ResumeState, samples: int, retry_failed: bool) -> Hashes:
-    """Add the table `chains` to `resume_state`; the sorted hashes of the `chain_id`s of chains that are over."""
-    over, places = array("q"), array("q")
+def _read_chains(folder: Path, resume_state: ResumeState, samples: int, retry_failed: bool) -> tuple[Hashes, Counter[str]]:
+    """Add the table `chains` to `resume_state`; the sorted hashes of the `chain_id`s of chains that are over, and how many steps and calls
+    these count."""
+    over, places, needed = array("q"), array("q"), Counter[str]()
     for batch in read_batches(folder, "chains", CHAIN):
         for row in batch.to_pylist():
             if take_again(row["stop_reason"], retry_failed):
@@ -96,6 +100,8 @@ def _read_chains(folder: Path, resume_state: ResumeState, samples: int, retry_fa
                 raise InputError(str(folder / "chains"), f"has a chain that is not part of the run: {what}")
             places.append((row["input_row"] - 1) * samples + row["sample_index"])
             over.append(hash(row["chain_id"]))
+            if row["error_type"] != MISMATCH:  # it has steps of both sessions
+                needed.update(steps=row["steps"], calls=row["calls"])
             if row["stop_reason"] == "error":
                 resume_state.failed += 1
                 resume_state.errors[row["error_type"], row["error_stage"] or NO_STAGE] += 1
@@ -104,29 +110,44 @@ def _read_chains(folder: Path, resume_state: ResumeState, samples: int, retry_fa
             resume_state.graded += verdict is not None
             resume_state.correct += bool(verdict)
     resume_state.over = array("q", sorted(places))
-    return np.sort(np.frombuffer(over, np.int64)) if over else np.empty(0, np.int64)
+    return np.sort(np.frombuffer(over, np.int64)) if over else np.empty(0, np.int64), needed
 
 
-def _read_steps(folder: Path, resume_state: ResumeState, over: Hashes) -> None:
+def _read_steps(folder: Path, resume_state: ResumeState, over: Hashes) -> int:
+    """Add the table `steps`; the number of its rows of chains that are over, without guidance, which no chain counts."""
+    rows = 0
     for batch in read_batches(folder, "steps", ["chain_id", "decision", "step_token_ids"]):
         for count in pc.value_counts(batch.column("decision")).to_pylist():
             resume_state.decisions[count["values"]] += count["counts"]
-        for row in _begun(batch, over).to_pylist():
+        begun = _begun(batch, over)
+        rows += _counted(batch) - _counted(begun)
+        for row in begun.to_pylist():
             _resumed(resume_state, row).steps.append(tuple(row["step_token_ids"]))
+    return rows
 
 
-def _read_calls(folder: Path, resume_state: ResumeState, over: Hashes, sessions: Sequence[int]) -> None:
+def _read_calls(folder: Path, resume_state: ResumeState, over: Hashes, sessions: Sequence[int]) -> int:
+    """Add the table `calls`; the number of its rows of chains that are over."""
+    rows = 0
     for batch in read_batches(folder, "calls", CALL):
         for sums in pa.Table.from_batches([batch]).group_by("engine").aggregate([("output_tokens", "sum")]).to_pylist():
             role, sampled = sums["engine"], resume_state.output_tokens
             sampled[role] = sampled.get(role, 0) + sums["output_tokens_sum"]
         ended = pc.max(batch.column("end_unix_ns")).as_py() or 0
         resume_state.last_call_unix_ns = max(ended, resume_state.last_call_unix_ns or 0) or None
-        for row in _begun(batch, over).to_pylist():
+        begun = _begun(batch, over)
+        rows += batch.num_rows - begun.num_rows
+        for row in begun.to_pylist():
             resumed, submit = _resumed(resume_state, row), row["submit_unix_ns"]
             resumed.attempt(bisect_right(sessions, submit), submit, row["client_wait_s"], row["end_unix_ns"])
             if row["error_type"] is None:
                 resumed.calls[row["request_id"]] = recorded_call(row)
+    return rows
+
+
+def _counted(steps: pa.RecordBatch) -> int:
+    """How many of these steps a chain counts."""
+    return sum(decision != "guidance" for decision in steps.column("decision").to_pylist())
 
 
 def recorded_call(row: Mapping[str, Any]) -> ResumedCall:
