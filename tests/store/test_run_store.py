@@ -16,8 +16,6 @@ import duckdb
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from msgspec.structs import asdict
 
 from pipeline.errors import InputError, RunFolderError
@@ -178,13 +176,6 @@ def test_a_folder_that_is_a_file(tmp_path: Path) -> None:
         RunStore(tmp_path).open()
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_folder_that_is_read_only(tmp_path: Path) -> None:
-    tmp_path.chmod(0o500)
-    with pytest.raises(RunFolderError, match="/calls: cannot write the trace: permission denied"):
-        RunStore(tmp_path).open()
-
-
 @pytest.mark.usefixtures("_small")
 def test_a_part_that_fails_leaves_its_rows_and_makes_room_for_the_next(tmp_path: Path, blank: Blank) -> None:
     trace = RunStore(tmp_path)
@@ -206,34 +197,6 @@ def test_a_folder_that_is_removed_meanwhile(tmp_path: Path, blank: Blank) -> Non
         trace.append("calls", [blank(CallRow)])
     with pytest.raises(RunFolderError, match=r"/calls: cannot write the trace: no such file or directory$"):
         trace.close()
-
-
-@pytest.fixture
-def left(tmp_path: Path, blank: Blank) -> bytes:
-    """A write-ahead file of five batches."""
-    trace = RunStore(tmp_path)
-    for index in range(5):
-        trace.append("calls", [blank(CallRow, **ROW, call_index=index)])
-    content = (tmp_path / "calls" / "wal-00000.arrows").read_bytes()
-    trace.close()
-    return content
-
-
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(data=st.data())
-def test_any_end_may_be_torn(tmp_path: Path, left: bytes, data: st.DataObject) -> None:
-    """What is read is the same before and after recovering: the rows from the first on, and as they were."""
-    at = data.draw(st.integers(0, len(left)))
-    tail = data.draw(st.binary(max_size=200) | st.integers(0, 3000).map(bytes) | st.integers(0, at).map(lambda start: left[start:]))
-    shutil.rmtree(tmp_path / "calls", ignore_errors=True)
-    (tmp_path / "calls").mkdir()
-    (tmp_path / "calls" / "wal-00000.arrows").write_bytes(left[:at] + tail)
-    found = indices(tmp_path)
-    assert found == list(range(len(found)))
-    assert len(found) >= 5 * (at == len(left))
-    RunStore(tmp_path).recover()
-    assert indices(tmp_path) == found
-    assert names(tmp_path / "calls") == ["part-00000.parquet"] * bool(found)
 
 
 APPEND_FOREVER = """
@@ -321,12 +284,3 @@ def test_a_disk_that_runs_full(small_disk: Path, blank: Blank, monkeypatch: pyte
     subprocess.run(["mount", "-o", "remount,size=4m", small_disk], check=True)
     RunStore(small_disk).recover()
     assert pq.read_table(small_disk / "calls")["call_index"].to_pylist() == found
-
-
-def test_a_disk_that_became_read_only(small_disk: Path, blank: Blank) -> None:
-    trace = RunStore(small_disk)
-    subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
-    with pytest.raises(RunFolderError, match=r"/calls: cannot write the trace: read-only file system$"):
-        trace.append("calls", [blank(CallRow)])
-    with pytest.raises(RunFolderError, match=r"read-only file system$"):
-        trace.close()
