@@ -167,14 +167,6 @@ def is_held(folder: Path) -> bool:
     return False
 
 
-class OtherFormat(InputError):
-    """A run folder has another format than this version reads."""
-
-    def __init__(self, where: str, found: object) -> None:
-        what = f"is of the format {found}" if found is not None else "names no format"
-        super().__init__(where, f"{what}, and this version reads format {FORMAT}; read it with the version that wrote it, or run it again")
-
-
 def folder_id(folder: Path) -> str:
     """The random name of a run folder; empty where it has no `run.json`. Raises `InputError` for one that cannot be read."""
     return str(read_card(folder).get("folder_id", "")) if os.path.lexists(folder / FILE) else ""
@@ -189,6 +181,8 @@ def read_card(folder: Path) -> dict[str, Any]:
         raise InputError(str(path), f"cannot be read: {reason(error)}; expected a run folder") from error
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise InputError(str(path), f"is not a run.json of this program: {error}") from error
-    if raw.get("format") != FORMAT:
-        raise OtherFormat(str(path), raw.get("format"))
+    if (found := raw.get("format")) != FORMAT:
+        what = f"is of the format {found}" if found is not None else "names no format"
+        what += f", and this version reads format {FORMAT}; read it with the version that wrote it, or run it again"
+        raise InputError(str(path), what)
     return raw

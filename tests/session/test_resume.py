@@ -285,7 +285,5 @@ def test_an_answer_to_another_prompt_is_asked_for_again(wholes: dict[str, Path],
 def test_rows_that_are_lost_are_missed(wholes: dict[str, Path], tmp_path: Path, table: str) -> None:
     cut(wholes["speccot"], tmp_path / "run", 0.9)
     (tmp_path / "run" / table / "part-00000.parquet").unlink()
-    with pytest.raises(
-        InputError, match=rf"{table}: lacks \d+ of the rows that `chains` counts; put the files of the run"
-    ):
+    with pytest.raises(InputError, match=rf"{table}: lacks \d+ of the rows that `chains` counts; put the files of the run"):
         run(resume_options(tmp_path / "run"))
