@@ -183,7 +183,7 @@ class Speculation(Struct, frozen=True, kw_only=True):
         )
 
 
-TOTALS = ("requests", "input_tokens", "output_tokens", "busy_s", "restarts")
+_TOTALS = ("requests", "input_tokens", "output_tokens", "busy_s", "restarts")
 """The fields of `EngineStatistics` that only grow, and are never null."""
 _STATED = ("cached_input_tokens", "written_tokens")
 """Those that only grow, and are null where an engine does not state them."""
@@ -219,7 +219,7 @@ class EngineStatistics(Struct, frozen=True, kw_only=True):
         def stated(name: str) -> list[Any]:
             return [value for each in found if (value := getattr(each, name)) is not None]
 
-        sums = {name: sum(stated(name)) for name in ("running", "waiting", *TOTALS)}
+        sums = {name: sum(stated(name)) for name in ("running", "waiting", *_TOTALS)}
         known: dict[str, Any] = {name: sum(values) if (values := stated(name)) else None for name in _STATED}
         usage, speculation = stated("kv_cache_usage"), stated("speculation")
         return cls(
@@ -231,7 +231,7 @@ class EngineStatistics(Struct, frozen=True, kw_only=True):
 
     def since(self, before: "EngineStatistics") -> "EngineStatistics":
         """These statistics with only what was counted since `before`, earlier ones of the same engine."""
-        counted = [*TOTALS, *(name for name in _STATED if getattr(self, name) is not None)]
+        counted = [*_TOTALS, *(name for name in _STATED if getattr(self, name) is not None)]
         now: dict[str, Any] = {name: getattr(self, name) - (getattr(before, name) or 0) for name in counted}
         if self.speculation is not None and before.speculation is not None:
             now["speculation"] = self.speculation.plus(before.speculation, -1)

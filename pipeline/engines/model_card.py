@@ -160,8 +160,3 @@ def read_json(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}
-
-
-def listed(names: list[str], most: int = 3) -> str:
-    """The first of `names`, and how many others there are."""
-    return ", ".join(names[:most]) + (f" and {len(names) - most} others" if len(names) > most else "")

@@ -104,7 +104,7 @@ def validate_completion(completion: Completion, request: Request, vocab_size: in
 
     A valid answer has as many candidates and log probabilities as were asked for, none of more than `max_tokens` tokens, ids below
     `vocab_size`, a choice among the options, and log probabilities that are numbers not above 0. What it says of its tokens and times
-    can be true (`flaw_in_usage`, `flaw_in_timing`). A candidate may be without tokens only where the engine says that it ended its
+    can be true. A candidate may be without tokens only where the engine says that it ended its
     turn, or that it sampled tokens up to their limit which it does not show.
     """
     try:
@@ -126,13 +126,12 @@ def _flaw_in_completion(completion: Completion, request: Request, vocab_size: in
     return (
         _flaw_in_logprobs(completion.option_logprobs, len(request.option_ids), "option")
         or _flaw_in_logprobs(completion.scored_logprobs, len(request.scored_ids), "scored")
-        or flaw_in_usage(completion.usage, request)
-        or flaw_in_timing(completion.timing)
+        or _flaw_in_usage(completion.usage, request)
+        or _flaw_in_timing(completion.timing)
     )
 
 
-def flaw_in_usage(usage: Usage, request: Request) -> str | None:
-    """Why `usage` cannot be that of `request`, in one clause; None where it can be. Raises `TypeError` for what is no whole number."""
+def _flaw_in_usage(usage: Usage, request: Request) -> str | None:
     read, cached, sampled = index(usage.input_tokens), index(usage.cached_input_tokens or 0), index(usage.output_tokens)
     given = len(request.prompt_ids) + len(request.scored_ids)
     if not 0 <= cached <= read <= request.n * (_MAX_COUNTED * given + _SPARE_TOKENS):
@@ -142,8 +141,7 @@ def flaw_in_usage(usage: Usage, request: Request) -> str | None:
     return None
 
 
-def flaw_in_timing(timing: Timing) -> str | None:
-    """Why `timing` cannot be that of any request, in one clause; None where it can be."""
+def _flaw_in_timing(timing: Timing) -> str | None:
     for seconds in (timing.queue_time_s, timing.prefill_time_s, timing.decode_time_s, timing.time_to_first_token_s):
         if seconds is not None and not -_ROUNDING_S <= seconds <= _MAX_SECONDS:
             return f"{seconds} s is not a valid time"

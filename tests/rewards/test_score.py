@@ -134,9 +134,9 @@ async def test_a_text_of_several_steps_has_the_least_of_their_rewards() -> None:
 @pytest.mark.anyio
 async def test_what_does_not_fit_or_says_nothing_has_no_reward_and_the_others_have() -> None:
     found, _ = await score(
-        [step_of(0, "y" * 1200, "", "x"), step_of(1, "x")], lambda chain, before: RequestRefused("no") if chain == "p#1" else None
+        [step_of(0, "y " * 1200, "", "x"), step_of(1, "x")], lambda chain, before: RequestRefused("no") if chain == "p#1" else None
     )
-    long, empty, short = (found[0][1][text] for text in ("y" * 1200, "", "x"))
+    long, empty, short = (found[0][1][text] for text in ("y " * 1200, "", "x"))
     assert (long.value, type(long.error)) == (None, ContextOverflow)
     assert "leaves no room in a context of 256" in str(long.error)
     assert str(empty.error) == "the text says nothing"
