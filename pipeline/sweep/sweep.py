@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from functools import partial
 from multiprocessing import active_children, get_context
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import anyio
@@ -211,7 +212,8 @@ def _check_same(prepared: PreparedSweep, planned: PlannedPoint) -> None:
     folder = prepared.folder / "runs" / planned.name
     if not (folder / FILE).is_file():
         return
-    now = prepared.run_of(planned, folder, **planned.options).record
+    with TemporaryDirectory(prefix="problems-") as place:
+        now = prepared.run_of(planned, Path(place), **planned.options).record
     as_read = msgspec.json.decode(now.encode(), type=RunFile)
     if found := [each for differences in drift(RunFile.read(folder), as_read).values() for each in differences]:
         what = f"{'; '.join(found)} for {planned.system.label!r}"
