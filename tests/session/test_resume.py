@@ -161,11 +161,11 @@ def test_a_run_goes_on_from_any_folder_and_with_the_texts_that_it_began_with(tmp
     assert said(run(resume_options(tmp_path / "again"), plan=RunFile.read(tmp_path / "again").plan).folder) == said(whole.folder)
 
 
-def test_a_changed_input_is_refused(wholes: dict[str, Path], tmp_path: Path) -> None:
+def test_another_input_is_refused(wholes: dict[str, Path], tmp_path: Path) -> None:
     cut(wholes["speccot"], tmp_path / "run", 0.5)
     given = options(wholes["speccot"].parent, output=tmp_path / "run", resume=True)
     (tmp_path / "problems.jsonl").write_bytes(given.input.read_bytes() + b"\n")
-    with pytest.raises(UsageError, match=r"input sha256 is .*, was .*; start a new run"):
+    with pytest.raises(UsageError, match=r"--input is .*, was .*; start a new run"):
         run(msgspec.structs.replace(given, input=tmp_path / "problems.jsonl"))
 
 
