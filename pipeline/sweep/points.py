@@ -119,7 +119,8 @@ class SweepRunner:
         if folder.is_symlink():
             folder.unlink()
         shutil.rmtree(folder, ignore_errors=True)
-        kept = await reset_caches(engines, planned.system.plan.engines)
+        # Simulated engines are opened for one point.
+        kept = not planned.system.virtual and await reset_caches(engines, planned.system.plan.engines)
         run = prepared.run_of(planned, folder, **planned.options)
         await self._solve(run, engines)
         self._keep(planned, point_of_run(folder, coordinates, simulated=planned.system.virtual, cache_kept=kept))

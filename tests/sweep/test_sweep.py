@@ -57,7 +57,7 @@ def test_every_combination_is_a_point_and_the_target_alone_is_there(whole: Sweep
     assert sorted(found) == sorted((curve, size) for curve in curves for size in (1, 4))
     assert len(whole.points) == whole.planned == len(found)  # simulated: no repeats, they would be equal
     assert whole.exit_code == 0
-    assert all(point.simulated and point.chains == 12 and not point.cache_kept for point in whole.points)
+    assert {(p.simulated, p.chains, p.cache_kept) for p in whole.points} == {(True, 12, False)}
     assert found["speccot candidates=5, pipelined", 4].params == {"candidates": 5}
     assert found["speccot candidates=5, pipelined", 4].accuracy == found["speccot candidates=5, lockstep", 4].accuracy
     assert read_points(whole.folder / "points.parquet") == whole.points
