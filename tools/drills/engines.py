@@ -28,7 +28,8 @@ def failing(fault: str, ground: Ground, folder: Path) -> Toll:
     settings = [word for setting in FAULTS[fault] for word in ("--set", f"engines.draft.{setting}")]
     engines = folder / "faulty.yaml"
     engines.write_text(SIM.read_text().replace("backend: sim", "backend: faulty"))
-    code = carried_out([*ground.command(run), "--engines", str(engines), *settings], log)
+    command = [str(engines) if word == str(SIM) else word for word in ground.command(run)]
+    code = carried_out([*command, *settings], log)
     errors = pq.read_table(run / "calls", columns=["error_type"]).column(0)
     faults = card(run)["engine_statistics"]["draft"]["restarts"] or len(errors) - errors.null_count
     return toll(fault, ground, run, log, faults=faults, wrong_ends=int(code != 0))
