@@ -18,7 +18,7 @@ from pipeline.engines.registry import virtual_time
 from pipeline.engines.sim.device import devices_of
 from pipeline.engines.sim.replay import bindings
 from pipeline.engines.sim.spec import SimSpec
-from pipeline.errors import UsageError
+from pipeline.errors import InputError, UsageError
 from pipeline.graph.load import load_graph
 from pipeline.graph.plan import Plan
 from pipeline.graph.plugins import engine_specs, graders_of_this_process, registered_alone, stage_specs, takes_problem
@@ -38,7 +38,9 @@ from pipeline.session.options import (
 from pipeline.session.resume import forget_mismatched, read_resume_state
 from pipeline.session.toys import check_toys
 from pipeline.store.folder import FILE, hold_default, hold_output
+from pipeline.store.kept_problems import TABLE as KEPT
 from pipeline.store.kept_problems import Fingerprint, Problems, keep_problems
+from pipeline.store.parts import has_table
 from pipeline.store.run_file import RunFile, RunInput, Session, host, versions
 from pipeline.store.run_store import RunStore, new_folder_id
 from pipeline.text import storable
@@ -247,6 +249,8 @@ def _kept(options: RunOptions, folder: Path, problems: Problems | InputReading |
         given, then = recorded_options(options)["input"], old.options.get("input")
         if given != then:
             raise UsageError(f"{folder}: cannot be resumed: --input is {given}, was {then}; start a new run")
+        if not has_table(folder, KEPT):
+            raise InputError(str(folder), "lacks its problems.parquet; put it back from a copy, or start a new run")
         return Problems(folder, old.input.file, old.input.sha256, options.limit)
     if isinstance(problems, Problems):
         return problems.copied(folder, options.part)

@@ -30,7 +30,7 @@ def run(source: Path, tmp_path: Path) -> Path:
 
 def test_a_folder_with_a_part_of_another_run_is_refused(source: Path, run: Path) -> None:
     shutil.copy(source / "other/chains/part-00001.parquet", run / "chains/part-00001.parquet")
-    says = f"{run}/chains/part-00001.parquet: belongs to another run; put the files of the run back from a copy, or start a new run"
+    says = f"error: {run}/chains/part-00001.parquet: does not belong here: it is labelled "
     readers = (
         ("compare",),
         ("report",),
@@ -40,4 +40,4 @@ def test_a_folder_with_a_part_of_another_run_is_refused(source: Path, run: Path)
     )
     for command in (*readers, ("resume",)):
         refused = pipeline(*command, run)
-        assert (refused.returncode, refused.stderr) == (2, f"error: {says}\n"), command
+        assert (refused.returncode, refused.stderr.splitlines()[-1].startswith(says)) == (2, True), command

@@ -86,12 +86,6 @@ def test_a_run_without_chains_is_shown_as_far_as_it_goes(
     assert "Transcripts</h2>" not in html
 
 
-@pytest.mark.parametrize("missing", ["steps", "calls"])
-def test_a_run_that_lacks_rows_of_its_chains_is_refused(ran: Path, tmp_path: Path, missing: str, page_of: Callable[..., str]) -> None:
-    with pytest.raises(InputError, match=f"{missing}: lacks .* of the rows that `chains` counts"):
-        page_of(without(ran, tmp_path, (missing,)))
-
-
 def without(ran: Path, folder: Path, tables: tuple[str, ...]) -> Path:
     """A copy of a run without the rows of these tables."""
     shutil.copytree(ran, folder / "cut")

@@ -14,9 +14,10 @@ import pytest
 
 from pipeline.analysis.headline.lines import headline
 from pipeline.analysis.summary import summarize
-from pipeline.errors import InputError, RunError, RunFolderError
+from pipeline.errors import InputError, RunError, RunFolderError, UsageError
 from pipeline.session.regrade import Change, regrade
 from pipeline.store.events import ChainRow
+from pipeline.store.folder import hold
 from pipeline.store.run_file import RunFile, Totals
 from pipeline.store.run_store import RunStore
 from tests.support.changed import change_rows
@@ -118,7 +119,7 @@ def test_a_run_that_was_killed(tmp_path: Path, blank: Blank) -> None:
     assert (found.chains, found.changed) == (2, 1)
     assert correct(dead) == [True, True]
     assert sorted(content(dead)) == ["chains/part-00000.parquet", "run.json"]
-    with pytest.raises(RunFolderError, match="another process is writing the trace; wait for its end"):
+    with hold(tmp_path / "live"), pytest.raises(UsageError, match="this process is at work in it"):
         regrade(tmp_path / "live")
     store.close()
 

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,10 @@ from msgspec import structs
 
 from pipeline.analysis.summary import summarize
 from pipeline.engines.registry import open_engines
-from pipeline.session.loop import Stop
+from pipeline.session.loop import Stop, in_loop
 from pipeline.session.observer import Attend, Observer
 from pipeline.session.options import RunOptions, resume_options
-from pipeline.session.prepare import Prepared
+from pipeline.session.prepare import Prepared, load_plan, prepared
 from pipeline.session.run import SessionResult, attended, run, solve_on
 from tests.support.paths import ROOT, SIM
 from tests.support.runs import rows, said, solve, write_problems
@@ -166,5 +167,6 @@ def test_an_abort_while_the_engines_close_loses_no_result(tmp_path: Path) -> Non
 
         return await attended(main, Stop(), attend)
 
-    result = run(options, attend=abort_late, carry_out=closing_slowly)
+    with prepared(options, load_plan(options.graph, options.engines, ())) as found:
+        result = in_loop(partial(closing_slowly, found, Observer(), attend=abort_late), virtual=True)
     assert (result.exit_code, result.done) == (0, 12)

@@ -1,5 +1,6 @@
 """A run is in its folder while its engines are opened, and is gone again where it never begins."""
 
+import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +17,7 @@ from pipeline.session.observer import Observer
 from pipeline.session.options import RunOptions, resume_options
 from pipeline.session.prepare import Prepared
 from pipeline.session.run import run
-from pipeline.store.folder import FILE
+from pipeline.store.folder import FILE, PROBLEMS
 from pipeline.store.run_file import RunFile
 from tests.support.commands import pipeline
 from tests.support.paths import ROOT, SIM
@@ -38,7 +39,8 @@ def test_a_run_can_be_seen_and_resumed_before_its_engines_are_open(tmp_path: Pat
         seen.append(run_progress(folder).state)
         assert "starting" in pipeline("show", tmp_path / "runs").stdout
         killed.mkdir()
-        (killed / FILE).write_bytes((folder / FILE).read_bytes())
+        for name in (FILE, PROBLEMS):
+            shutil.copy(folder / name, killed)
         yield Listener()
 
     ready: list[Prepared] = []

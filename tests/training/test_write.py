@@ -1,6 +1,7 @@
 """Training data of runs on simulated engines, in each format."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -105,7 +106,7 @@ def test_choices_among_thoughts_by_their_answers(tmp_path: Path) -> None:
     assert {row["chain_id"] for row in data} == set(steps)
     for row in data:
         distinct = list(dict.fromkeys(steps[row["chain_id"]]["candidate_texts"]))
-        right = [place for place, text in enumerate(distinct, 1) if f"\\boxed{{{references[row['chain_id']]}}}" in text]
+        right = [place for place, text in enumerate(distinct, 1) if re.findall(r"\b\d+\b", text)[-1:] == [references[row["chain_id"]]]]
         assert row["right"] == (right or [0])
 
 

@@ -274,7 +274,14 @@ async def _terms(where: str, server: Server, spec: OpenAISpec, tokenizer: Tokeni
     # vLLM is sent a text, too: it repeats the ids that its own tokenizer makes of that.
     sent = Prompt(tokenizer.decode(request.prompt_ids), prompt.tokens) if ids else prompt
     try:
-        body = await _asked(server, request, sent, terms, 1, ASK_S)
+        ask = partial(_asked, server, request, sent, terms, 1, ASK_S)
+        try:
+            body = await ask()
+        except NoAnswer as found:
+            if found.verdict not in ("busy", "failing"):
+                raise
+            await anyio.sleep(FIRST_PAUSE_S)
+            body = await ask()
         stated = body.count("prompt_tokens")
         if not ids:
             terms = structs.replace(terms, adds_bos=stated == prompt.tokens + 1, logprobs=any(choice.logprobs for choice in body.choices))
