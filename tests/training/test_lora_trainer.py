@@ -41,7 +41,7 @@ def test_an_adapter_is_learnt_that_engines_take(trained: Training) -> None:
     assert {"adapter_config.json", "adapter_model.safetensors", "README.md", "training.yaml", "trainer_state.json"} <= there
     assert {name for name in there if name.startswith("checkpoint")} == {"checkpoint-24", "checkpoint-26"}
     config = read_json(trained.folder / "adapter_config.json")
-    assert (config["r"], config["base_model_name_or_path"], config["target_modules"]) == (8, "bundled:tiny-target", ["q_proj", "v_proj"])
+    assert (config["r"], config["base_model_name_or_path"], {*config["target_modules"]}) == (8, "bundled:tiny-target", {"q_proj", "v_proj"})
 
 
 def test_what_was_measured_is_what_the_engine_chooses(trained: Training) -> None:
