@@ -53,7 +53,7 @@ class Library:
     [
         b'{"problem": "x"}\n',
         b'\n[{"problem": "x"}]',
-        gzip.compress(b'{"problem": "x"}'),
+        gzip.compress(b'{"problem": "x"}', mtime=0),
         b"\xef\xbb\xbfproblem\nx\n",
         b"problem,answer\nx,\n",
     ],

@@ -4,11 +4,11 @@ import json
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import threading
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -253,22 +253,26 @@ def _whole(tmp_path_factory: pytest.TempPathFactory) -> object:
 
 
 @pytest.fixture(name="killed")
-def _killed(store: ObjectServer, prefix: str, url: str, machines: Machines) -> str:
-    """The URL of a run whose process was killed on the first machine when some chains were in the store."""
+def _killed(store: ObjectServer, prefix: str, url: str, machines: Machines, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The URL of a run whose process was killed on the first machine when some chains were in the store.
+
+    The way drops an upload that the kill cuts, as a real store does; the server here keeps the half.
+    """
     arguments = (*COMMAND, "--input", TEST_SET, "--limit", CHAINS, "--batch-size", 16, "--output", url)
-    process = subprocess.Popen([sys.executable, "-c", SMALL_PARTS, *map(str, arguments)], cwd=ROOT, stderr=subprocess.DEVNULL)
-    try:
-        for _ in range(int(HANGS_S / 0.02)):
-            if "chains/wal-00000.arrows" in store.names(prefix) and "calls/part-00000.parquet" in store.names(prefix):
-                break
-            assert process.poll() is None
-            threading.Event().wait(0.02)
-        process.send_signal(signal.SIGKILL)
-    finally:
-        process.kill()
-        process.wait()
-    assert store.status(prefix) == "running"
-    return url
+    with way_to(store) as way:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", way.url)
+        process = subprocess.Popen([sys.executable, "-c", SMALL_PARTS, *map(str, arguments)], cwd=ROOT, stderr=subprocess.DEVNULL)
+        try:
+            for _ in range(int(HANGS_S / 0.02)):
+                if "chains/wal-00000.arrows" in store.names(prefix) and "calls/part-00000.parquet" in store.names(prefix):
+                    break
+                assert process.poll() is None
+                threading.Event().wait(0.02)
+        finally:
+            process.kill()
+            process.wait()
+        assert store.status(prefix) == "running"
+        yield url
 
 
 def check_resumed(url: str, store: ObjectServer, prefix: str, machines: Machines, whole: object, *more: str) -> None:
