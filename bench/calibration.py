@@ -41,9 +41,9 @@ from pipeline.calibration.recorded import CORRELATION, accuracy_for
 from pipeline.engines.sim.roofline import Roofline
 from pipeline.engines.sim.spec import SimSpec
 from pipeline.graph.yaml_file import setting, written
-from pipeline.session.options import RunOptions
-from pipeline.session.prepare import load_plan
-from pipeline.session.run import run
+from pipeline.options import RunOptions
+from pipeline.run.prepare import load_plan
+from pipeline.run.run import run
 from pipeline.store.run_file import RunFile
 from pipeline.sweep.plan import SweepOptions
 

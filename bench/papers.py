@@ -28,7 +28,7 @@ from pipeline.analysis.compare.runs import RunTable, read_runs
 from pipeline.analysis.compare.studies import Place
 from pipeline.analysis.simulated import stated
 from pipeline.graph.yaml_file import shown
-from pipeline.session.observer import Observer
+from pipeline.run.observer import Observer
 from pipeline.sweep.plan import PlannedPoint, SweepPlan
 from pipeline.sweep.study import StudyOptions, plan_study
 from pipeline.sweep.sweep import SweepResult, carry_out

@@ -23,8 +23,8 @@ from msgspec import Struct
 from bench.figures import RESULTS, ROOT, begin, grid, origin
 from bench.runs import say, whole
 from pipeline.analysis.quality.samples import wilson
-from pipeline.session.options import RunOptions
-from pipeline.session.run import run
+from pipeline.options import RunOptions
+from pipeline.run.run import run
 from pipeline.store.query import Query
 
 sys.path.insert(0, str(ROOT / "tools"))

@@ -14,8 +14,8 @@ import pyarrow.parquet as pq
 from bench.figures import ROOT
 from pipeline.analysis.points import Point
 from pipeline.engines.sim.text import sim_answer
-from pipeline.session.observer import Observer
-from pipeline.session.run import SessionResult
+from pipeline.run.observer import Observer
+from pipeline.run.run import SessionResult
 from pipeline.sweep.plan import SweepOptions
 from pipeline.sweep.sweep import SweepResult, sweep
 

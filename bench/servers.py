@@ -29,8 +29,8 @@ import msgspec
 from bench.figures import RESULTS, ROOT, Results, begin, grid
 from bench.runs import ARITH, say, spent, whole
 from pipeline.engines.openai.client import Reply, Server
-from pipeline.session.options import RunOptions
-from pipeline.session.run import run
+from pipeline.options import RunOptions
+from pipeline.run.run import run
 from tests.support.servers import free_port, vllm_server
 
 MODEL, FEW = ROOT / "pipeline/models/tiny-target", 32

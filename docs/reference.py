@@ -23,7 +23,7 @@ from pipeline.graph.load import Preset
 from pipeline.graph.plugins import engine_specs, stage_specs
 from pipeline.graph.prompts import ChoosePrompt, Example, Marks, Prompts, Question
 from pipeline.graph.spec import EngineSpec, GraphSpec, RestartableSpec, Sampling, SamplingSpec, StageSpec, UntilSpec
-from pipeline.session.options import ABOUT, RunKeywords
+from pipeline.options import ABOUT, RunKeywords
 from pipeline.store.columns import schema_of
 from pipeline.store.events import ROWS
 from pipeline.store.query import DERIVED
@@ -116,7 +116,7 @@ def api() -> str:
     """The names of the package, documented by themselves."""
     names = sorted(pipeline.__all__, key=lambda name: isinstance(getattr(pipeline, name), type))  # functions first
     members = (f"::: {getattr(pipeline, name).__module__}.{name}\n" for name in names)
-    options = "pipeline.session.options"
+    options = "pipeline.options"
     others = (f"::: {each}\n" for each in (f"{options}.GraphKeywords", f"{options}.RunKeywords"))
     known = {name: about for name, about in ABOUT.items() if name in RunKeywords.__annotations__}
     rows = (f"| `{name}` | {about.group} | {_cell(about.help)} |" for name, about in known.items())

@@ -7,7 +7,7 @@ that. `solve` and `solve_async` carry out the same session as `pipeline run` and
     solve_async     gives chains as they finish, on asyncio; how far the run may be ahead of its
                     reader is bounded
     load_graph      the compiled plan of a graph, to look at or to solve with
-    RunKeywords     what they take by keyword: `pipeline.session.options`
+    RunKeywords     what they take by keyword: `pipeline.options`
 """
 
 import math
@@ -36,16 +36,16 @@ from pipeline.graph.plan import Plan
 from pipeline.graph.plugins import engine_specs, register, register_grader, stage_specs
 from pipeline.graph.spec import EngineSpec, OpenSpec
 from pipeline.graph.yaml_file import setting
+from pipeline.options import Engines, Graph, GraphKeywords, Input, RunKeywords, RunOptions
 from pipeline.remote.folder import written_folder
 from pipeline.remote.inputs import fetch_problems
 from pipeline.remote.url import input_urls, is_url
-from pipeline.session.background import ChainStream, MemoryRows, TaskRun, ThreadRun, progress_shown
-from pipeline.session.loop import Stop, on_asyncio, time_is_virtual
-from pipeline.session.observer import Observer
-from pipeline.session.options import Engines, Graph, GraphKeywords, Input, RunKeywords, RunOptions
-from pipeline.session.prepare import Prepared, checked, load_plan, prepared
-from pipeline.session.run import SessionResult, failed_too_often, solve_on
-from pipeline.session.run import solve as open_and_solve
+from pipeline.run.background import ChainStream, MemoryRows, TaskRun, ThreadRun, progress_shown
+from pipeline.run.loop import Stop, on_asyncio, time_is_virtual
+from pipeline.run.observer import Observer
+from pipeline.run.prepare import Prepared, checked, load_plan, prepared
+from pipeline.run.run import SessionResult, failed_too_often, solve_on
+from pipeline.run.run import solve as open_and_solve
 from pipeline.stages.base import StageKind
 from pipeline.stages.build import flaw_in_contract
 from pipeline.stages.function_judge import judge

@@ -31,8 +31,8 @@ from pipeline.engine import Candidate, Completion, EngineStatistics, Request, Us
 from pipeline.engines.registry import open_engines
 from pipeline.engines.sim.tokenizer import SimTokenizer
 from pipeline.errors import EngineDead, GraphError, InputError, Unfinished, UsageError
-from pipeline.session.options import RunOptions, resume_options
-from pipeline.session.run import run
+from pipeline.options import RunOptions, resume_options
+from pipeline.run.run import run
 from pipeline.store.run_file import RunFile
 from tests.support.paths import ROOT, SIM
 from tests.support.runs import write_problems

@@ -22,8 +22,8 @@ LEVELS = [
     ["engine", "data"],
     ["store", "reasoning"],
     ["stages", "engines"],
-    ["runtime", "analysis"],
-    ["session", "rewards", "calibration", "report", "export", "drawing", "remote"],
+    ["runtime", "analysis", "options"],
+    ["run", "rewards", "calibration", "report", "export", "drawing", "remote"],
     ["sweep", "cluster", "training", "view", "serve"],
     ["api"],
     ["cli"],
@@ -52,7 +52,7 @@ DOORS = {
         "store/",
         "data/",
         "remote/object_store",
-        "session/resume",
+        "store/resume",
         "analysis/",
         "report/",
         "export/",
@@ -66,7 +66,7 @@ DOORS = {
     "obstore": ["remote/object_store"],
     "boto3": ["remote/object_store"],
     "filelock": ["store/"],
-    "rich": ["cli/", "session/background"],
+    "rich": ["cli/", "run/background"],
     "yaml": ["graph/yaml_file", "graph/source"],
 }
 """The only places of `pipeline` that may import a package."""
@@ -256,5 +256,5 @@ def test_import_is_light(statement: str, not_loaded: set[str]) -> None:
 
 @pytest.mark.slow
 def test_a_run_on_simulated_engines_loads_no_model_code() -> None:
-    statement = "import pipeline.session.run, pipeline.engines.sim.engine"
+    statement = "import pipeline.run.run, pipeline.engines.sim.engine"
     assert loaded_by(statement).isdisjoint({"torch", "transformers", "vllm"})

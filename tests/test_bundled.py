@@ -8,10 +8,10 @@ from pipeline.bundled import FOLDERS, FileKind, bundled_files, find_file
 from pipeline.errors import GraphError, UsageError
 from pipeline.graph.load import load_engines
 from pipeline.graph.plugins import engine_specs
+from pipeline.options import RunOptions, resume_options
 from pipeline.rewards.spec import load_reward_model
-from pipeline.session.options import RunOptions, resume_options
-from pipeline.session.prepare import load_plan
-from pipeline.session.run import run
+from pipeline.run.prepare import load_plan
+from pipeline.run.run import run
 
 ROOT = Path(__file__).parent.parent
 NAMES: list[tuple[FileKind, str, str]] = [

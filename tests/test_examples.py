@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.session.options import RunOptions
-from pipeline.session.run import run
+from pipeline.options import RunOptions
+from pipeline.run.run import run
 from tests.support.paths import ROOT
 from tests.support.patience import HANGS_S
 from tests.support.runs import chains_of, write_problems

@@ -11,8 +11,8 @@ from msgspec import structs
 
 from bench import figures, runs, sharing, speed_ups
 from bench.gpu import page as gpu_page
-from pipeline.session.options import RunOptions
-from pipeline.session.run import run
+from pipeline.options import RunOptions
+from pipeline.run.run import run
 from tests.support.paths import ROOT, SIM
 from tests.support.runs import write_problems
 

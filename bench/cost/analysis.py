@@ -25,8 +25,8 @@ import pyarrow.compute as pc
 
 from bench.figures import RESULTS, ROOT, Results, begin, grid
 from bench.runs import say, spent, whole, write_problems
-from pipeline.session.options import RunOptions
-from pipeline.session.run import run
+from pipeline.options import RunOptions
+from pipeline.run.run import run
 from pipeline.store.parts import Part, count_rows, labelled, read_whole
 
 CORES = 2

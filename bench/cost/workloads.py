@@ -21,14 +21,14 @@ from pipeline.data.problems import Problem
 from pipeline.engine import Candidate, Completion, EngineStatistics, Request, Usage
 from pipeline.engines.tokenizer import HFTokenizer
 from pipeline.reasoning.prompts import PromptBuilder
+from pipeline.run.loop import rare_collection
+from pipeline.run.prepare import load_plan
 from pipeline.runtime.admission.admission import Admission
 from pipeline.runtime.admission.cache import CacheLimit
 from pipeline.runtime.admission.feed import InputFeed, SampleCounts
 from pipeline.runtime.clock import Clock
 from pipeline.runtime.executor import Executor, Settings
 from pipeline.runtime.schedule import Pipelined
-from pipeline.session.loop import rare_collection
-from pipeline.session.prepare import load_plan
 from pipeline.stages.build import build_stages
 from pipeline.store.recorder import open_recorder
 from pipeline.store.run_store import RunStore

@@ -19,7 +19,7 @@ from pipeline.cli.console import PlainConsole
 from pipeline.cli.terminal import log, notice_settings, print_notice
 from pipeline.engines.startup import READY, Listener
 from pipeline.graph.spec import EngineSpec
-from pipeline.session.observer import View
+from pipeline.run.observer import View
 
 PER_SECOND = 4
 """How often the panel is drawn."""

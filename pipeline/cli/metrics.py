@@ -15,8 +15,8 @@ from prometheus_client.registry import Collector
 
 from pipeline.engine import EngineStatistics
 from pipeline.errors import UsageError, reason
+from pipeline.run.observer import Observer, View
 from pipeline.serve.desk import Desk
-from pipeline.session.observer import Observer, View
 
 Value = int | float | None
 

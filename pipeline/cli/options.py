@@ -14,7 +14,7 @@ from pipeline.cli.commands import F, headed, option
 from pipeline.cli.terminal import NoticeOptions, notices_as, print_notice
 from pipeline.errors import UsageError
 from pipeline.graph.load import PRESET, Preset, load_preset, outline, own_params
-from pipeline.session.options import ABOUT, RunOptions
+from pipeline.options import ABOUT, RunOptions
 
 Address = tuple[str, int] | None
 """Host and port at which metrics are served; None: they are not."""

@@ -23,8 +23,8 @@ from pipeline.cli.options import (
     with_preset,
 )
 from pipeline.cli.terminal import print_line
+from pipeline.options import MAY_DRIFT, RunOptions, resume_options
 from pipeline.remote.url import input_urls
-from pipeline.session.options import MAY_DRIFT, RunOptions, resume_options
 
 TAKE_OVER_HELP = "Continue a run at a URL in whose folder a machine was at work that is dead now."
 take_over_option = option("--take-over", is_flag=True, help=TAKE_OVER_HELP, heading="Resume")

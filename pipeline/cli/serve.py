@@ -27,9 +27,9 @@ from pipeline.cli.signals import restored_handlers, stop_on_signal
 from pipeline.cli.summary import print_summary
 from pipeline.cli.terminal import print_error, print_notice, printed
 from pipeline.errors import Interrupted, MissingExtra
-from pipeline.session.loop import rare_collection
-from pipeline.session.observer import Observer
-from pipeline.session.options import RunOptions
+from pipeline.options import RunOptions
+from pipeline.run.loop import rare_collection
+from pipeline.run.observer import Observer
 
 KEY = "PIPELINE_API_KEY"
 """The variable of the environment that holds the API key."""

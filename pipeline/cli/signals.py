@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import anyio
 
 from pipeline.cli.terminal import print_notice
-from pipeline.session.loop import Stop
+from pipeline.run.loop import Stop
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 """The last two are what batch systems announce the end of a job's time with, as Slurm does with `--signal=USR1@120`."""

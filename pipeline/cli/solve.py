@@ -23,12 +23,12 @@ from pipeline.cli.summary import print_about, print_summary
 from pipeline.cli.terminal import print_error, print_notice, printed
 from pipeline.errors import Interrupted, MissingExtra, UsageError
 from pipeline.graph.plan import Plan
+from pipeline.options import RunOptions
 from pipeline.remote.url import is_url
-from pipeline.session.loop import rare_collection
-from pipeline.session.observer import Observer
-from pipeline.session.options import RunOptions
-from pipeline.session.run import SessionResult, Solve
-from pipeline.session.run import run as start
+from pipeline.run.loop import rare_collection
+from pipeline.run.observer import Observer
+from pipeline.run.run import SessionResult, Solve
+from pipeline.run.run import run as start
 from pipeline.store.kept_problems import solved_problems
 from pipeline.sweep.baseline import BaselinePlan, plan_baseline
 

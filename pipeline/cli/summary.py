@@ -11,7 +11,7 @@ from pipeline.analysis.headline.lines import about, headline
 from pipeline.cli.console import PlainConsole, print_table
 from pipeline.cli.located import Located
 from pipeline.cli.terminal import notice_settings, print_line, print_notice, print_page
-from pipeline.session.prepare import Prepared
+from pipeline.run.prepare import Prepared
 from pipeline.text import one_line
 
 

@@ -13,7 +13,7 @@ from msgspec import structs
 
 from pipeline.engine import EngineStatistics
 from pipeline.errors import UsageError
-from pipeline.session.prepare import drift
+from pipeline.run.prepare import drift
 from pipeline.store.folder import hold, hold_output
 from pipeline.store.query import Query
 from pipeline.store.run_file import RunFile, Session, Totals

@@ -22,10 +22,10 @@ from pipeline.cluster.replicas import Poll, solve_on_replicas
 from pipeline.cluster.worker import CLOSE_S, Order, ShardJob, ShardReport, ShardWorker
 from pipeline.errors import ReplicaLost, UsageError, reason
 from pipeline.graph.plan import Plan
-from pipeline.session.observer import Attend, Observer
-from pipeline.session.options import RunOptions
-from pipeline.session.prepare import Prepared
-from pipeline.session.run import SessionResult
+from pipeline.options import RunOptions
+from pipeline.run.observer import Attend, Observer
+from pipeline.run.prepare import Prepared
+from pipeline.run.run import SessionResult
 from pipeline.system.machine import core_count
 
 HERE = "ray"
@@ -33,7 +33,7 @@ HERE = "ray"
 
 
 async def solve_on_ray(ready: Prepared, observer: Observer, *, attend: Attend | None = None) -> SessionResult:
-    """Solve on the cluster that the options name, as `pipeline.session.run.solve` does here. Raises `UsageError` where that cannot be."""
+    """Solve on the cluster that the options name, as `pipeline.run.run.solve` does here. Raises `UsageError` where that cannot be."""
     options = ready.options
     with ExitStack() as stack:
         await anyio.to_thread.run_sync(stack.enter_context, _connected(str(options.cluster), options.replicas))

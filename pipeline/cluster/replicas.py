@@ -29,16 +29,16 @@ from pipeline.engines.cores import ranges
 from pipeline.engines.process.worker import end_with_main_process
 from pipeline.errors import EngineDead, Interrupted, OutOfMemory, PipelineError, ReplicaLost, RunError, UsageError, reason
 from pipeline.graph.spec import EngineSpec
+from pipeline.options import RunOptions
+from pipeline.run.loop import Stop
+from pipeline.run.observer import Attend, Observer, View
+from pipeline.run.prepare import Prepared, is_over
+from pipeline.run.run import SessionResult, attended
 from pipeline.runtime.clock import backoff_s
 from pipeline.runtime.progress import Progress
-from pipeline.runtime.resume_state import ResumeState
-from pipeline.session.loop import Stop
-from pipeline.session.observer import Attend, Observer, View
-from pipeline.session.options import RunOptions
-from pipeline.session.prepare import Prepared, is_over
-from pipeline.session.run import SessionResult, attended
 from pipeline.store.folder import FILE
 from pipeline.store.parts import SHARDS, shards_of
+from pipeline.store.resume_state import ResumeState
 from pipeline.store.run_file import RunFile, Session, Status, Totals
 from pipeline.store.run_store import RunStore
 from pipeline.system.machine import Gpu, Machine, core_count, look
@@ -90,7 +90,7 @@ def divided(specs: Mapping[str, EngineSpec], machine: Machine, count: int) -> li
 async def solve_on_this_machine(
     ready: Prepared, observer: Observer, stop: Stop | None = None, *, attend: Attend | None = None
 ) -> SessionResult:
-    """Solve on replicas on this machine, as `pipeline.session.run.solve` does without. Raises `UsageError` where it has too few devices."""
+    """Solve on replicas on this machine, as `pipeline.run.run.solve` does without. Raises `UsageError` where it has too few devices."""
     options = ready.options
     if ready.virtual_time:  # on simulated time it makes no difference how many of them compute at once
         shares: Sequence[DeviceShare] = [DeviceShare()] * min(options.replicas, core_count())

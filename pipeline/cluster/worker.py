@@ -16,11 +16,11 @@ from msgspec import Struct, structs
 
 from pipeline.errors import Interrupted, PipelineError, ReplicaLost
 from pipeline.graph.plan import Plan
-from pipeline.session.loop import Stop, in_loop, rare_collection
-from pipeline.session.observer import Observer, View
-from pipeline.session.options import RunOptions
-from pipeline.session.prepare import prepared
-from pipeline.session.run import solve
+from pipeline.options import RunOptions
+from pipeline.run.loop import Stop, in_loop, rare_collection
+from pipeline.run.observer import Observer, View
+from pipeline.run.prepare import prepared
+from pipeline.run.run import solve
 from pipeline.store.folder import is_held
 from pipeline.store.kept_problems import Problems
 from pipeline.store.run_file import Totals

@@ -14,9 +14,9 @@ from pipeline.reasoning.chain import Chain, Reading, Span, Step, Verdict, chain_
 from pipeline.runtime.clock import Clock, CoveredTime
 from pipeline.runtime.lane import Call
 from pipeline.runtime.progress import Progress
-from pipeline.runtime.resume_state import NO_STAGE, ResumedCall, ResumedChain
 from pipeline.runtime.rows import RowSink
 from pipeline.store.events import MEASURED_IN, CallRow, ChainRow, StepRow
+from pipeline.store.resume_state import NO_STAGE, ResumedCall, ResumedChain
 
 NO_ANSWER = Completion(candidates=(), usage=Usage(input_tokens=0))
 """The completion that stands in the row of an attempt without an answer."""

@@ -22,10 +22,10 @@ from pipeline.runtime.chain_runner import ChainRunner, bind
 from pipeline.runtime.clock import Clock
 from pipeline.runtime.dispatch import Dispatcher
 from pipeline.runtime.progress import Progress
-from pipeline.runtime.resume_state import ResumeState
 from pipeline.runtime.rows import RowSink
 from pipeline.runtime.schedule import Schedule
 from pipeline.stages.base import Stage
+from pipeline.store.resume_state import ResumeState
 from pipeline.system.tasks import unwrapped
 
 MODES = {"always": "speculative", "never": "direct"}

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from pipeline.engines.validate import is_another_model
 from pipeline.graph.plan import Plan
-from pipeline.runtime.resume_state import ResumeState
+from pipeline.store.resume_state import ResumeState
 
 
 class Progress:

@@ -5,13 +5,11 @@ A chain `enter`s before its first call, waits in `before_level` before each leve
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Literal
 
 import anyio
 
 from pipeline.runtime.admission.admission import Admission, AdmissionMember
 
-ScheduleName = Literal["pipelined", "lockstep", "sequential"]
 Contexts = Mapping[str, Sequence[int]]
 """The token ids of a chain's prompt and thought, by role."""
 NO_CONTEXTS: Contexts = {}

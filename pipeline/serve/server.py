@@ -18,16 +18,16 @@ from msgspec import Struct, structs
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 from pipeline.engines.registry import notices
+from pipeline.options import RunOptions
+from pipeline.run.loop import Stop, in_loop
+from pipeline.run.observer import Attend, Observer, View
+from pipeline.run.prepare import Prepared, load_plan, prepared
+from pipeline.run.run import SessionResult, solve
 from pipeline.runtime.admission.feed import Arrivals
 from pipeline.runtime.rows import Tee
 from pipeline.serve.app import Access, Phase, ServerSelf, new_app
 from pipeline.serve.completions import ChatEndpoint
 from pipeline.serve.desk import Desk, ServeLimits
-from pipeline.session.loop import Stop, in_loop
-from pipeline.session.observer import Attend, Observer, View
-from pipeline.session.options import RunOptions
-from pipeline.session.prepare import Prepared, load_plan, prepared
-from pipeline.session.run import SessionResult, solve
 from pipeline.store.kept_problems import Problems
 from pipeline.system.local_web import listening
 from pipeline.system.tasks import unwrapped

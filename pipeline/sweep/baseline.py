@@ -6,7 +6,7 @@ from msgspec import Struct, structs
 
 from pipeline.analysis.headline.baseline import baseline_folder
 from pipeline.errors import UsageError
-from pipeline.session.options import RunOptions
+from pipeline.options import RunOptions
 from pipeline.sweep.plan import SweepOptions
 from pipeline.sweep.systems import baselines, read_systems
 

@@ -14,8 +14,7 @@ from pipeline.errors import UsageError
 from pipeline.graph.plan import Plan
 from pipeline.graph.spec import EngineSpec, Param
 from pipeline.graph.yaml_file import shown
-from pipeline.runtime.schedule import ScheduleName
-from pipeline.session.options import AdmissionKind, Columns, FailedShare, Limit, Random, Samples, Seed
+from pipeline.options import AdmissionKind, Columns, FailedShare, Limit, Random, Samples, ScheduleName, Seed
 
 
 class Rows(NamedTuple):

@@ -11,11 +11,11 @@ from msgspec import Struct
 from pipeline.analysis.points import Point, point_of_run
 from pipeline.data.reading import read_files
 from pipeline.engine import Engine, PrefixCacheReset
-from pipeline.session.observer import Observer
-from pipeline.session.options import RunOptions
-from pipeline.session.prepare import Prepared, prepare
-from pipeline.session.run import opened_engines, solve_on
-from pipeline.session.toys import check_toys
+from pipeline.options import RunOptions
+from pipeline.run.observer import Observer
+from pipeline.run.prepare import Prepared, prepare
+from pipeline.run.run import opened_engines, solve_on
+from pipeline.run.toys import check_toys
 from pipeline.store.folder import hold
 from pipeline.store.kept_problems import Problems, keep_problems
 from pipeline.sweep.plan import PlannedPoint, Rows, SweepOptions, SweepPlan, SweepSystem

@@ -14,7 +14,7 @@ from pipeline.bundled import find_file
 from pipeline.graph.document import Document
 from pipeline.graph.spec import Count, Param
 from pipeline.graph.yaml_file import Keys
-from pipeline.runtime.schedule import ScheduleName
+from pipeline.options import ScheduleName
 
 Text = Annotated[str, Meta(min_length=1)]
 OTHER_SUBSET = {"limit": "random", "random": "limit"}

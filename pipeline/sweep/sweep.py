@@ -28,10 +28,10 @@ from pipeline.analysis.points import Point, read_points, write_points
 from pipeline.engines.registry import notices
 from pipeline.errors import Interrupted, PipelineError, RunError, UsageError
 from pipeline.files import new_file
-from pipeline.session.loop import Stop, in_loop, rare_collection
-from pipeline.session.observer import Attend, Observer
-from pipeline.session.prepare import drift
-from pipeline.session.run import attended, failed_too_often
+from pipeline.run.loop import Stop, in_loop, rare_collection
+from pipeline.run.observer import Attend, Observer
+from pipeline.run.prepare import drift
+from pipeline.run.run import attended, failed_too_often
 from pipeline.store.folder import FILE, hold_default, hold_output
 from pipeline.store.run_file import RunFile, versions
 from pipeline.sweep.plan import PlannedPoint, SweepOptions, SweepPlan, parts

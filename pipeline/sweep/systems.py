@@ -20,7 +20,7 @@ from pipeline.graph.plan import Plan
 from pipeline.graph.plugins import engine_specs
 from pipeline.graph.spec import EngineSpec
 from pipeline.graph.yaml_file import setting
-from pipeline.session.prepare import load_plan
+from pipeline.run.prepare import load_plan
 from pipeline.sweep.plan import SweepOptions, SweepPlan, SweepSystem, check_varied, combinations, planned_points, together
 
 

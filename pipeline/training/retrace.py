@@ -25,13 +25,13 @@ from pipeline.runtime.chain_recorder import ChainRecorder, StageLabel
 from pipeline.runtime.chain_runner import BoundBlock, ChainRunner, bind
 from pipeline.runtime.clock import Clock
 from pipeline.runtime.dispatch import Dispatcher
-from pipeline.runtime.resume_state import ResumedCall, ResumedChain
 from pipeline.runtime.schedule import Pipelined
-from pipeline.session.resume import RECORDED, recorded_call
 from pipeline.stages.build import build_stages, builders_of
 from pipeline.store.events import UNFINISHED
 from pipeline.store.kept_problems import solved_problems
 from pipeline.store.parts import read_batches
+from pipeline.store.resume import RECORDED, recorded_call
+from pipeline.store.resume_state import ResumedCall, ResumedChain
 from pipeline.store.run_file import RunFile
 
 LEARNER = "learner"

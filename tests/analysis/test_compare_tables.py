@@ -21,8 +21,8 @@ from pipeline.analysis.compare.written import as_csv, as_json, as_markdown
 from pipeline.analysis.resources import EngineFacts
 from pipeline.analysis.summary import summarize
 from pipeline.errors import InputError, UsageError
-from pipeline.session.options import RunOptions
-from pipeline.session.run import run
+from pipeline.options import RunOptions
+from pipeline.run.run import run
 from tests.support.changed import write_rewards
 
 pytestmark = pytest.mark.slow  # whole runs

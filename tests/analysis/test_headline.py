@@ -18,9 +18,9 @@ from pipeline.analysis.quality.samples import Interval
 from pipeline.analysis.resources import EngineFacts
 from pipeline.analysis.summary import summarize, take_turns
 from pipeline.graph.source import source_of
-from pipeline.session.options import RunOptions
-from pipeline.session.prepare import load_plan
-from pipeline.session.run import run
+from pipeline.options import RunOptions
+from pipeline.run.prepare import load_plan
+from pipeline.run.run import run
 from pipeline.store.run_file import Host
 from pipeline.sweep.baseline import plan_baseline
 from tests.support.paths import ROOT, SIM

@@ -20,8 +20,8 @@ from pipeline.analysis.resources import EngineFacts
 from pipeline.analysis.simulated import stated
 from pipeline.analysis.sweep_tables import crossings, sweep_tables
 from pipeline.errors import InputError
-from pipeline.session.options import RunOptions
-from pipeline.session.run import run
+from pipeline.options import RunOptions
+from pipeline.run.run import run
 from tests.support.points import alone, point
 from tests.support.runs import write_problems
 

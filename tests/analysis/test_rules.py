@@ -6,7 +6,7 @@ import pytest
 
 from pipeline.analysis.compare.rules import Rules, differences, rules_of
 from pipeline.bundled import bundled_files
-from pipeline.session.prepare import load_plan
+from pipeline.run.prepare import load_plan
 
 BASELINES = ["target", "draft", "target-steps", "guided-draft", "speccot", "specreason", "scot"]
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.session.options import RunOptions
-from pipeline.session.run import run
+from pipeline.options import RunOptions
+from pipeline.run.run import run
 from tests.support.commands import pipeline
 from tests.support.runs import solve, write_problems
 

@@ -9,13 +9,13 @@ from rich.console import Console
 
 from pipeline.cli.live import Meter, line, panel
 from pipeline.engine import EngineStatistics, Request
+from pipeline.run.observer import View
+from pipeline.run.prepare import load_plan
 from pipeline.runtime.admission.admission import Admission
 from pipeline.runtime.admission.cache import CacheLimit
 from pipeline.runtime.lane import Call, Lane
 from pipeline.runtime.progress import Progress
-from pipeline.runtime.resume_state import ResumeState
-from pipeline.session.observer import View
-from pipeline.session.prepare import load_plan
+from pipeline.store.resume_state import ResumeState
 from pipeline.store.run_file import Totals
 from tests.support.paths import ROOT, SIM
 

@@ -12,8 +12,8 @@ import pytest
 from pipeline.cli.solve import solved
 from pipeline.errors import Interrupted
 from pipeline.graph.plan import Plan
-from pipeline.session.options import RunOptions
-from pipeline.session.run import SessionResult, run
+from pipeline.options import RunOptions
+from pipeline.run.run import SessionResult, run
 from pipeline.store.kept_problems import Problems
 from pipeline.sweep.baseline import plan_baseline
 from tests.support.commands import COMMAND, pipeline, spawned

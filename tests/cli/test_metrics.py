@@ -9,11 +9,11 @@ import pytest
 from prometheus_client.core import Metric
 
 from pipeline.cli.metrics import RequestMetrics, RunMetrics, metrics_served
+from pipeline.options import RunOptions
+from pipeline.run.observer import Observer, View
+from pipeline.run.run import run
 from pipeline.runtime.admission.feed import Arrivals
 from pipeline.serve.desk import Desk, ServeLimits
-from pipeline.session.observer import Observer, View
-from pipeline.session.options import RunOptions
-from pipeline.session.run import run
 from tests.support.paths import ROOT, SIM
 from tests.support.runs import write_problems
 

@@ -12,7 +12,7 @@ import pytest
 
 from pipeline.cli.signals import DRAINING, STOP_SIGNALS, restored_handlers, stop_at_first_signal, stop_on_signal
 from pipeline.errors import is_interrupt
-from pipeline.session.loop import Stop, in_loop
+from pipeline.run.loop import Stop, in_loop
 
 
 @pytest.fixture(autouse=True)

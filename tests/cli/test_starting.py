@@ -8,7 +8,7 @@ import pytest
 from pipeline.cli.live import Starts
 from pipeline.cli.terminal import NoticeOptions, notices_as
 from pipeline.engines.startup import READY, Listener, listening, tell_phase
-from pipeline.session.prepare import load_plan
+from pipeline.run.prepare import load_plan
 from tests.support.commands import pipeline
 from tests.support.paths import ROOT, SIM
 from tests.support.runs import write_problems

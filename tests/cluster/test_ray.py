@@ -14,11 +14,11 @@ from msgspec import structs
 
 from pipeline.cluster.ray import check_room, solve_on_ray
 from pipeline.errors import UsageError
-from pipeline.session.loop import Stop, in_loop
-from pipeline.session.observer import Observer
-from pipeline.session.options import RunOptions, resume_options
-from pipeline.session.prepare import load_plan, prepared
-from pipeline.session.run import SessionResult, run
+from pipeline.options import RunOptions, resume_options
+from pipeline.run.loop import Stop, in_loop
+from pipeline.run.observer import Observer
+from pipeline.run.prepare import load_plan, prepared
+from pipeline.run.run import SessionResult, run
 from tests.support.commands import pipeline
 from tests.support.hanging_together import check_hangs_together
 from tests.support.paths import ROOT

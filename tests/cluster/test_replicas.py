@@ -17,11 +17,11 @@ from pipeline.cluster.replicas import DeviceShare, Poll, divided, solve_on_repli
 from pipeline.cluster.worker import ShardJob
 from pipeline.data.problems import Shard
 from pipeline.errors import InputError, ReplicaLost, UsageError
-from pipeline.session.loop import Stop, in_loop
-from pipeline.session.observer import Observer
-from pipeline.session.options import RunOptions, resume_options
-from pipeline.session.prepare import load_plan, prepared
-from pipeline.session.run import SessionResult, run
+from pipeline.options import RunOptions, resume_options
+from pipeline.run.loop import Stop, in_loop
+from pipeline.run.observer import Observer
+from pipeline.run.prepare import load_plan, prepared
+from pipeline.run.run import SessionResult, run
 from pipeline.store.events import ChainRow
 from pipeline.store.parts import read_rows
 from pipeline.store.query import Query

@@ -16,9 +16,9 @@ from pipeline.data.reading import InputReading, read_problems
 from pipeline.drawing.prompt import problem_in, shown_prompt
 from pipeline.errors import BadRow, InputError
 from pipeline.graph.prompts import DEFAULT_PROMPTS, Message
-from pipeline.session.options import RunOptions
-from pipeline.session.prepare import load_plan
-from pipeline.session.run import run
+from pipeline.options import RunOptions
+from pipeline.run.prepare import load_plan
+from pipeline.run.run import run
 from pipeline.store.kept_problems import solved_problems
 from pipeline.store.run_file import RunFile
 from tests.support.paths import ROOT, SIM

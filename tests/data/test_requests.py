@@ -13,7 +13,7 @@ from pipeline.data.requests import NO_EFFECT, UNSUPPORTED, ApiError, AskedChat, 
 from pipeline.drawing.prompt import problem_in, shown_prompt
 from pipeline.errors import BadRow, InputError
 from pipeline.graph.prompts import DEFAULT_PROMPTS, Message
-from pipeline.session.prepare import load_plan
+from pipeline.run.prepare import load_plan
 from tests.support.paths import ROOT, SIM
 from tests.support.requests import REFUSED, request, write_batch
 

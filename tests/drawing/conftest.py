@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.graph.plan import Plan
-from pipeline.session.prepare import load_plan
+from pipeline.run.prepare import load_plan
 from tests.support.paths import ROOT
 from tests.support.plans import GRAPH, NASTY
 

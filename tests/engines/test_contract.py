@@ -17,7 +17,7 @@ from anyio.from_thread import BlockingPortal
 from pipeline.engine import Completion, Engine, Fact, PrefixCacheReset, Request
 from pipeline.engines.validate import validate_completion
 from pipeline.errors import ContextOverflow, RequestRefused
-from pipeline.session.loop import in_loop
+from pipeline.run.loop import in_loop
 from pipeline.stages.build import cannot_of
 from tests.support.engines import SIM, Converse, Talk, ask_all, prompt_of
 

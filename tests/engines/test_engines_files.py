@@ -8,7 +8,7 @@ import pytest
 from pipeline.engines.vllm.spec import VllmSpec
 from pipeline.graph.load import load_engines
 from pipeline.graph.plugins import engine_specs
-from pipeline.session.prepare import load_plan
+from pipeline.run.prepare import load_plan
 
 ROOT = Path(__file__).parent.parent.parent
 FILES = sorted((ROOT / "graphs/engines").glob("*.yaml"))

@@ -15,7 +15,7 @@ from pipeline.engine import Completion, Engine, Request
 from pipeline.engines.sim.engine import open_sim
 from pipeline.engines.sim.spec import SimDeviceSpec, SimSpec
 from pipeline.errors import EngineDead, GraphError, RequestRefused
-from pipeline.session.loop import in_loop
+from pipeline.run.loop import in_loop
 
 pytestmark = pytest.mark.anyio
 DEVICE = SimDeviceSpec(name="d", flops_per_s=2.0**21, bytes_per_s=2.0**18, overhead_s=2.0**-9)

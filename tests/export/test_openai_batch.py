@@ -10,9 +10,9 @@ import pytest
 from msgspec import structs
 
 from pipeline.export.openai_batch import errors_file, write_batch_files
-from pipeline.session.loop import Stop
-from pipeline.session.options import RunOptions
-from pipeline.session.run import SessionResult, run
+from pipeline.options import RunOptions
+from pipeline.run.loop import Stop
+from pipeline.run.run import SessionResult, run
 from tests.support.paths import ROOT, SIM
 from tests.support.requests import REFUSED, request, write_batch
 from tests.support.runs import rows, solve_short

@@ -10,7 +10,7 @@ from msgspec import inspect
 from pipeline.graph.plugins import engine_specs, stage_specs
 from pipeline.graph.rewards import RewardSpec
 from pipeline.graph.spec import GraphSpec
-from pipeline.session.options import RunOptions
+from pipeline.options import RunOptions
 
 WRITTEN = [GraphSpec, RewardSpec, RunOptions, *stage_specs().values(), *engine_specs().values()]
 

@@ -18,7 +18,7 @@ from pipeline.graph.plan import LoopNode, StageNode
 from pipeline.graph.plugins import engine_specs
 from pipeline.graph.spec import SamplingSpec
 from pipeline.graph.yaml_file import parse
-from pipeline.session.prepare import load_plan
+from pipeline.run.prepare import load_plan
 from pipeline.stages.draft import DraftSpec
 from tests.support.commands import pipeline
 from tests.support.paths import ROOT, SIM

@@ -7,7 +7,7 @@ import pytest
 from pipeline.errors import GraphError
 from pipeline.graph.needs import check_needs, unmet_needs
 from pipeline.graph.plan import Plan
-from pipeline.session.prepare import load_plan
+from pipeline.run.prepare import load_plan
 from tests.support.paths import ROOT, SIM
 
 EVERYTHING = ("continues", "options", "probabilities", "scoring", "logprobs", "seeds", "top_p", "top_k", "min_p")

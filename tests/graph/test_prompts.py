@@ -10,7 +10,7 @@ from pipeline.errors import GraphError
 from pipeline.graph.load import load_prompts
 from pipeline.graph.plan import Plan
 from pipeline.graph.prompts import DEFAULT_PROMPTS, Example, Prompts, flaws
-from pipeline.session.prepare import load_plan
+from pipeline.run.prepare import load_plan
 from tests.support.paths import ROOT, SIM
 
 SERVED = "backend: openai, base_url: 'http://127.0.0.1:1/v1'"

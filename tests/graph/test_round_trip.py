@@ -12,9 +12,9 @@ from pipeline.api import load_graph
 from pipeline.errors import GraphError, UsageError
 from pipeline.graph.plan import Plan
 from pipeline.graph.yaml_file import parse, setting, written
-from pipeline.session.options import RunOptions, resume_options
-from pipeline.session.prepare import load_plan
-from pipeline.session.run import run
+from pipeline.options import RunOptions, resume_options
+from pipeline.run.prepare import load_plan
+from pipeline.run.run import run
 from pipeline.store.run_file import RunFile
 from pipeline.sweep.plan import SweepOptions
 from pipeline.sweep.systems import read_systems

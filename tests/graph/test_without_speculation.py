@@ -11,7 +11,7 @@ from pipeline.graph.load import load_graph
 from pipeline.graph.plan import Plan
 from pipeline.graph.plugins import engine_specs, stage_specs
 from pipeline.graph.source import plan_of, source_of
-from pipeline.session.prepare import load_plan
+from pipeline.run.prepare import load_plan
 from tests.support.graphs import NAMES
 from tests.support.paths import ROOT, SIM
 

@@ -12,7 +12,7 @@ from pipeline.errors import GraphError
 from pipeline.graph.plugins import engine_specs
 from pipeline.graph.rewards import RewardSpec
 from pipeline.rewards.spec import load_reward_model
-from pipeline.session.prepare import load_plan
+from pipeline.run.prepare import load_plan
 from pipeline.stages.build import build_stages, builders_of
 from pipeline.stages.reward import RewardJudgeSpec
 from tests.support.paths import ROOT

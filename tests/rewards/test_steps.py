@@ -9,9 +9,9 @@ import pytest
 
 from pipeline.data.reading import read_files
 from pipeline.errors import InputError
+from pipeline.options import RunOptions
 from pipeline.rewards.steps import StepText, StepToScore, problem_texts, steps_to_score
-from pipeline.session.options import RunOptions
-from pipeline.session.run import run as solve
+from pipeline.run.run import run as solve
 from pipeline.store.events import StepRow
 from pipeline.store.kept_problems import keep_problems, solved_problems
 from pipeline.store.query import Query

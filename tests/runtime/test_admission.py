@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipeline.run.prepare import load_plan
 from pipeline.runtime.admission.admission import Admission, AdmissionMember
 from pipeline.runtime.admission.cache import CLASSES, Cache, CacheLimit, cache_limits
 from pipeline.runtime.chain_recorder import ComputedContexts, block_tokens
 from pipeline.runtime.schedule import Lockstep, Pipelined, Schedule, Sequential
-from pipeline.session.prepare import load_plan
 from tests.support.paths import ROOT, SIM
 
 

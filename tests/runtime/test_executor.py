@@ -18,11 +18,11 @@ from pipeline.engine import Candidate, Completion, Engine, Request, Usage
 from pipeline.engines.registry import open_engines
 from pipeline.errors import EngineDead, EngineUnavailable
 from pipeline.reasoning.prompts import PromptBuilder
+from pipeline.run.prepare import load_plan
 from pipeline.runtime.admission.feed import InputFeed, SampleCounts
 from pipeline.runtime.clock import LONGEST_BACKOFF_S, Clock, backoff_s
 from pipeline.runtime.executor import Executor, Settings
 from pipeline.runtime.schedule import SCHEDULES
-from pipeline.session.prepare import load_plan
 from pipeline.stages.build import build_stages
 from pipeline.store.recorder import open_recorder
 from pipeline.store.run_store import RunStore

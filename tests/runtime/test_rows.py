@@ -7,9 +7,9 @@ import pytest
 from msgspec import structs
 
 from pipeline.errors import FutileRun
+from pipeline.options import RunOptions, resume_options
+from pipeline.run.run import run
 from pipeline.runtime.rows import FIRST, QUIET_NS, FirstRows, Setbacks
-from pipeline.session.options import RunOptions, resume_options
-from pipeline.session.run import run
 from pipeline.store.events import CallRow, ChainRow, StepRow
 from tests.support.paths import ROOT
 from tests.support.rows import blank

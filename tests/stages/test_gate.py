@@ -12,7 +12,7 @@ from pipeline.analysis.summary import summarize
 from pipeline.confidence import Confidence
 from pipeline.engine import Completion
 from pipeline.reasoning.chain import Chain, Outcome, Span
-from pipeline.session.prepare import load_plan
+from pipeline.run.prepare import load_plan
 from pipeline.stages.build import build_stages
 from pipeline.stages.gate import Gate, GateSpec
 from tests.support.paths import ROOT, SIM

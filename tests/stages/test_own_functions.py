@@ -11,7 +11,7 @@ import pipeline
 from pipeline.data.problems import Problem
 from pipeline.errors import InputError, UsageError
 from pipeline.graph import plugins
-from pipeline.session.options import resume_options
+from pipeline.options import resume_options
 from tests.support.paths import SIM
 
 PROBLEMS = [{"problem": f"Problem number {i}?", "answer": "A", "options": ["one", "two"]} for i in range(3)]

@@ -14,9 +14,9 @@ from pipeline.data.files import Flaw, rows_of
 from pipeline.data.problems import RowSample, RowSet
 from pipeline.data.reading import read_files, read_problems
 from pipeline.errors import BadRow, InputError
-from pipeline.session.observer import Observer
-from pipeline.session.options import RunOptions, resume_options
-from pipeline.session.run import run
+from pipeline.options import RunOptions, resume_options
+from pipeline.run.observer import Observer
+from pipeline.run.run import run
 from pipeline.store.kept_problems import keep_problems, solved_problems
 from pipeline.store.query import Query
 from pipeline.store.run_file import RunFile

@@ -9,7 +9,7 @@ import anyio
 from pipeline.engine import Completion, Engine, Request
 from pipeline.engines.sim.spec import SimDeviceSpec, SimSpec, SimTextSpec
 from pipeline.engines.torch.spec import TorchSpec
-from pipeline.session.prepare import load_plan
+from pipeline.run.prepare import load_plan
 from pipeline.system.machine import look
 from tests.support.paths import ROOT
 

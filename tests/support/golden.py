@@ -18,8 +18,8 @@ import pyarrow.parquet as pq
 import pytest
 from msgspec import Struct
 
-from pipeline.session.options import RunOptions, resume_options
-from pipeline.session.run import run
+from pipeline.options import RunOptions, resume_options
+from pipeline.run.run import run
 from pipeline.store import parts, recorder, run_store
 from tests.support.paths import ROOT, SIM
 from tests.support.runs import write_problems

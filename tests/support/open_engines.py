@@ -17,9 +17,9 @@ from pipeline.engines.openai.engine import open_openai
 from pipeline.engines.openai.spec import OpenAISpec
 from pipeline.engines.torch import backend as torch_backend
 from pipeline.engines.vllm.backend import open_vllm
-from pipeline.session.options import RunOptions
-from pipeline.session.prepare import load_plan
-from pipeline.session.run import SessionResult
+from pipeline.options import RunOptions
+from pipeline.run.prepare import load_plan
+from pipeline.run.run import SessionResult
 from tests.support.bench import InProcess
 from tests.support.engines import DECODE, DRAFT, PLAIN
 from tests.support.paths import MODELS, ROOT, TEST_SET

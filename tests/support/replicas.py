@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.cluster.replicas import solve_on_this_machine
-from pipeline.session.options import RunOptions
-from pipeline.session.run import SessionResult, run
+from pipeline.options import RunOptions
+from pipeline.run.run import SessionResult, run
 from tests.support.paths import ROOT, SIM
 from tests.support.runs import write_problems
 

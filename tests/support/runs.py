@@ -10,11 +10,11 @@ import pyarrow.parquet as pq
 
 from pipeline.engine import Engine
 from pipeline.engines.sim.text import sim_answer
-from pipeline.session import run as session
-from pipeline.session.observer import Observer
-from pipeline.session.options import RunOptions
-from pipeline.session.prepare import load_plan, prepared
-from pipeline.session.run import SessionResult, run
+from pipeline.options import RunOptions
+from pipeline.run import run as session
+from pipeline.run.observer import Observer
+from pipeline.run.prepare import load_plan, prepared
+from pipeline.run.run import SessionResult, run
 from tests.support.paths import ROOT, SIM, TEST_SET
 
 SolveTestSet = Callable[..., SessionResult]

@@ -14,12 +14,12 @@ import openai
 from msgspec import Struct
 
 from pipeline.cli.metrics import served_metrics
+from pipeline.options import RunOptions
+from pipeline.run.loop import Stop
+from pipeline.run.observer import Observer
+from pipeline.run.run import SessionResult
 from pipeline.serve.desk import ServeLimits
 from pipeline.serve.server import Address, serve
-from pipeline.session.loop import Stop
-from pipeline.session.observer import Observer
-from pipeline.session.options import RunOptions
-from pipeline.session.run import SessionResult
 from tests.support.patience import HANGS_S
 
 SHORT = "engines.*.text.steps_mean=3"

@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.engines.sim.text import sim_answer
-from pipeline.session.options import RunOptions
-from pipeline.session.run import run
+from pipeline.options import RunOptions
+from pipeline.run.run import run
 from pipeline.store.parts import write_part
 from tests.support.paths import ROOT
 

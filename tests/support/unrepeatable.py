@@ -13,11 +13,11 @@ from msgspec import structs
 
 from pipeline.engine import Completion, Engine, Request
 from pipeline.engines.registry import open_engines
-from pipeline.session.loop import in_loop
-from pipeline.session.observer import Observer
-from pipeline.session.options import RunOptions
-from pipeline.session.prepare import Prepared, load_plan, prepared
-from pipeline.session.run import SessionResult, solve_on
+from pipeline.options import RunOptions
+from pipeline.run.loop import in_loop
+from pipeline.run.observer import Observer
+from pipeline.run.prepare import Prepared, load_plan, prepared
+from pipeline.run.run import SessionResult, solve_on
 from tests.support.paths import ROOT, SIM
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.cli.live import repeated
-from pipeline.session.observer import Observer, View
-from pipeline.session.options import RunOptions
+from pipeline.options import RunOptions
+from pipeline.run.observer import Observer, View
 from tests.support.paths import ROOT
 
 ENGINE = (

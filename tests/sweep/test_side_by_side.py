@@ -16,7 +16,7 @@ import pytest
 
 from pipeline.analysis.points import Point, read_points
 from pipeline.errors import EngineDead, Interrupted, RunError
-from pipeline.session.loop import Stop
+from pipeline.run.loop import Stop
 from pipeline.sweep.plan import SweepOptions
 from pipeline.sweep.sweep import sweep
 from tests.support.paths import ROOT, SIM

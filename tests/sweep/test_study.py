@@ -18,7 +18,7 @@ from pipeline.bundled import bundled_files
 from pipeline.data.prepare import RECIPES
 from pipeline.errors import GraphError, UsageError
 from pipeline.report.report import sweep_report
-from pipeline.session.observer import Observer, View
+from pipeline.run.observer import Observer, View
 from pipeline.sweep.plan import SweepOptions, SweepPlan
 from pipeline.sweep.study import StudyOptions, file_of, missing_data, plan_study, score_steps
 from pipeline.sweep.study_file import read_study_file

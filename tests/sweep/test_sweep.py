@@ -12,10 +12,10 @@ import pytest
 from pipeline.analysis.points import Point, read_points
 from pipeline.analysis.summary import summarize
 from pipeline.errors import GraphError, UsageError
-from pipeline.session.observer import Observer
-from pipeline.session.options import RunOptions
-from pipeline.session.prepare import load_plan
-from pipeline.session.run import run
+from pipeline.options import RunOptions
+from pipeline.run.observer import Observer
+from pipeline.run.prepare import load_plan
+from pipeline.run.run import run
 from pipeline.sweep.plan import SweepOptions, planned_points
 from pipeline.sweep.points import prepare_sweep
 from pipeline.sweep.sweep import SweepResult, start_or_resume, sweep

@@ -5,7 +5,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.session.run import SessionResult
+from pipeline.run.run import SessionResult
 from pipeline.store.parts import write_part
 from pipeline.training import retrace
 from pipeline.training.retrace import Retracer

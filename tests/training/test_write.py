@@ -11,7 +11,7 @@ import pytest
 
 from pipeline.engines.sim.tokenizer import SimTokenizer
 from pipeline.errors import UsageError
-from pipeline.session.run import SessionResult
+from pipeline.run.run import SessionResult
 from pipeline.training.examples import Origin
 from pipeline.training.formats import Wanted
 from pipeline.training.problems import HeldOutProblems, problem_hash, split_of

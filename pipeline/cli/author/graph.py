@@ -21,7 +21,7 @@ from pipeline.engines.registry import notices
 from pipeline.errors import UsageError
 from pipeline.files import whole_file
 from pipeline.graph.plan import Plan
-from pipeline.session.prepare import load_plan
+from pipeline.run.prepare import load_plan
 from pipeline.text import sanitize
 
 SUFFIXES = {".txt": "text", ".mmd": "mermaid", ".mermaid": "mermaid"}

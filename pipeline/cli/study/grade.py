@@ -15,7 +15,7 @@ from pipeline.cli.located import Located, RunFolder
 from pipeline.cli.terminal import print_line, print_page
 from pipeline.grading.grader import LIMIT_S
 from pipeline.rewards.score import OnProgress, ScoringResult, score_run
-from pipeline.session.regrade import Change, Regrade, regrade
+from pipeline.run.regrade import Change, Regrade, regrade
 from pipeline.store.query import check_readable
 from pipeline.text import one_line
 

@@ -17,8 +17,8 @@ from pipeline.cli.signals import restored_handlers, stop_at_first_signal
 from pipeline.cli.study.sweep import print_point, print_tables, write_report
 from pipeline.cli.terminal import print_error, print_notice, printed
 from pipeline.errors import UsageError
-from pipeline.session.loop import rare_collection
-from pipeline.session.observer import Observer
+from pipeline.run.loop import rare_collection
+from pipeline.run.observer import Observer
 from pipeline.sweep.plan import SweepPlan
 from pipeline.sweep.study import StudyOptions, missing_data, plan_study, score_steps
 from pipeline.sweep.sweep import SweepResult, carry_out

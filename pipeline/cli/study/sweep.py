@@ -30,10 +30,10 @@ from pipeline.cli.options import (
 from pipeline.cli.signals import restored_handlers, stop_at_first_signal
 from pipeline.cli.terminal import print_error, print_notice, print_page, printed
 from pipeline.errors import MissingExtra
+from pipeline.options import ScheduleName
 from pipeline.report.extra import load
-from pipeline.runtime.schedule import ScheduleName
-from pipeline.session.loop import rare_collection
-from pipeline.session.observer import Observer
+from pipeline.run.loop import rare_collection
+from pipeline.run.observer import Observer
 from pipeline.sweep.plan import SweepOptions
 from pipeline.sweep.sweep import sweep as start
 

@@ -8,12 +8,10 @@ because a gate let them pass: its next call computes them, and needs the room. D
 
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 from pipeline.reasoning.prompts import role_of
 from pipeline.runtime.admission.cache import Cache, CacheLimit
-
-AdmissionName = Literal["cache", "batch"]
 
 
 class AdmissionMember:

@@ -12,9 +12,9 @@ import pytest
 
 from pipeline.cli.runs.show import failures
 from pipeline.errors import GraphError, UsageError
-from pipeline.session.options import RunOptions, resume_options
-from pipeline.session.prepare import load_plan
-from pipeline.session.run import SessionResult, run
+from pipeline.options import RunOptions, resume_options
+from pipeline.run.prepare import load_plan
+from pipeline.run.run import SessionResult, run
 from tests.support.paths import ROOT, SIM
 from tests.support.run_files import edit_engines
 from tests.support.runs import write_problems

@@ -13,10 +13,10 @@ from pipeline.analysis.progress import run_progress, state_of
 from pipeline.engines.startup import Listener
 from pipeline.errors import RunError
 from pipeline.graph.spec import EngineSpec
-from pipeline.session.observer import Observer
-from pipeline.session.options import RunOptions, resume_options
-from pipeline.session.prepare import Prepared
-from pipeline.session.run import run
+from pipeline.options import RunOptions, resume_options
+from pipeline.run.observer import Observer
+from pipeline.run.prepare import Prepared
+from pipeline.run.run import run
 from pipeline.store.folder import FILE, PROBLEMS
 from pipeline.store.run_file import RunFile
 from tests.support.commands import pipeline

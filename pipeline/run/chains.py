@@ -11,14 +11,14 @@ from pipeline.engines.asks import asks_of
 from pipeline.errors import GraphError
 from pipeline.graph.needs import check_needs, unmet_needs
 from pipeline.reasoning.prompts import PromptBuilder
+from pipeline.run.observer import Tell
+from pipeline.run.prepare import Prepared
 from pipeline.runtime.admission.admission import Admission
 from pipeline.runtime.admission.cache import CacheLimit, cache_limits, call_tokens
 from pipeline.runtime.clock import Clock
 from pipeline.runtime.executor import Executor, Settings
 from pipeline.runtime.rows import RowSink
 from pipeline.runtime.schedule import SCHEDULES
-from pipeline.session.observer import Tell
-from pipeline.session.prepare import Prepared
 from pipeline.stages.base import Stage
 from pipeline.stages.build import build_stages, builders_of, cannot_of, flaw_in_contract
 from pipeline.system.tasks import gather

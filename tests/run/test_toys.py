@@ -10,8 +10,8 @@ import pipeline
 from pipeline.data.problems import Problem
 from pipeline.data.reading import read_problems
 from pipeline.errors import UsageError
-from pipeline.session.options import RunOptions
-from pipeline.session.prepare import load_plan, prepared
+from pipeline.options import RunOptions
+from pipeline.run.prepare import load_plan, prepared
 from tests.support.paths import ROOT, SIM
 
 KNOWN = [str(item.problem) for item in read_problems(ROOT / "datasets/arith/validation.parquet") if isinstance(item, Problem)][7:9]

@@ -10,10 +10,10 @@ import pytest
 from pipeline.analysis.headline.lines import headline
 from pipeline.analysis.summary import summarize
 from pipeline.cli.signals import restored_handlers, stop_on_signal
-from pipeline.session.background import MemoryRows
-from pipeline.session.observer import Observer
-from pipeline.session.options import RunOptions, resume_options
-from pipeline.session.run import SessionResult, run
+from pipeline.options import RunOptions, resume_options
+from pipeline.run.background import MemoryRows
+from pipeline.run.observer import Observer
+from pipeline.run.run import SessionResult, run
 from pipeline.store.events import ChainRow
 from tests.support.paths import ROOT, SIM
 from tests.support.runs import rows, said, write_problems

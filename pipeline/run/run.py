@@ -23,22 +23,22 @@ from pipeline.errors import Interrupted, OutOfMemory, PipelineError, is_out_of_m
 from pipeline.grading.grader import BESIDE_ENGINES, Grader, default_workers
 from pipeline.graph.plan import Plan
 from pipeline.graph.spec import EngineSpec
+from pipeline.options import RunOptions
+from pipeline.run.chains import Chains, Facts, OpenEngines, statistics, suited, unknown_caches
+from pipeline.run.loop import Stop, in_loop, loop_clock
+from pipeline.run.observer import Attend, Observer, View
+from pipeline.run.prepare import Prepared, load_plan, prepared
 from pipeline.runtime.admission.feed import Start
 from pipeline.runtime.clock import Clock
 from pipeline.runtime.inline_grader import GradingStatistics, InlineGrader, open_inline_grader
-from pipeline.runtime.resume_state import ResumeState
 from pipeline.runtime.rows import FirstRows, RowSink, Setbacks, Tee
-from pipeline.session.chains import Chains, Facts, OpenEngines, statistics, suited, unknown_caches
-from pipeline.session.loop import Stop, in_loop, loop_clock
-from pipeline.session.observer import Attend, Observer, View
-from pipeline.session.options import RunOptions
-from pipeline.session.prepare import Prepared, load_plan, prepared
-from pipeline.session.resume import drop_unfinished
 from pipeline.store.events import TABLES, ProblemRow
 from pipeline.store.kept_problems import TABLE as KEPT
 from pipeline.store.kept_problems import Problems, problem_row
 from pipeline.store.parts import count_rows
 from pipeline.store.recorder import WRITE_EVERY_S, Recorder, open_recorder
+from pipeline.store.resume import drop_unfinished
+from pipeline.store.resume_state import ResumeState
 from pipeline.store.run_file import RunFile, Session, Status, Totals, versions
 from pipeline.store.run_store import RunStore
 from pipeline.system.tasks import unwrapped

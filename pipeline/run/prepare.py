@@ -23,9 +23,7 @@ from pipeline.graph.load import load_graph
 from pipeline.graph.plan import Plan
 from pipeline.graph.plugins import engine_specs, graders_of_this_process, registered_alone, stage_specs, takes_problem
 from pipeline.graph.source import source_of
-from pipeline.runtime.admission.feed import Arrivals, Feed, InputFeed, SampleCounts
-from pipeline.runtime.resume_state import ResumeState
-from pipeline.session.options import (
+from pipeline.options import (
     ABOUT,
     MAY_DRIFT,
     RunOptions,
@@ -35,12 +33,14 @@ from pipeline.session.options import (
     check_served,
     recorded_options,
 )
-from pipeline.session.resume import forget_mismatched, read_resume_state
-from pipeline.session.toys import check_toys
+from pipeline.run.toys import check_toys
+from pipeline.runtime.admission.feed import Arrivals, Feed, InputFeed, SampleCounts
 from pipeline.store.folder import FILE, hold_default, hold_output
 from pipeline.store.kept_problems import TABLE as KEPT
 from pipeline.store.kept_problems import Fingerprint, Problems, keep_problems
 from pipeline.store.parts import has_table
+from pipeline.store.resume import forget_mismatched, read_resume_state
+from pipeline.store.resume_state import ResumeState
 from pipeline.store.run_file import RunFile, RunInput, Session, host, versions
 from pipeline.store.run_store import RunStore, new_folder_id
 from pipeline.text import storable

@@ -10,8 +10,8 @@ import pytest
 from pipeline.engines.sim.spec import SimSpec
 from pipeline.graph.load import load_engines
 from pipeline.graph.plugins import engine_specs
-from pipeline.session.options import RunOptions
-from pipeline.session.run import run
+from pipeline.options import RunOptions
+from pipeline.run.run import run
 from tests.support.paths import ROOT
 from tests.support.runs import rows, write_problems
 

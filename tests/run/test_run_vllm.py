@@ -9,7 +9,7 @@ import pytest
 from anyio.from_thread import BlockingPortal
 
 from pipeline.engine import Engine
-from pipeline.session.options import RunOptions
+from pipeline.options import RunOptions
 from tests.support.engines import PLAIN
 from tests.support.paths import ROOT, TEST_SET
 from tests.support.runs import calls_of, chains_of, solve_on

@@ -9,9 +9,9 @@ import pytest
 
 from pipeline.analysis.summary import summarize
 from pipeline.errors import GraphError, InputError
+from pipeline.options import RunOptions
 from pipeline.report.transcripts import unused_drafts
-from pipeline.session.options import RunOptions
-from pipeline.session.run import run
+from pipeline.run.run import run
 from pipeline.store.events import CallRow, ChainRow, StepRow
 from pipeline.store.query import Query
 from tests.support.paths import ROOT, SIM

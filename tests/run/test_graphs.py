@@ -9,9 +9,9 @@ import msgspec
 import pytest
 
 from pipeline.engines.sim.text import sim_answer
-from pipeline.session.options import RunOptions
-from pipeline.session.prepare import load_plan
-from pipeline.session.run import run
+from pipeline.options import RunOptions
+from pipeline.run.prepare import load_plan
+from pipeline.run.run import run
 from tests.support.graphs import NAMES, OURS, SEEN, SETTINGS
 from tests.support.paths import SIM
 from tests.support.runs import rows

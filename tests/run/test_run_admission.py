@@ -9,11 +9,11 @@ from pipeline.analysis.summary import summarize
 from pipeline.engine import Completion, Request
 from pipeline.engines.registry import open_engines
 from pipeline.engines.sim.engine import SimEngine
-from pipeline.session.loop import in_loop
-from pipeline.session.observer import Observer
-from pipeline.session.options import RunOptions
-from pipeline.session.prepare import load_plan, prepared
-from pipeline.session.run import SessionResult, solve_on
+from pipeline.options import RunOptions
+from pipeline.run.loop import in_loop
+from pipeline.run.observer import Observer
+from pipeline.run.prepare import load_plan, prepared
+from pipeline.run.run import SessionResult, solve_on
 from tests.support.paths import ROOT, SIM
 from tests.support.runs import rows, said, solve, write_problems
 

@@ -7,7 +7,7 @@ import pytest
 import pipeline
 from pipeline.engines.sim.tokenizer import SimTokenizer
 from pipeline.errors import GraphError, UsageError
-from pipeline.session.prepare import load_plan
+from pipeline.run.prepare import load_plan
 from pipeline.stages.build import builders_of
 from tests.support.paths import ROOT, SIM
 

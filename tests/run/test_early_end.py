@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from pipeline.session.options import RunOptions, resume_options
-from pipeline.session.run import run
+from pipeline.options import RunOptions, resume_options
+from pipeline.run.run import run
 from tests.support.hanging_together import check_hangs_together
 from tests.support.killed import cut
 from tests.support.paths import ROOT

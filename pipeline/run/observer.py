@@ -11,11 +11,11 @@ from pipeline.engine import Engine
 from pipeline.engines.startup import Listener
 from pipeline.graph.plan import Plan
 from pipeline.graph.spec import EngineSpec
+from pipeline.run.prepare import Prepared
 from pipeline.runtime.admission.admission import Admission
 from pipeline.runtime.lane import Lane
 from pipeline.runtime.progress import Progress
 from pipeline.runtime.rows import RowSink
-from pipeline.session.prepare import Prepared
 from pipeline.store.run_file import Totals
 
 

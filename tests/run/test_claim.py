@@ -10,9 +10,9 @@ import pytest
 
 import pipeline
 from pipeline.errors import UsageError
-from pipeline.session.observer import Observer, View
-from pipeline.session.options import RunOptions
-from pipeline.session.run import run
+from pipeline.options import RunOptions
+from pipeline.run.observer import Observer, View
+from pipeline.run.run import run
 from pipeline.store.folder import LOCK, hold_output
 from tests.support.paths import ROOT, SIM
 from tests.support.runs import chains_of, write_problems

@@ -21,8 +21,6 @@ from pipeline.graph.load import anywhere
 from pipeline.graph.plan import Plan
 from pipeline.graph.plugins import FunctionGrader, Same, grader_names, stage_kinds
 from pipeline.graph.spec import EngineSpec, OpenSpec
-from pipeline.runtime.admission.admission import AdmissionName
-from pipeline.runtime.schedule import ScheduleName
 from pipeline.stages.base import StageKind
 from pipeline.stages.function_judge import JudgeFunction
 from pipeline.store.parts import shards_of
@@ -40,6 +38,8 @@ Input: TypeAlias = str | Path | Sequence[Path] | Iterable[str | Mapping[str, Any
 _LOADED = ("vllm", "torch")
 """Backends whose engines were chosen for the GPUs of this machine."""
 
+ScheduleName = Literal["pipelined", "lockstep", "sequential"]
+AdmissionName = Literal["cache", "batch"]
 Drift = Literal["allowed", "refused"]
 """What a change of an option means for a run that is resumed: it may be allowed, or it would be another run."""
 

@@ -18,9 +18,9 @@ from msgspec import structs
 
 from pipeline.engine import Usage
 from pipeline.errors import InputError
-from pipeline.runtime.resume_state import NO_STAGE, ResumedCall, ResumedChain, ResumeMismatch, ResumeState
 from pipeline.store.events import MEASURED_IN, confidences, counted
 from pipeline.store.parts import REMEDY, read_batches
+from pipeline.store.resume_state import NO_STAGE, ResumedCall, ResumedChain, ResumeMismatch, ResumeState
 from pipeline.store.run_file import RunFile
 from pipeline.store.run_store import RunStore
 

@@ -14,11 +14,11 @@ from msgspec import structs
 
 from pipeline.analysis.summary import summarize
 from pipeline.engines.registry import open_engines
-from pipeline.session.loop import Stop, in_loop
-from pipeline.session.observer import Attend, Observer
-from pipeline.session.options import RunOptions, resume_options
-from pipeline.session.prepare import Prepared, load_plan, prepared
-from pipeline.session.run import SessionResult, attended, run, solve_on
+from pipeline.options import RunOptions, resume_options
+from pipeline.run.loop import Stop, in_loop
+from pipeline.run.observer import Attend, Observer
+from pipeline.run.prepare import Prepared, load_plan, prepared
+from pipeline.run.run import SessionResult, attended, run, solve_on
 from tests.support.paths import ROOT, SIM
 from tests.support.runs import rows, said, solve, write_problems
 

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from pipeline.errors import GraphError, UsageError
-from pipeline.session.options import RunOptions, resume_options
-from pipeline.session.prepare import load_plan
-from pipeline.session.run import SessionResult, run
+from pipeline.options import RunOptions, resume_options
+from pipeline.run.prepare import load_plan
+from pipeline.run.run import SessionResult, run
 from tests.support.paths import ROOT, SIM
 from tests.support.runs import rows, solve
 

@@ -6,7 +6,7 @@ from pipeline.data.reading import read_problems
 from pipeline.engines.models import bundled_name
 from pipeline.errors import UsageError
 from pipeline.graph.plan import Plan
-from pipeline.session.options import RunOptions
+from pipeline.options import RunOptions
 from pipeline.store.kept_problems import Problems
 
 

@@ -13,8 +13,8 @@ import pytest
 from msgspec import structs
 
 from pipeline.analysis.summary import summarize
-from pipeline.session.options import RunOptions
-from pipeline.session.run import run
+from pipeline.options import RunOptions
+from pipeline.run.run import run
 from tests.support import small_server
 from tests.support.commands import running
 from tests.support.paths import ROOT

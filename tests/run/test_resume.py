@@ -18,8 +18,8 @@ from pipeline.analysis.summary import summarize
 from pipeline.analysis.time.thinking import read_thinking
 from pipeline.engines.sim.text import sim_answer
 from pipeline.errors import InputError, UsageError
-from pipeline.session.options import RunOptions, resume_options
-from pipeline.session.run import SessionResult, run
+from pipeline.options import RunOptions, resume_options
+from pipeline.run.run import SessionResult, run
 from pipeline.store.folder import LOCK, hold
 from pipeline.store.parts import write_part
 from pipeline.store.query import Query

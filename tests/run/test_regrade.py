@@ -15,7 +15,7 @@ import pytest
 from pipeline.analysis.headline.lines import headline
 from pipeline.analysis.summary import summarize
 from pipeline.errors import InputError, RunError, RunFolderError, UsageError
-from pipeline.session.regrade import Change, regrade
+from pipeline.run.regrade import Change, regrade
 from pipeline.store.events import ChainRow
 from pipeline.store.folder import hold
 from pipeline.store.run_file import RunFile, Totals

@@ -15,9 +15,9 @@ import anyio.to_thread
 from rich.console import RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from pipeline.session.loop import Stop, in_loop, spawn
-from pipeline.session.observer import View
-from pipeline.session.run import SessionResult
+from pipeline.run.loop import Stop, in_loop, spawn
+from pipeline.run.observer import View
+from pipeline.run.run import SessionResult
 from pipeline.store.events import CallRow, ChainRow, StepRow
 
 Main = Callable[[Stop], Coroutine[Any, Any, SessionResult]]
