@@ -1,4 +1,4 @@
-"""Whether an answer equals a reference, as far as their texts tell without algebra: two texts enter, a `Ruling` or None leaves.
+"""Whether an answer equals a reference, as far as their texts tell without algebra: two texts enter, a `Grade` or None leaves.
 
 Equal means the same text in one notation (`notation`), the same exact number, or the same letters of a multiple choice. Where
 that decides nothing, `grader` asks a worker process for mathematical equivalence. No expression is evaluated here, nothing here raises,
@@ -6,11 +6,10 @@ and time is linear in the length of the texts.
 """
 
 import re
-from collections.abc import Callable
 from decimal import Decimal
 from fractions import Fraction
-from functools import lru_cache, wraps
-from typing import NamedTuple, ParamSpec, TypeVar
+from functools import lru_cache
+from typing import NamedTuple
 
 from msgspec import Struct
 
@@ -21,16 +20,9 @@ from pipeline.graph.plugins import GRADER_KINDS, grader_names
 
 Kind = str
 """How a problem's answers are graded: one of `GRADER_KINDS`, or the name of a grader of others (`graph.plugins`)."""
-BROKEN = "cannot load: "
-"""What a worker's reply begins with that has no such grader."""
 Canonical = Fraction | str
-LONGEST = 10_000
-"""Answers of more characters are compared as they are, without normalisation."""
-SHORT, KEPT = 200, 2048
-"""What is found about a text of at most this many characters is kept, for the last this many texts: samples and problems have answers in
-common."""
-P = ParamSpec("P")
-T = TypeVar("T")
+LONGEST = 2000
+"""Answers of more characters are compared as they are."""
 
 MAX_DIGITS = 400
 """Texts of more characters are not read as numbers."""
@@ -68,30 +60,20 @@ _BOUND = re.compile(r"\s*\w?\s*(?:[<>]|\\[gln]eq?(?![a-z]))")
 _POWER = re.compile(r"(?<=[A-Za-z}])\s?\^\s?\{?[23]\}?", re.ASCII)
 
 
-class Ruling(Struct, frozen=True):
-    """Whether an answer is right, and what decided that."""
+class Grade(Struct, frozen=True):
+    """Whether an answer is right, and why it could not be said if it could not."""
 
-    correct: bool
-    rule: str
-    """The rule, and what it found: `equal numbers`, `different letters`."""
-
-
-def _kept(read: Callable[P, T]) -> Callable[P, T]:
-    """`read`, a pure function whose last argument is a text, with what it found about short texts kept."""
-    known = lru_cache(KEPT)(read)
-
-    @wraps(read)
-    def looked_up(*args: P.args, **named: P.kwargs) -> T:
-        short = not named and len(args[-1]) <= SHORT  # type: ignore[arg-type]
-        return known(*args) if short else read(*args, **named)
-
-    return looked_up
+    correct: bool | None
+    """None where there was nothing to compare, or the grader itself failed."""
+    rule: str | None = None
+    """What decided it: `equal numbers`, `different letters`; None where the answers were not compared to the end."""
+    why: str | None = None
+    """What kept them from that (a time limit, a lost grader); None where nothing did."""
 
 
-@_kept
 def taken(kind: Kind, answer: str) -> str:
     """The part of an answer or of a reference that is compared: what it marks as its answer, or else all of it."""
-    if kind not in GRADER_KINDS or len(answer) > LONGEST:
+    if kind not in GRADER_KINDS:
         return answer
     answer = visible(answer)
     form: Form | None = {"numeric": "number", "letter": "letter"}.get(kind)  # type: ignore[assignment]
@@ -132,7 +114,7 @@ def form_of(kind: Kind, reference: str) -> Form:
     reference = taken(kind, reference)
     if kind == "letter" and choice(reference) is not None:
         return "letter"
-    return "number" if kind == "numeric" or (len(reference) <= LONGEST and _read(reference).value is not None) else "expression"
+    return "number" if kind == "numeric" or _read(reference).value is not None else "expression"
 
 
 def quick_grade(kind: Kind, answer: str, reference: str) -> bool | None:
@@ -141,17 +123,17 @@ def quick_grade(kind: Kind, answer: str, reference: str) -> bool | None:
     return None if found is None else found.correct
 
 
-def ruling(kind: Kind, answer: str, reference: str) -> Ruling | None:
+def ruling(kind: Kind, answer: str, reference: str) -> Grade | None:
     """What the texts of an answer and of its reference decide, both as they were `taken`; None where only a worker process can."""
     if kind not in GRADER_KINDS:
         return None
     if answer.strip() == reference.strip():
-        return Ruling(True, "the same text")
-    if max(len(answer), len(reference)) > LONGEST:
-        return Ruling(False, f"other texts, one of more than {LONGEST:,} characters")
+        return Grade(True, "the same text")
     letters, options = choice(answer), choice(reference)
     if options and (kind == "letter" or (letters and len(options) == 1)):
         return _told("letters", letters == options)
+    if max(len(answer), len(reference)) > LONGEST:
+        return Grade(False, why=f"longer than {LONGEST:,} characters")
     mine, theirs = _read(answer), _read(reference)
     values = mine.value, theirs.value
     if None in values and (kind == "numeric" or (values[1] is not None and _is_sentence(mine.cleaned))):
@@ -161,8 +143,8 @@ def ruling(kind: Kind, answer: str, reference: str) -> Ruling | None:
             return _told("numbers, as far as the reference is rounded", True)
         return _numbers(values[0], values[1], is_percentage(answer), is_percentage(reference))
     if mine.compact == theirs.compact != "":
-        return Ruling(True, "the same text in one notation")
-    return Ruling(False, "different texts") if kind == "letter" else None
+        return Grade(True, "the same text in one notation")
+    return Grade(False, "different texts") if kind == "letter" else None
 
 
 def is_percentage(text: str) -> bool:
@@ -220,7 +202,7 @@ class _Text(NamedTuple):
     """The number that it is; in `1, 234` the space says that there are two."""
 
 
-@_kept
+@lru_cache(2048)
 def _read(text: str) -> _Text:
     cleaned = clean(text)
     joined = compact(cleaned)
@@ -241,11 +223,11 @@ def _figure(text: str) -> Fraction | None:
     return number(found[0].replace(" ", "") if "/" not in found[0] else found[0]) if len(found) == 1 else None
 
 
-def _told(what: str, correct: bool) -> Ruling:
-    return Ruling(correct, f"{'equal' if correct else 'different'} {what}")
+def _told(what: str, correct: bool) -> Grade:
+    return Grade(correct, f"{'equal' if correct else 'different'} {what}")
 
 
-def _numbers(answer: Fraction, reference: Fraction, percent: bool, expected: bool) -> Ruling:
+def _numbers(answer: Fraction, reference: Fraction, percent: bool, expected: bool) -> Grade:
     """Whether two numbers are equal; where one text alone is a percentage, whether it denotes the other number (50% is 0.5)."""
     if answer != reference and percent != expected:
         hundredth = (answer / 100, reference) if percent else (answer, reference / 100)

@@ -1,4 +1,4 @@
-"""Whether two mathematical expressions are equal: two texts without wrapping enter, a `Ruling` leaves.
+"""Whether two mathematical expressions are equal: two texts without wrapping enter, a `Grade` leaves.
 
 math-verify reads them. Values are compared here, because its own comparison has an absolute tolerance: `10^{-20}` is `5\\cdot 10^{-20}`
 to it. Rational numbers are compared exactly, all others to `DIGITS` significant digits, and expressions with variables at `POINTS`;
@@ -15,7 +15,7 @@ from functools import lru_cache
 from itertools import permutations
 from typing import Any
 
-from pipeline.grading.answers import Ruling, precision
+from pipeline.grading.answers import Grade, precision
 from pipeline.system.worker_process import without_collections
 
 with without_collections():
@@ -50,7 +50,7 @@ _PLAIN = NormalizationConfig(basic_latex=True, units=False, malformed_operators=
 _EXTRACTION = [LatexExtractionConfig(normalization_config=_PLAIN)]
 
 
-def equal(answer: str, reference: str) -> Ruling:
+def equal(answer: str, reference: str) -> Grade:
     """Whether two expressions, the answer and the reference, are mathematically equal."""
     said, expected = parsed(answer), parsed(reference)
     if said and expected:
@@ -58,7 +58,7 @@ def equal(answer: str, reference: str) -> Ruling:
         with suppress(TypeError, ValueError, ArithmeticError, AttributeError, NotImplementedError):  # sympy's, where it cannot tell
             if (found := _rounded(a, b, precision(reference)) or _decimals(answer, reference, a, b) or _same(a, b)) is not None:
                 return found
-    return Ruling(bool(verify(expected, said, allow_set_relation_comp=True, timeout_seconds=None)), "math-verify")
+    return Grade(bool(verify(expected, said, allow_set_relation_comp=True, timeout_seconds=None)), "math-verify")
 
 
 @lru_cache(PARSED)
@@ -76,13 +76,13 @@ def _exact(read: Any) -> Any:
     return read
 
 
-def _rounded(a: Any, b: Any, least: Fraction) -> Ruling | None:
+def _rounded(a: Any, b: Any, least: Fraction) -> Grade | None:
     """Whether a number is the one that a reference in double precision rounds; None where it is not, or there is no such reference."""
     value = _number(a, {}) if least and isinstance(a, Expr) and not a.free_symbols else None
-    return None if value is None or not abs(value - b) < Rational(least) else Ruling(True, "a number, and what was computed of it")
+    return None if value is None or not abs(value - b) < Rational(least) else Grade(True, "a number, and what was computed of it")
 
 
-def _decimals(answer: str, reference: str, a: Any, b: Any) -> Ruling | None:
+def _decimals(answer: str, reference: str, a: Any, b: Any) -> Grade | None:
     """Whether a decimal is the rounded value of the other side's irrational number; None unless one side is a decimal of
     `LEAST_FIGURES` and the other one is such a number."""
     for text, decimal, other in ((answer, a, b), (reference, b, a)):
@@ -92,11 +92,11 @@ def _decimals(answer: str, reference: str, a: Any, b: Any) -> Ruling | None:
             continue
         value = _number(other, {})
         if value is not None and not value.is_rational:
-            return Ruling(bool(abs(value - decimal) <= Rational(1, 2 * 10 ** len(found[1]))), "a decimal, and the number that it may round")
+            return Grade(bool(abs(value - decimal) <= Rational(1, 2 * 10 ** len(found[1]))), "a decimal, and the number that it may round")
     return None
 
 
-def _same(a: Any, b: Any) -> Ruling | None:
+def _same(a: Any, b: Any) -> Grade | None:
     """Whether two parsed things are equal; None where that cannot be told by values."""
     if isinstance(a, Expr) and isinstance(b, Expr):
         if any(isinstance(each, Symbol) and len(each.name) > 1 for each in (a, b)):
@@ -112,10 +112,10 @@ def _as_set(read: Any) -> Any:
     return read.as_set() if isinstance(read, Relational | And) and len(read.free_symbols) == 1 else read
 
 
-def _same_values(a: Any, b: Any) -> Ruling | None:
+def _same_values(a: Any, b: Any) -> Grade | None:
     names = sorted(a.free_symbols | b.free_symbols, key=str)
     if not names and (exact := _rationals(a, b)) is not None:
-        return Ruling(exact, "exact values")
+        return Grade(exact, "exact values")
     real, other = 0, list[bool]()
     for point in _points(names, a, b):
         left, right = _number(a, point), _number(b, point)
@@ -123,14 +123,14 @@ def _same_values(a: Any, b: Any) -> Ruling | None:
             continue
         close, is_real = _close(left, right), not names or bool(left.is_real and right.is_real)
         if is_real and not close:
-            return Ruling(False, "different values" + _where(point))
+            return Grade(False, "different values" + _where(point))
         real += is_real
         other += [] if is_real else [close]
     if not real and not all(other):
-        return Ruling(False, "different values")  # \ln x^2 and 2 \ln x differ where they are not real, which counts only if they never are
+        return Grade(False, "different values")  # \ln x^2 and 2 \ln x differ where they are not real, which counts only if they never are
     if (real or len(other)) < (3 if names else 1):
         return None
-    return Ruling(True, f"equal to {DIGITS} digits" + (f" at {real or len(other)} points" if names else ""))
+    return Grade(True, f"equal to {DIGITS} digits" + (f" at {real or len(other)} points" if names else ""))
 
 
 def _points(names: Sequence[Any], a: Any, b: Any) -> Iterator[Mapping[Any, Any]]:
@@ -188,15 +188,15 @@ def _close(a: Any, b: Any) -> bool:
     return bool(abs(a - b) <= Rational(1, 10**DIGITS) * max(abs(a), abs(b)))
 
 
-def _same_sets(a: Any, b: Any) -> Ruling | None:
+def _same_sets(a: Any, b: Any) -> Grade | None:
     """Whether two intervals, or two unions of intervals, have equal ends; None for other sets."""
     mine, theirs = (each.args if isinstance(each, Union) else (each,) for each in (a, b))
     if not all(isinstance(each, Interval) for each in (*mine, *theirs)) or len(mine) > 4:
         return None
     for order in permutations(theirs) if len(mine) == len(theirs) else ():
         if all(_same_interval(x, y) for x, y in zip(mine, order, strict=True)):
-            return Ruling(True, "intervals with equal ends")
-    return Ruling(False, "intervals with different ends")
+            return Grade(True, "intervals with equal ends")
+    return Grade(False, "intervals with different ends")
 
 
 def _same_interval(a: Any, b: Any) -> bool:
@@ -207,14 +207,14 @@ def _same_interval(a: Any, b: Any) -> bool:
 
 def _same_end(a: Any, b: Any) -> bool:
     found = None if a.is_infinite or b.is_infinite else _same_values(a, b)
-    return bool(a == b) or (found is not None and found.correct)
+    return bool(a == b or (found is not None and found.correct))
 
 
-def _same_relations(a: Any, b: Any) -> Ruling | None:
+def _same_relations(a: Any, b: Any) -> Grade | None:
     """Whether one equation or inequality is a multiple of the other; None where it is not, and another solution may make them the same."""
     (mine, left), (theirs, right) = _difference(a), _difference(b)
     if mine is not theirs:
-        return Ruling(False, "different relations")
+        return Grade(False, "different relations")
     names = sorted(a.free_symbols | b.free_symbols, key=str)
     ratios = []
     for point in _points(names, left, right):
@@ -223,8 +223,8 @@ def _same_relations(a: Any, b: Any) -> Ruling | None:
             ratios.append(x / y)
     if len(ratios) >= 3 and all(_close(ratio, ratios[0]) for ratio in ratios):
         if mine in (Equality, Unequality) or ratios[0] > 0:
-            return Ruling(True, "one is a multiple of the other")
-        return Ruling(False, "opposite relations")
+            return Grade(True, "one is a multiple of the other")
+        return Grade(False, "opposite relations")
     if len(names) == 1 and mine is not Equality:
         return _same_sets(_as_set(a), _as_set(b))
     return None

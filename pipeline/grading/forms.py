@@ -8,12 +8,12 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import product
 
-from pipeline.grading.answers import Ruling, is_percentage, same_answer
+from pipeline.grading.answers import Grade, is_percentage, same_answer
 from pipeline.grading.dates import moment, same_moment
 from pipeline.grading.notation import clean
 from pipeline.grading.units import differ, split_symbol, split_unit
 
-Leaf = Callable[[str, str], Ruling]
+Leaf = Callable[[str, str], Grade]
 """Whether two expressions without wrapping, the answer and the reference, are mathematically equal."""
 MAX_PARTS = 64
 """Tuples, unions and matrices of more parts are not compared part by part."""
@@ -56,17 +56,17 @@ _SAYINGS = {
 }  # fmt: skip
 
 
-def same_form(answer: str, reference: str, leaf: Leaf) -> Ruling:
+def same_form(answer: str, reference: str, leaf: Leaf) -> Grade:
     """Whether `answer` equals `reference`, part by part; `leaf` decides about single expressions."""
     left, right = clean(answer), clean(reference)
     if (same := same_moment(left, right)) is not None:
-        return Ruling(same, "dates or times")
+        return Grade(same, "dates or times")
     leaf = _of_words({each.strip() for text in (answer, reference) for each in _TEXTS.findall(text)}, leaf)
     left, right = _rows_in_braces(left, right), _rows_in_braces(right, left)
     if not left or not right or max(_depth(left), _depth(right)) > DEEPEST:
-        return Ruling(False, "nothing to compare, or brackets nested too deeply")
+        return Grade(False, "nothing to compare, or brackets nested too deeply")
     bare = not left.startswith(r"\{") and not right.startswith(r"\{")
-    found = Ruling(False, "")
+    found = Grade(False, "")
     for a, b in dict.fromkeys(product(_readings(left), _readings(right))):
         found = _same_parts(a, b, leaf, bare)
         if found.correct:
@@ -77,11 +77,11 @@ def same_form(answer: str, reference: str, leaf: Leaf) -> Ruling:
 def _of_words(texts: Collection[str], leaf: Leaf) -> Leaf:
     """`leaf`, which takes no word for a product of its letters: neither one of the `texts` that are marked as such, nor capitals."""
 
-    def told(answer: str, reference: str) -> Ruling:
+    def told(answer: str, reference: str) -> Grade:
         sides = answer.strip(), reference.strip()
         if all(map(_LETTERS.fullmatch, sides)) and any(side in texts or _CODE.fullmatch(side) for side in sides):
             said, other = ("".join(side.split()).casefold() for side in sides)
-            return Ruling(said == other, "words, letter by letter")
+            return Grade(said == other, "words, letter by letter")
         return leaf(answer, reference)
 
     return told
@@ -148,7 +148,7 @@ def split(text: str, at: Sequence[str] = (",", ";", "and", "or")) -> Iterator[st
     yield text[start:]
 
 
-def _same_parts(answer: Sequence[str], reference: Sequence[str], leaf: Leaf, bare: bool) -> Ruling:
+def _same_parts(answer: Sequence[str], reference: Sequence[str], leaf: Leaf, bare: bool) -> Grade:
     """Whether the parts of both sides are equal one to one: in any order, unless only one side gives names (`x = 1, y = 2`).
 
     With `bare` (no side is a set) a tuple may be written without its brackets.
@@ -167,7 +167,7 @@ def _same_parts(answer: Sequence[str], reference: Sequence[str], leaf: Leaf, bar
         reference = _items(reference[0], "(")
         return _in_order(answer, reference, leaf)
     if len(answer) != len(reference) or len(answer) > MAX_PARTS:
-        return Ruling(False, f"{len(answer)} parts and {len(reference)}")
+        return Grade(False, f"{len(answer)} parts and {len(reference)}")
     if len(answer) == 1:
         return _same_one(answer[0], reference[0], leaf)
     names = [[_name(part) for part in parts] for parts in (answer, reference)]
@@ -200,64 +200,60 @@ def _union(parts: Sequence[str]) -> Sequence[str]:
     return pieces if len(pieces) > 1 else parts
 
 
-def _in_order(answer: Sequence[str], reference: Sequence[str], leaf: Leaf) -> Ruling:
+def _in_order(answer: Sequence[str], reference: Sequence[str], leaf: Leaf) -> Grade:
     if len(answer) != len(reference):
-        return Ruling(False, f"{max(1, len(answer))} parts and {max(1, len(reference))}")
+        return Grade(False, f"{max(1, len(answer))} parts and {max(1, len(reference))}")
     return _all(f"{len(answer)} parts in order", (_same_one(a, b, leaf) for a, b in zip(answer, reference, strict=True)))
 
 
-def _in_any_order(answer: Sequence[str], reference: Sequence[str], leaf: Leaf) -> Ruling:
+def _in_any_order(answer: Sequence[str], reference: Sequence[str], leaf: Leaf) -> Grade:
     return _all(f"{len(answer)} parts in any order", _pairings(answer, list(reference), leaf))
 
 
-def _pairings(answer: Sequence[str], left: list[str], leaf: Leaf) -> Iterator[Ruling]:
+def _pairings(answer: Sequence[str], left: list[str], leaf: Leaf) -> Iterator[Grade]:
     """For each part of `answer` the finding about its partner, which is taken out of `left`."""
     for part in answer:
         partner = next((i for i, other in enumerate(left) if same_answer(part, other)), None)
-        found = Ruling(False, f"{part[:40]!r} has no partner")
+        found = Grade(False, f"{part[:40]!r} has no partner")
         for i in range(len(left)) if partner is None else (partner,):
             if (of_this := _same_one(part, left[i], leaf)).correct or partner is not None:
-                found, partner = of_this if of_this.correct else Ruling(True, "the same text in one notation"), i
+                found, partner = of_this if of_this.correct else Grade(True, "the same text in one notation"), i
                 break
         yield found
         if partner is not None:
             del left[partner]
 
 
-def _all(how: str, found: Iterable[Ruling]) -> Ruling:
-    """What findings about all parts come to: `how` they were compared, and by which rules, or the first that differs."""
-    rules: dict[str, None] = {}
-    for each in found:
-        if not each.correct:
-            return Ruling(False, f"{how}: {each.rule}")
-        rules[each.rule] = None
-    return Ruling(True, f"{how}: {', '.join(rules)}")
+def _all(how: str, found: Iterable[Grade]) -> Grade:
+    """What grades of all parts come to: the first that is wrong, or `how` they were compared."""
+    wrong = next((each for each in found if not each.correct), None)
+    return Grade(wrong is None, f"{how}: {wrong.rule}" if wrong else how)
 
 
-def _same_one(answer: str, reference: str, leaf: Leaf) -> Ruling:
+def _same_one(answer: str, reference: str, leaf: Leaf) -> Grade:
     """Whether two single parts are equal: tuples, intervals, matrices, equations, words, or expressions with or without a unit."""
     a, b = _body(answer), _body(reference)
     if a == b or same_answer(a, b):
-        return Ruling(True, "the same text" if a == b else "the same text in one notation, or the same number")
+        return Grade(True, "the same text" if a == b else "the same text in one notation, or the same number")
     if (equal := _words(a, b)) is not None:
         return equal
     if (same := same_moment(a, b)) is not None:
-        return Ruling(same, "dates or times")
+        return Grade(same, "dates or times")
     for compare in (_matrices, _brackets, _ratios, _equations, _unions):
         if (equal := compare(a, b, leaf)) is not None:
             return equal
     moduli = {found[1] for text in (a, b) if (found := _MODULO.search(text))}
     if moduli:
-        return _all("remainders", [Ruling(len(moduli) == 1, "of one modulus"), _same_one(_MODULO.sub("", a), _MODULO.sub("", b), leaf)])
+        return _all("remainders", [Grade(len(moduli) == 1, "of one modulus"), _same_one(_MODULO.sub("", a), _MODULO.sub("", b), leaf)])
     (a, unit), (b, other) = split_unit(a), split_unit(b)
     if unit is None and not _has_letters(b):
         a, unit = split_symbol(a)
     elif other is None and not _has_letters(a):
         b, other = split_symbol(b)
     if differ(unit, other):
-        return Ruling(False, f"different units, {unit} and {other}")
+        return Grade(False, f"different units, {unit} and {other}")
     if not a.strip() or not b.strip():
-        return Ruling(False, "a unit without a value")
+        return Grade(False, "a unit without a value")
     return _values(a.strip(), b.strip(), leaf)
 
 
@@ -267,15 +263,15 @@ def _body(text: str) -> str:
     return _MEMBER.sub("", found[1].strip() if found else text.strip())
 
 
-def _words(a: str, b: str) -> Ruling | None:
+def _words(a: str, b: str) -> Grade | None:
     """Whether two texts of words are equal, by their text or as well-known phrases (`no solution`); None where neither text is words.
 
     math-verify would take their letters for variables.
     """
     said, other = (re.sub(r"\s+", " ", text).casefold().replace(", ", ",").strip(". ") for text in (a, b))
     if _SAYINGS.get(said, said) == _SAYINGS.get(other, other):
-        return Ruling(True, "the same words")
-    return Ruling(False, "different words") if _is_prose(a) or _is_prose(b) else None
+        return Grade(True, "the same words")
+    return Grade(False, "different words") if _is_prose(a) or _is_prose(b) else None
 
 
 def _is_prose(text: str) -> bool:
@@ -284,13 +280,13 @@ def _is_prose(text: str) -> bool:
     return only_words or len(_PROSE.findall(split_unit(text)[0])) > 2
 
 
-def _brackets(a: str, b: str, leaf: Leaf) -> Ruling | None:
+def _brackets(a: str, b: str, leaf: Leaf) -> Grade | None:
     """Whether two tuples or intervals have the same brackets around equal elements in order; None where one text is neither."""
     mine, theirs = _items(a), _items(b)
     if not mine or not theirs:
         return None
     if (a[0], a[-1]) != (b[0], b[-1]):
-        return Ruling(False, "different brackets")
+        return Grade(False, "different brackets")
     return _in_order(mine, theirs, leaf)
 
 
@@ -314,7 +310,7 @@ def _closes_at_end(text: str) -> bool:
     return False
 
 
-def _matrices(a: str, b: str, leaf: Leaf) -> Ruling | None:
+def _matrices(a: str, b: str, leaf: Leaf) -> Grade | None:
     """Whether two matrices are equal cell by cell, whatever their brackets; None where neither text is a matrix of LaTeX.
 
     The other one may be written `[[1, 2], [3, 4]]`, and a vector as a tuple.
@@ -328,7 +324,7 @@ def _matrices(a: str, b: str, leaf: Leaf) -> Ruling | None:
     if all(vectors) and any(not _MATRIX.match(text) and text[1:2] not in ("[", "(") for text in (a, b)):
         rows = [[[cell] for row in each for cell in row] for each in rows]  # a tuple is no row and no column
     if [len(row) for row in rows[0]] != [len(row) for row in rows[1]] or sum(map(len, rows[0])) > MAX_PARTS:
-        return Ruling(False, "matrices of different sizes")
+        return Grade(False, "matrices of different sizes")
     cells = [[cell.strip() for row in each for cell in row] for each in rows]
     return _all("matrices, cell by cell", [_in_order(cells[0], cells[1], leaf)])
 
@@ -349,7 +345,7 @@ def _rows(text: str) -> list[list[str]]:
     return [[cell.strip() for cell in split(item[1:-1], (",",))] for item in items]
 
 
-def _ratios(a: str, b: str, leaf: Leaf) -> Ruling | None:
+def _ratios(a: str, b: str, leaf: Leaf) -> Grade | None:
     """Whether two ratios are proportional; None where neither text is one, and where one of two terms is compared with a fraction."""
     if ":" in a + b:
         a, b = (_TO.sub(":", text) for text in (a, b))
@@ -363,10 +359,10 @@ def _ratios(a: str, b: str, leaf: Leaf) -> Ruling | None:
     if {len(mine), len(theirs)} == {1, 2}:
         over = [rf"\frac{{{side[0]}}}{{{side[1]}}}" if len(side) == 2 else side[0] for side in (mine, theirs)]
         return _values(over[0], over[1], leaf)
-    return Ruling(False, "different ratios")
+    return Grade(False, "different ratios")
 
 
-def _equations(a: str, b: str, leaf: Leaf) -> Ruling | None:
+def _equations(a: str, b: str, leaf: Leaf) -> Grade | None:
     """Whether equations are equal: of `name = value` the value counts, of a calculation its last side; None where there are none."""
     mine, theirs = _sides(a), _sides(b)
     if len(mine) == len(theirs) == 1:
@@ -376,13 +372,13 @@ def _equations(a: str, b: str, leaf: Leaf) -> Ruling | None:
         if not _has_letters(mine[0]) and not _has_letters(theirs[0]):
             return _all("the last sides", [_same_one(mine[-1], theirs[-1], leaf)])
         if None in names:
-            return leaf(a, b) if _solved(mine) == _solved(theirs) else Ruling(False, "an equation and its solution")
+            return leaf(a, b) if _solved(mine) == _solved(theirs) else Grade(False, "an equation and its solution")
         if names[0] != names[1]:
-            return Ruling(False, f"different names, {names[0]} and {names[1]}")
+            return Grade(False, f"different names, {names[0]} and {names[1]}")
         return _all(f"behind `{names[0]} =`", [_same_one(mine[-1], theirs[-1], leaf)])
     named, sides = (names[0], mine) if len(mine) > 1 else (names[1], theirs)
     if named is None and _has_letters(sides[0]):
-        return Ruling(False, "an equation, and no equation")
+        return Grade(False, "an equation, and no equation")
     return _all("after the last `=`", [_same_one(mine[-1], theirs[-1], leaf)])
 
 
@@ -423,7 +419,7 @@ def _plain_name(text: str) -> str | None:
     return "y" if _HEAD.match(name) else name.casefold()
 
 
-def _unions(a: str, b: str, leaf: Leaf) -> Ruling | None:
+def _unions(a: str, b: str, leaf: Leaf) -> Grade | None:
     """Whether two unions have equal intervals in any order; None where they are no unions or differ so, so that `leaf` decides."""
     mine, theirs = (text.split(r"\cup") for text in (a, b))
     if len(mine) != len(theirs) or len(mine) == 1 or len(mine) > MAX_PARTS:
@@ -432,7 +428,7 @@ def _unions(a: str, b: str, leaf: Leaf) -> Ruling | None:
     return found if found.correct else None
 
 
-def _values(a: str, b: str, leaf: Leaf) -> Ruling:
+def _values(a: str, b: str, leaf: Leaf) -> Grade:
     """Whether two expressions are equal. A percentage on one side only counts as its number or a hundredth of it; number bases must
     agree if both are given."""
     percent, expected = is_percentage(a), is_percentage(b)
@@ -446,9 +442,9 @@ def _values(a: str, b: str, leaf: Leaf) -> Ruling:
     mine, theirs = _BASE.match(a), _BASE.match(b)
     if mine or theirs:
         (x, base), (y, other) = ((found[1], found[2]) if found else (text, None) for found, text in ((mine, a), (theirs, b)))
-        return Ruling(x == y and (base is None or other is None or base == other), "digits and number bases")
+        return Grade(x == y and (base is None or other is None or base == other), "digits and number bases")
     if same_answer(a, b):
-        return Ruling(True, "the same text in one notation, or the same number")
+        return Grade(True, "the same text in one notation, or the same number")
     return leaf(_expression(a), _expression(b))
 
 

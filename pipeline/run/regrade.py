@@ -15,8 +15,8 @@ from msgspec import Struct, structs
 
 from pipeline.analysis.summary import summarize
 from pipeline.errors import InputError, RunError
-from pipeline.grading.answers import as_kind, is_kind
-from pipeline.grading.grader import LIMIT_S, Grade, Grader
+from pipeline.grading.answers import Grade, as_kind, is_kind
+from pipeline.grading.grader import LIMIT_S, Grader
 from pipeline.store.columns import with_values
 from pipeline.store.events import UNFINISHED, counted
 from pipeline.store.folder import hold

@@ -13,8 +13,8 @@ import anyio.to_thread
 from anyio.abc import TaskGroup
 from msgspec import Struct, structs
 
-from pipeline.grading.answers import as_kind
-from pipeline.grading.grader import Grade, Grader
+from pipeline.grading.answers import Grade, as_kind
+from pipeline.grading.grader import Grader
 from pipeline.runtime.rows import RowSink
 from pipeline.store.events import UNFINISHED, CallRow, ChainRow, StepRow, counted
 
@@ -47,7 +47,7 @@ class InlineGrader:
         # Bounded by `room` and the chains that are live, of which none may be made to wait.
         self._waiting = self._graded = self._correct = 0
         self._fewer = anyio.Event()
-        self._limiter = anyio.CapacityLimiter(len(grader.workers))
+        self._limiter = anyio.CapacityLimiter(grader.workers)
 
     def call(self, row: CallRow) -> None:
         self._recorder.call(row)
@@ -90,7 +90,7 @@ class InlineGrader:
         assert row.answer is not None
         assert row.reference_answer is not None
         question = as_kind(row.grader), row.answer, row.reference_answer, self._problems.get(row.input_row)
-        grade = Grade(None, NOT_GRADED)
+        grade = Grade(None, why=NOT_GRADED)
         try:
             grade = await anyio.to_thread.run_sync(self._grader.grade, *question, abandon_on_cancel=True, limiter=self._limiter)
         finally:

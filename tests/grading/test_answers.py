@@ -10,8 +10,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from pipeline.grading.answers import GRADER_KINDS, Kind, as_kind, choice, quick_grade, same_answer
-from pipeline.grading.stated import boxed, has_boxed
+from pipeline.grading.answers import Kind, as_kind, quick_grade, same_answer
+from pipeline.grading.stated import boxed, choice, has_boxed
+from pipeline.graph.plugins import GRADER_KINDS
 from tests.support.grading_pairs import PAIRS, Pair
 
 

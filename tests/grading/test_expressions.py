@@ -17,7 +17,7 @@ wholes, exponents = st.integers(1, 10**6), st.integers(-30, 30)
 
 def right(answer: str, reference: str) -> bool:
     """The verdict, which is the same the other way round."""
-    found = same_form(answer, reference, equal).correct
+    found = same_form(answer, reference, equal).correct is True
     assert same_form(reference, answer, equal).correct is found
     return found
 

@@ -7,7 +7,8 @@ from textwrap import dedent
 
 import pytest
 
-from pipeline.grading.grader import Grade, Grader
+from pipeline.grading.answers import Grade
+from pipeline.grading.grader import Grader
 from pipeline.system.worker_process import LEFT_TO_MAIN
 
 pytestmark = pytest.mark.slow
@@ -58,9 +59,8 @@ def test_signals_for_the_whole_job_leave_a_worker_alone() -> None:
     """As a batch system sends them to every process of a job."""
     with Grader(1) as grader:
         assert verdict(grader.grade("math", r"\frac{x^2-1}{x-1}", "x+1")) == (True, None)
-        pid = grader.workers[0].pid
-        assert pid is not None
+        pid = grader.processes[0].pid
         for number in LEFT_TO_MAIN:
             os.kill(pid, number)
         assert verdict(grader.grade("math", r"\frac{x^2-4}{x-2}", "x+2")) == (True, None)
-        assert grader.workers[0].pid == pid
+        assert grader.processes[0].pid == pid
