@@ -22,7 +22,7 @@ from pipeline.training.lora.merge import DType
 from pipeline.training.lora.merge import merge as merged
 from pipeline.training.problems import HeldOutProblems
 
-NEEDED = ("trl", "datasets")
+NEEDED = ("trl", "peft", "datasets")
 """Packages of the extra `train`."""
 QUIET = {"HF_HUB_DISABLE_TELEMETRY": "1", "TOKENIZERS_PARALLELISM": "false"}
 """Set before the libraries that read them are imported: TRL reports every trainer to the hub otherwise, and tokenizers warn of forks."""

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 
 from pipeline.engines.process.wire import Setup
 from pipeline.engines.torch.spec import TorchSpec
-from pipeline.errors import UsageError
+from pipeline.errors import MissingExtra, UsageError
 from tests.support.adapters import noise, write_adapter
 from tests.support.paths import MODELS
 
@@ -119,3 +120,9 @@ def test_attention_and_contexts_that_the_engine_does_not_have_are_refused(tmp_pa
 def test_an_adapter_that_peft_cannot_put_together_is_refused(tmp_path: Path, config: dict[str, Any], what: str) -> None:
     with pytest.raises(UsageError, match=what):
         loaded(MODELS / "tiny-target", adapters={"odd": str(write_adapter(tmp_path, noise(0), **config))})
+
+
+def test_an_adapter_without_peft_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "peft", None)
+    with pytest.raises(MissingExtra, match=r"an adapter needs the package `peft`.*\[train\]"):
+        loaded(MODELS / "tiny-target", adapters={"one": str(write_adapter(tmp_path, noise(0)))})

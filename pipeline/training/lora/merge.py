@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeAlias
 
 from pipeline.engines.model_card import check_model, read_card, read_json
 from pipeline.engines.models import adapter_folder, resolve
-from pipeline.errors import GraphError, RunFolderError, UsageError, boundary
+from pipeline.errors import GraphError, MissingExtra, RunFolderError, UsageError, boundary
 
 DType: TypeAlias = Literal["auto", "float32", "bfloat16", "float16"]
 """The number type of merged weights; `auto`: that in which the model was saved."""
@@ -49,10 +49,13 @@ def merge(adapter: str, output: Path, model: str | None = None, dtype: DType = "
 def _merged(model: str, adapter: Path, name: str, dtype: str, trust_remote_code: bool) -> tuple[Any, Any]:
     """The model with the adapter in its weights, and its tokenizer. What the adapter adds is small, so the sum is not rounded."""
     import torch
-    from peft import PeftModel
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils import logging
 
+    try:
+        from peft import PeftModel
+    except ImportError as error:
+        raise MissingExtra("pipeline train merge", "peft", "train") from error
     logging.disable_progress_bar()
     logging.set_verbosity_error()
     options = {"trust_remote_code": trust_remote_code}
