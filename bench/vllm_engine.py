@@ -32,7 +32,6 @@ from pipeline.engines.registry import open_engines
 from pipeline.engines.vllm.backend import is_cpu_build, program, setup
 from pipeline.engines.vllm.spec import VllmSpec
 from pipeline.graph.load import load_engines
-from pipeline.graph.plugins import engine_specs
 from pipeline.reasoning.prompts import PromptBuilder
 from pipeline.system.machine import look
 
@@ -137,7 +136,7 @@ async def _bare_loop(in_flight: int) -> None:
 
 async def measure(engines: Path, role: str, problems: list[Problem], repeats: int) -> dict[str, list[float]]:
     """Seconds of every round."""
-    spec, machine = load_engines(engines, engine_specs())[role], look()
+    spec, machine = load_engines(engines)[role], look()
     assert isinstance(spec, VllmSpec)
     cores = tuple(range(spec.core or 0, (spec.core or 0) + spec.threads)) if is_cpu_build(machine) else None
     bare = Bare(setup(role, spec, cores or ()), program(spec, cores, machine).environment, spec.max_in_flight)

@@ -30,12 +30,12 @@ from pipeline.engine import Engine
 from pipeline.engines.registry import notices
 from pipeline.engines.sim.replay import bindings
 from pipeline.errors import MissingExtra, Unfinished, UsageError, nearest
+from pipeline.graph.document import setting
 from pipeline.graph.load import PRESET, load_preset
 from pipeline.graph.load import load_graph as load_bound
 from pipeline.graph.plan import Plan
-from pipeline.graph.plugins import engine_specs, register, register_grader, stage_specs
-from pipeline.graph.spec import EngineSpec, OpenSpec
-from pipeline.graph.yaml_file import setting
+from pipeline.graph.plugins import register, register_grader
+from pipeline.graph.spec import EngineSpec
 from pipeline.options import Engines, Graph, GraphKeywords, Input, RunKeywords, RunOptions
 from pipeline.remote.folder import written_folder
 from pipeline.remote.inputs import fetch_problems
@@ -145,8 +145,7 @@ def load_graph(graph: Graph, engines: Engines | None = None, **bound: Unpack[Gra
     if given.get("models"):
         engines, _ = _placed(source, engines, given)
     named = bindings(Path(engines)) if isinstance(engines, str | Path) else engines and _roles(engines)
-    backends = engine_specs() | {"open": OpenSpec}
-    return checked(load_bound(source, stage_specs(), backends, engines=named, settings=_settings(given)))
+    return checked(load_bound(source, named, _settings(given)))
 
 
 def _placed(

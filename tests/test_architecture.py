@@ -67,7 +67,7 @@ DOORS = {
     "boto3": ["remote/object_store"],
     "filelock": ["store/"],
     "rich": ["cli/", "run/background"],
-    "yaml": ["graph/yaml_file", "graph/source"],
+    "yaml": ["graph/document"],
 }
 """The only places of `pipeline` that may import a package."""
 WORKERS = ("engines/vllm/worker.py",)

@@ -6,10 +6,8 @@ import pytest
 
 from pipeline.bundled import FOLDERS, FileKind, bundled_files, find_file
 from pipeline.errors import GraphError, UsageError
-from pipeline.graph.load import load_engines
-from pipeline.graph.plugins import engine_specs
+from pipeline.graph.load import load_engines, load_reward_model
 from pipeline.options import RunOptions, resume_options
-from pipeline.rewards.spec import load_reward_model
 from pipeline.run.prepare import load_plan
 from pipeline.run.run import run
 
@@ -59,8 +57,8 @@ def test_an_unknown_name_is_one_sentence(name: str, kinds: tuple[FileKind, ...],
 
 def test_every_loader_takes_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert load_plan(Path("speccot"), Path("sim-instant")).engines == load_engines(Path("sim-instant"), engine_specs())
-    assert load_reward_model(Path("prm-tiny"), engine_specs()).reward.backend == "torch"
+    assert load_plan(Path("speccot"), Path("sim-instant")).engines == load_engines(Path("sim-instant"))
+    assert load_reward_model(Path("prm-tiny")).reward.backend == "torch"
 
 
 def test_a_graph_names_engines_beside_it_or_bundled_ones(tmp_path: Path) -> None:

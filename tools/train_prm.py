@@ -23,9 +23,8 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
 from pipeline.engines.tokenizer import HFTokenizer
-from pipeline.graph.plugins import engine_specs
+from pipeline.graph.load import load_reward_model
 from pipeline.reasoning.reward_prompts import RewardPromptBuilder, Thought
-from pipeline.rewards.spec import load_reward_model
 
 MODELS = Path("pipeline/models")
 PRM = Path("graphs/rewards/prm-tiny.yaml")
@@ -62,7 +61,7 @@ class Judge:
 
     def __init__(self, seed: int) -> None:
         folder = str(MODELS / "tiny-target")
-        prompt = load_reward_model(PRM, engine_specs()).prompt
+        prompt = load_reward_model(PRM).prompt
         self.examples, self._end = Examples(HFTokenizer(folder), seed), prompt.thought_end
         self.builder = RewardPromptBuilder(self.examples.builder.tokenizer, prompt, str(PRM))
         self._draft = train_tiny.load(MODELS / "tiny-draft")

@@ -14,7 +14,6 @@ import numpy as np
 from pipeline.engine import Engine, Request
 from pipeline.engines.registry import open_engines
 from pipeline.graph.load import load_engines
-from pipeline.graph.plugins import engine_specs
 
 ROLES = ("target", "draft")
 PROMPT, ANSWER = 256, 32
@@ -42,7 +41,7 @@ LOADS: tuple[Mapping[str, Load], ...] = (
 async def measure(engines: Path, seconds: float) -> list[dict[str, Any]]:
     """For each of `LOADS` tokens a second by role, alone and together."""
     rows = []
-    async with open_engines(load_engines(engines, engine_specs())) as opened:
+    async with open_engines(load_engines(engines)) as opened:
         for loads in LOADS:
             row: dict[str, Any] = {role: {"in_flight": loads[role].in_flight, "new_tokens": loads[role].new_tokens} for role in ROLES}
             for role in ROLES:

@@ -21,8 +21,8 @@ from pipeline.engines.model_card import DTYPE_BYTES, read_card
 from pipeline.engines.models import resolve
 from pipeline.engines.sim.spec import SimDeviceSpec, SimSpec
 from pipeline.errors import InputError, UsageError, boundary
+from pipeline.graph.document import written
 from pipeline.graph.plan import settings_of
-from pipeline.graph.yaml_file import written
 from pipeline.store.run_file import RunFile
 from pipeline.text import one_line
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from pipeline.drawing.text import engines_of, exit_lines, problem_line, settings_line, shortened
 from pipeline.graph.plan import Block, Condition, LoopNode, Plan, StageNode
-from pipeline.graph.rules import waits_for
+from pipeline.graph.spec import waits_for
 from pipeline.text import one_line
 
 START = "problem"

@@ -29,10 +29,9 @@ from pipeline.engines.openai.engine import listed_models
 from pipeline.engines.openai.spec import flaw_in_url
 from pipeline.engines.vllm.backend import SHARE, is_cpu_build
 from pipeline.errors import UsageError, boundary, did_you_mean, install_command
+from pipeline.graph.document import Document
 from pipeline.graph.load import PRESET, Graph, load_graph, outline
 from pipeline.graph.plan import Plan
-from pipeline.graph.plugins import engine_specs, stage_specs
-from pipeline.graph.yaml_file import read_yaml
 from pipeline.system.machine import GIB, Gpu, gib, look
 
 Roles = dict[str, dict[str, Any]]
@@ -114,7 +113,7 @@ def _plans(graphs: Sequence[Graph], chosen: Roles, backend: str, settings: Seque
     for graph, known in zip(graphs, outlines, strict=True):
         always = ("engines.", PRESET, "") if len(graphs) == 1 else ("engines.", PRESET)
         own = [each for each in settings if each.startswith(always) or known.has(each.partition("=")[0])]
-        plans.append(load_graph(graph, stage_specs(), engine_specs(), engines=engines, settings=own))
+        plans.append(load_graph(graph, engines=engines, settings=own))
     if lacking := dict.fromkeys(role for plan in plans for role in plan.engines if role not in chosen):
         what = f"{plans[0].name} also needs a model for {' and '.join(lacking)}"
         raise UsageError(f"--model: {what}; add {' '.join(f'--model {role}=NAME' for role in lacking)}, or give --engines")
@@ -174,7 +173,7 @@ def _listed(where: str, url: str, api_key_env: str | None) -> list[Any]:
 def _replaced(models: Mapping[str, object], engines: Path | Mapping[str, Any], settings: Sequence[str]) -> Roles:
     """The engines with other models: a model in place of another, and a server in place of a whole engine."""
     file = "engines" if isinstance(engines, Mapping) else str(engines)
-    raw = engines if isinstance(engines, Mapping) else read_yaml(find_file(engines, "engines file"))
+    raw = engines if isinstance(engines, Mapping) else Document.read(find_file(engines, "engines file")).values
     roles: Roles = {role: dict(fields) for role, fields in raw.items() if isinstance(fields, Mapping)}
     for role, value in models.items():
         if role not in roles:

@@ -15,8 +15,8 @@ from typing import Any
 from msgspec import structs
 
 from pipeline.graph.plan import Block, Condition, LoopNode, Plan, StageNode
-from pipeline.graph.rules import READINGS, RESPONSE, TRIAL, Stages, early_end, waits_for
-from pipeline.graph.spec import EndSpec, GraphSpec, RepeatSpec, Speculate, StageSpec, TrialSpec, UntilSpec
+from pipeline.graph.rules import READINGS, RESPONSE, TRIAL, Stages
+from pipeline.graph.spec import EndSpec, GraphSpec, RepeatSpec, Speculate, StageSpec, TrialSpec, UntilSpec, early_end, waits_for
 
 
 def compile_graph(graph: GraphSpec) -> Plan:

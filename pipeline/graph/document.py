@@ -1,36 +1,88 @@
-"""A YAML document on its way to typed values: a mapping enters, Structs leave, or the first flaw of it as a `GraphError` with the file, the
-line, the path and what would be right.
+"""A YAML document on its way to typed values: a file enters, Structs leave, or its first flaw as a `GraphError` with the file, the line,
+the path and what would be right.
+
+Plain scalars are those of the core schema of YAML 1.2. Nothing in a file can run code or name a type.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args, get_origin
+from typing import Any, ClassVar, Literal, TypeVar, get_args, get_origin
 
 import msgspec
+import yaml
 from msgspec import Struct, structs
 
-from pipeline.errors import GraphError, boundary, did_you_mean
-from pipeline.graph.yaml_file import Keys, Marked, NotYaml, parse, read_yaml
+from pipeline.errors import GraphError, boundary, did_you_mean, reason
 
 S = TypeVar("S", bound=Struct)
+Keys = tuple[str | int, ...]
+"""A path in a document: keys of mappings and indexes of lists."""
 SET = "--set "
 """How the place of a value begins that a setting wrote."""
+_TAG = "tag:yaml.org,2002:"
+_CORE: tuple[tuple[str, str, str, Callable[[str], Any]], ...] = (
+    ("null", r"~|null|Null|NULL|", "~nN", lambda text: None),
+    ("bool", r"true|True|TRUE|false|False|FALSE", "tTfF", lambda text: text.lower() == "true"),
+    (
+        "int",
+        r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+",
+        "-+0123456789",
+        lambda text: int(text, {"0o": 8, "0x": 16}.get(text[:2], 10)),
+    ),
+    (
+        "float",
+        r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
+        "-+.0123456789",
+        lambda text: float(re.sub(r"\.(?=[in])", "", text.lower())),
+    ),
+    ("str", "(?!)", "", str),
+)
+"""The kinds of plain scalars: how they are written, their first characters, and the value. All others are text: `yes`, `1_000`, `1:30` and
+dates too."""
+_VALUES: dict[str, Callable[[Any], Any]] = {_TAG + "map": dict, _TAG + "seq": list} | {_TAG + kind: value for kind, _, _, value in _CORE}
+
+
+class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+    yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {}
+
+
+class _Dumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]
+    """Quotes all texts, so that none is taken for a number, and writes no aliases."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+for _kind, _form, _first, _ in _CORE:
+    _Loader.add_implicit_resolver(_TAG + _kind, re.compile(rf"(?:{_form})\Z"), [*_first, ""])
+_Dumper.add_representer(str, lambda dumper, text: dumper.represent_scalar(_TAG + "str", text, style='"'))
 
 
 class Document:
-    """The values of a file, among which those of other files and of settings may be put; each knows where it was written."""
+    """The values of a file, among which those of other files and of settings may be put; it knows where each was written."""
 
-    def __init__(self, values: Mapping[str, Any], file: Path | str, place: str = "") -> None:
+    def __init__(self, values: Mapping[str, Any], file: Path | str, places: Mapping[Keys, str] = {}) -> None:
         self.file = str(file)
-        self._place = place or self.file
-        with boundary(GraphError, self.file, foreign=NotYaml):
-            self.values = Marked.of(values)
+        self.values: dict[str, Any] = _copied(values, self.file)
+        self._places: dict[Keys, str] = {(): self.file, **places}
 
     @classmethod
     def read(cls, path: Path) -> "Document":
         """The document in a file; raises `GraphError` where it holds no mapping."""
-        return cls(read_yaml(path), path, f"{path}, line 1")
+        file = str(path)
+        try:
+            text = path.read_bytes().decode("utf-8-sig")
+        except UnicodeDecodeError as error:
+            raise GraphError(file, f"is not UTF-8 text: byte {error.start}") from error
+        except (OSError, ValueError) as error:
+            raise GraphError(file, f"cannot be read: {reason(error)}") from error
+        places: dict[Keys, str] = {(): f"{file}, line 1"}
+        values = parse(text, file, places)
+        if not isinstance(values, dict):
+            raise GraphError(file, "is empty" if values is None else f"expected a mapping, got `{type(values).__name__}`")
+        return cls(values, file, places)
 
     def at(self, keys: Keys) -> Any:
         """The value at `keys`; None where there is none."""
@@ -42,44 +94,50 @@ class Document:
     def put(self, keys: Keys, value: Any, place: str = "") -> None:
         """Write `value`, from this `place`, at `keys`, in mappings that are made where there are none; raises `GraphError` where another
         value is in the way."""
-        parent = self.values
-        for key in map(str, keys[:-1]):
-            if parent.get(key) is None:
-                parent[key] = Marked()
+        parent: Any = self.values
+        for key, below in pairwise(keys):
+            if isinstance(parent, dict) and parent.get(key) is None:
+                parent[key] = {}
             parent = parent[key]
-            if not isinstance(parent, Marked):
+            if not isinstance(parent, list if isinstance(below, int) else dict):
                 raise GraphError(place or self.file, f"expected a mapping, got `{type(parent).__name__}`")
-        last = str(keys[-1])
-        parent[last] = Marked.of(value) if isinstance(value, Mapping) else value
+        parent[keys[-1]] = _copied(value, place or self.file)
         if place:
-            parent.places[last] = place
+            self._places = {path: at for path, at in self._places.items() if path[: len(keys)] != keys} | {keys: place}
+
+    def graft(self, keys: Keys, other: "Document", at: Keys = ()) -> None:
+        """Write the value at `at` of another document at `keys`."""
+        self.put(keys, other.at(at), other.place(at))
+        self._places |= {(*keys, *path[len(at) :]): place for path, place in other._places.items() if path[: len(at)] == at}
+
+    def underlay(self, keys: Keys, other: "Document", at: Keys = ()) -> None:
+        """Write of the mapping at `at` of another document what that at `keys` leaves out, mappings within them likewise."""
+        for key, value in other.mapping(at).items():
+            own = self.mapping(keys)
+            if key not in own:
+                self.graft((*keys, key), other, (*at, key))
+            elif isinstance(own[key], dict) and isinstance(value, dict):
+                self.underlay((*keys, key), other, (*at, key))
 
     def place(self, keys: Keys) -> str:
         """Where the value at `keys` was written: a file with the line, or a setting."""
-        value: Any = self.values
-        found = self._place
-        for key in keys:
-            if isinstance(value, Marked):
-                found, value = value.places.get(str(key), found), value.get(str(key))
-            else:
-                value = value[key] if isinstance(value, list) and isinstance(key, int) else None
-        return found
+        return next(self._places[keys[:end]] for end in range(len(keys), -1, -1) if keys[:end] in self._places)
 
     def flaw(self, keys: Keys, what: str, *, key: str | None = None) -> GraphError:
         """The error of the value at `keys`; `key`: of this key of the mapping there."""
         place = self.place(keys if key is None else (*keys, key))
         return GraphError(place if place.startswith(SET) else f"{place}: {_shown(keys)}", what)
 
-    def mapping(self, keys: Keys) -> Marked:
+    def mapping(self, keys: Keys) -> dict[str, Any]:
         """The mapping at `keys`; raises `GraphError` where something else is there."""
         value = self.at(keys)
-        if not isinstance(value, Marked):
+        if not isinstance(value, dict):
             raise self.flaw(keys, f"expected a mapping, got {'nothing' if value is None else f'`{type(value).__name__}`'}")
         return value
 
     def decode(self, keys: Keys, to: type[S], given: Mapping[str, Any] = {}) -> S:
-        """The `to` that the mapping at `keys` describes, with `given` in place of what it says; raises `GraphError`."""
-        raw = {**_plain(self.mapping(keys)), **given}
+        """The `to` that the mapping at `keys` describes, with `given` instead of its own values; raises `GraphError`."""
+        raw = {**self.mapping(keys), **given}
         try:
             return msgspec.convert(raw, to)
         except msgspec.ValidationError as error:
@@ -100,22 +158,77 @@ class Document:
         raise self.flaw((*keys, tag), f"unknown {tag} `{name}`; {did_you_mean(str(name), known)}")
 
 
+def _copied(value: Any, file: str) -> Any:
+    """A copy of mappings and lists, those within them included; raises `GraphError` for a key that is no text."""
+    if isinstance(value, list):
+        return [_copied(each, file) for each in value]
+    if not isinstance(value, Mapping):
+        return value
+    if odd := [key for key in value if not isinstance(key, str)]:
+        raise GraphError(file, f"the key `{odd[0]}` is not text")
+    return {key: _copied(each, file) for key, each in value.items()}
+
+
+def parse(text: str, file: str = "", places: dict[Keys, str] | None = None) -> Any:
+    """The value of one YAML document, whose `places` in a `file` are filled in; raises `GraphError`."""
+    try:
+        node = yaml.compose(text, _Loader)
+        return None if node is None else _value(node, file, (), {} if places is None else places)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        where = file if mark is None else f"{file}, line {mark.line + 1}"
+        raise GraphError(where, f"invalid YAML: {error.problem or error.context}") from error
+    except (yaml.YAMLError, ValueError) as error:
+        raise GraphError(file, f"invalid YAML: {reason(error)}") from error
+    except RecursionError as error:
+        raise GraphError(file, "is nested too deeply") from error
+
+
+def _value(node: yaml.Node, file: str, keys: Keys, places: dict[Keys, str]) -> Any:
+    if node.tag not in _VALUES:
+        raise yaml.MarkedYAMLError(problem=f"the tag `{node.tag}` is not known here", problem_mark=node.start_mark)
+    if isinstance(node, yaml.SequenceNode):
+        return [_value(each, file, (*keys, index), places) for index, each in enumerate(node.value)]
+    if not isinstance(node, yaml.MappingNode):
+        return _VALUES[node.tag](node.value)
+    found: dict[str, Any] = {}
+    for key, value in node.value:
+        if key.tag != _TAG + "str" or key.value in found:
+            what = "is given twice" if key.tag == _TAG + "str" else "is not text"
+            raise yaml.MarkedYAMLError(problem=f"the key `{key.value}` {what}", problem_mark=key.start_mark)
+        places[*keys, key.value] = f"{file}, line {key.start_mark.line + 1}"
+        found[key.value] = _value(value, file, (*keys, key.value), places)
+    return found
+
+
+def written(value: Any, **layout: Any) -> str:
+    """`value` as YAML, by default of one line, of which `parse` makes the same value of the same type; raises `TypeError` for what YAML
+    cannot hold."""
+    try:
+        style: dict[str, Any] = {"default_flow_style": True, "width": 1 << 30, **layout}
+        text: str = yaml.dump(value, Dumper=_Dumper, sort_keys=False, **style)
+    except yaml.YAMLError as error:
+        raise TypeError(f"a value of type `{type(value).__name__}` cannot be written as YAML") from error
+    return text.removesuffix("...\n").rstrip("\n")
+
+
+def setting(name: str, value: Any) -> str:
+    """`NAME=VALUE` as `--set` takes it. Every value that becomes a setting goes through here: `str()` makes text of None and booleans."""
+    return f"{name}={written(value)}"
+
+
+def shown(values: Mapping[str, Any]) -> str:
+    """Values as a user would write them, texts without quotes: `statistic=min answer_confident=null`."""
+    return " ".join(f"{name}={value}" if isinstance(value, str) else setting(name, value) for name, value in values.items())
+
+
 def read_setting(setting: str) -> tuple[str, Any]:
     """Name and value of a `NAME=VALUE`; raises `GraphError`."""
     name, equals, text = setting.partition("=")
     if not equals:
         raise GraphError(f"{SET}{setting}", "expected NAME=VALUE")
-    try:
-        return name, parse(text)
-    except NotYaml as error:
-        raise GraphError(f"{SET}{setting}", f"{text!r} is not a YAML value") from error
-
-
-def _plain(value: Any) -> Any:
-    """`value` with dictionaries in place of blocks."""
-    if isinstance(value, Mapping):
-        return {key: _plain(each) for key, each in value.items()}
-    return [_plain(each) for each in value] if isinstance(value, list) else value
+    with boundary(GraphError, f"{SET}{setting}", foreign=GraphError):
+        return name, parse(text, f"{text!r} is not a YAML value")
 
 
 def _shown(keys: Keys) -> str:

@@ -1,44 +1,45 @@
 """From a graph file and an engines file to a plan: what belongs to the graph is put into one document, decoded, checked, compiled.
 
-The first flaw is raised with the file, the line, the path and the remedy. The caller says which kinds of stages and backends there are.
+The first flaw is raised with the file, the line, the path and the remedy.
 """
 
 import math
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 from msgspec import Struct, structs
 
-from pipeline.bundled import BUNDLED, FileKind, bundled_files, find_file
+from pipeline.bundled import BUNDLED, FileKind, bundled_files, find_file, model_name
 from pipeline.errors import GraphError, UsageError, did_you_mean
 from pipeline.graph.compiler import compile_graph
-from pipeline.graph.document import SET, Document, read_setting
-from pipeline.graph.needs import check_needs
+from pipeline.graph.document import SET, Document, Keys, parse, read_setting, written
 from pipeline.graph.plan import Plan
+from pipeline.graph.plugins import engine_specs, stage_specs
 from pipeline.graph.prompts import Prompts, flaws
-from pipeline.graph.rewards import fill_rewards
-from pipeline.graph.rules import flaws_in
+from pipeline.graph.rewards import FORMS, RewardFile, RewardSpec
+from pipeline.graph.rules import check_needs, flaws_in
 from pipeline.graph.spec import (
     NAME_PATTERN,
     Count,
     EngineSpec,
+    FunctionJudgeSpec,
     GraphSpec,
+    OpenSpec,
     Param,
     RepeatSpec,
     Sampling,
     SamplingSpec,
     StageSpec,
 )
-from pipeline.graph.yaml_file import Keys, Marked
 from pipeline.text import storable
 
 T = TypeVar("T", bound=Struct)
 Kinds = Mapping[str, type[StageSpec]]
-Backends = Mapping[str, type[EngineSpec]]
 Graph = Path | Mapping[str, Any]
 """The path of a graph file, or the mapping that such a file would hold."""
 Engines = Path | Mapping[str, Any] | None
@@ -54,6 +55,8 @@ PARAM_PATTERN = r"\$[A-Za-z][A-Za-z0-9_-]*"
 """A value that names a param; other texts may begin with a dollar sign too."""
 AUTO, OWN, PUBLISHED = "auto", "default", "published"
 """Prompts that the model that judges decides: the first prompts file where it is bundled, else the second."""
+OPEN: dict[str, type[EngineSpec]] = {"open": OpenSpec}
+"""The backend that values from Python may name, and no file."""
 
 
 class Preset(Struct, frozen=True, forbid_unknown_fields=True):
@@ -65,52 +68,90 @@ class Preset(Struct, frozen=True, forbid_unknown_fields=True):
     """Attempts at every problem; null: the paper does not state it."""
 
 
-def load_graph(graph: Graph, kinds: Kinds, backends: Backends, *, engines: Engines = None, settings: Sequence[str] = ()) -> Plan:
+def load_graph(graph: Graph, engines: Engines = None, settings: Sequence[str] = ()) -> Plan:
     """The plan of `graph` on its `engines`, with `settings` (`NAME=VALUE`, or `preset=FILE`) applied and every `$param` filled in.
 
     A path may also be the name of a file that comes with this package. Raises `GraphError`.
     """
-    path = Path("graph") if isinstance(graph, Mapping) else find_file(graph, "graph")
-    document = Document(graph, path) if isinstance(graph, Mapping) else Document.read(path)
-    if document.at((PARAMS,)) is None:
-        document.put((PARAMS,), {})
-    document.decode((), GraphSpec, {"engines": {}, "prompts": {}, "sampling": {}, "stages": {}})
-    parts = [part for part in ("stages", "sampling", "prompts") if part in document.values]  # those that may name params
+    document = _document(graph)
+    parts: list[str] = [part for part in ("stages", "sampling", "prompts") if part in document.values]  # those that may name params
+    _check_top(document)
     if engines is None and isinstance(document.at(("engines",)), dict):
         parts.append("engines")
     else:
-        _bind_engines(document, path, engines)
-    used = {name for part in parts for name in _named(document.values[part])}
+        _bind_engines(document, engines)
+    used = {name for part in parts for name in _params_in(document.values[part])}
     of_engines = [each for each in settings if each.startswith("engines.")]
     for setting in (each for each in settings if each not in of_engines):
         _apply(setting, document)
-    filled = _filled(document, (), Marked(((part, document.values[part]) for part in parts), document.values.places))
-    document.values.update(filled)
-    document.values.places = filled.places
-    for name in (each for each in document.mapping((PARAMS,)) if each not in used):
-        raise document.flaw((PARAMS, name), f"this param is unused; write `${name}` where it belongs, or drop it")
-    fill_rewards(document, list(_below(document).values()), kinds, lambda name: said_file(name, path, "reward model"))
+    for part in parts:
+        _fill(document, (part,), document.values[part])
+    if unused := [name for name in document.mapping((PARAMS,)) if name not in used]:
+        raise document.flaw((PARAMS, unused[0]), f"this param is unused; write `${unused[0]}` where it belongs, or drop it")
+    _fill_rewards(document)
     for setting in of_engines:
-        apply_setting(setting, document, ("engines",))
-    plan = compile_graph(_decoded(document, path, kinds, backends))
+        set_engine(setting, document, ("engines",))
+    found = _decoded(document, stage_specs(), engine_specs() | (OPEN if isinstance(engines, Mapping) else {}))
+    assert isinstance(found.engines, dict), "they are bound above"
+    for keys, what in flaws_in(found.stages, found.engines):
+        raise document.flaw(("stages", *keys), what)
+    plan = compile_graph(found)
     check_needs(plan, {role: spec.cannot for role, spec in plan.engines.items()})
     return plan
 
 
-def _bind_engines(document: Document, path: Path, override: Engines) -> None:
-    """Put the engines of a file by role into the `document` of the graph at `path`, and their values for its params."""
+def source_of(plan: Plan) -> str:
+    """The graph of `plan` on its engines as YAML, which unlike JSON has numbers without bounds."""
+    assert isinstance(plan.graph.engines, dict), "the loader binds the roles"
+    graph = structs.replace(plan.graph, engines=plan.graph.engines | plan.engines)
+    return written(msgspec.to_builtins(graph), default_flow_style=False, allow_unicode=True, width=100)
+
+
+@lru_cache(64)
+def plan_of(source: str) -> Plan:
+    """The plan of a text that `source_of` made, for which no other file is read. Raises `GraphError` where it is none, or needs a package
+    that is not installed; a judge that is a function need not be known here."""
+    document = Document(parse(source, "source"), "source")
+    _check_top(document)
+    stages = [document.mapping(keys) for keys in _below(document).values()]
+    judges = {str(stage.get("kind")): FunctionJudgeSpec for stage in stages if stage.keys() <= {*FunctionJudgeSpec.__struct_fields__}}
+    return compile_graph(_decoded(document, {**judges, **stage_specs()}, engine_specs() | OPEN))
+
+
+def _document(graph: Graph) -> Document:
+    return Document(graph, "graph") if isinstance(graph, Mapping) else Document.read(find_file(graph, "graph"))
+
+
+def _check_top(document: Document) -> None:
+    """Raise `GraphError` where the keys of a graph or its name are wrong; a graph without params gets none."""
+    spec = document.decode((), GraphSpec, {"engines": {}, "prompts": {}, "sampling": {}, "stages": {}})
+    _check_name(document, ("name",), spec.name, "a graph")
+    if document.at((PARAMS,)) is None:
+        document.put((PARAMS,), {})
+
+
+def _bind_engines(document: Document, override: Engines) -> None:
+    """Put the engines of a file by role into the `document` of a graph, and their values for its params."""
     named = document.at(("engines",))
-    if override is None and named is None:
-        raise document.flaw(("engines",), "is missing; name an engines file here, or give one with --engines")
     if isinstance(override, Mapping):
         found = Document(override, "--engines")
     elif override is not None:
         found = Document.read(find_file(override, "engines file"))
+    elif named is None:
+        raise document.flaw(("engines",), "is missing; name an engines file here, or give one with --engines")
     else:
         with _blamed(document, ("engines",)):
-            found = Document.read(find_file(str(named), "engines file", beside=path.parent))
-    _bind_params(found, document)
-    document.put(("engines",), found.values)
+            found = Document.read(find_file(str(named), "engines file", beside=Path(document.file).parent))
+    name, known = str(document.at(("name",))), document.mapping((PARAMS,))
+    for of, values in (found.mapping((PARAMS,)) if found.at((PARAMS,)) else {}).items():
+        if not isinstance(values, dict):
+            raise found.flaw((PARAMS, of), f"expected the params of a graph named `{of}`, such as scot: {{adapter: selection}}")
+        for param in values if of == name else ():
+            if param not in known:
+                raise found.flaw((PARAMS, of, param), f"the graph has no such param; {did_you_mean(param, known)}")
+            document.graft((PARAMS, param), found, (PARAMS, of, param))
+    found.values.pop(PARAMS, None)
+    document.graft(("engines",), found)
 
 
 @contextmanager
@@ -124,115 +165,115 @@ def _blamed(document: Document, keys: Keys) -> Iterator[None]:
         raise document.flaw(keys, str(error)) from error
 
 
-def _bind_params(engines: Document, graph: Document) -> None:
-    """Put the values that an engines file has for the params of a graph into it, and take them out of the file."""
-    name, known = str(graph.at(("name",))), graph.mapping((PARAMS,))
-    for of, values in (engines.mapping((PARAMS,)) if engines.at((PARAMS,)) else {}).items():
-        if not isinstance(values, dict):
-            raise engines.flaw((PARAMS, of), f"expected the params of a graph named `{of}`, such as scot: {{adapter: selection}}")
-        for param, value in values.items() if of == name else ():
-            if param not in known:
-                raise engines.flaw((PARAMS, of, param), f"the graph has no such param; {did_you_mean(param, known)}")
-            graph.put((PARAMS, param), value, engines.place((PARAMS, of, param)))
-    engines.values.pop(PARAMS, None)
-
-
 def _apply(setting: str, document: Document) -> None:
-    """Apply one of the `settings` of `load_graph`."""
-    params, stages = document.mapping((PARAMS,)), _below(document)
-    if not setting.startswith(PRESET) or "preset" in params:
-        apply_setting(setting, document, ("engines",), params, stages)
-        return
-    preset = Document.read(find_file(setting.removeprefix(PRESET), "preset"))
-    for name, value in preset.decode((), Preset).set.items():
-        part, stage, key = [*name.split(".", 2), "", ""][:3]
-        if name in params:
-            document.put((PARAMS, name), value, preset.place(("set", name)))
-        elif part == "stages" and stage in stages:
-            document.put((*stages[stage], *key.split(".")), value, preset.place(("set", name)))
-
-
-def apply_setting(
-    setting: str, document: Document, engines: Keys, params: Collection[str] = (), stages: Mapping[str, Keys] | None = None
-) -> None:
-    """Write the value of an `engines.ROLE.NAME=VALUE` into the roles at `engines`, where `*` stands for all of them, of a
-    `stages.STAGE.NAME=VALUE` into one of the `stages`, of a `NAME=VALUE` into the `params`; raises `GraphError` where there is none."""
-    name, value = read_setting(setting)
-    place = f"{SET}{setting}"
-    part, named, key = [*name.split(".", 2), "", ""][:3]
-    if name.startswith("engines.") or (name.startswith("stages.") and stages is not None):
-        known = {role: (*engines, role) for role in document.mapping(engines)} if part == "engines" else dict(stages or {})
-        chosen = list(known) if named == "*" and part == "engines" else [named]
-        if not key or not known.keys() >= set(chosen):
-            what = {"engines": "ROLE", "stages": "STAGE"}[part]
-            raise GraphError(place, f"expected {part}.{what}.NAME=VALUE; {did_you_mean(named, known)}")
-        for each in chosen:
-            document.put((*known[each], *key.split(".")), value, place)
-    elif name not in params:
-        raise GraphError(place, f"{document.file} has no param `{name}`; {did_you_mean(name, params)}")
+    """Apply one of the `settings` of `load_graph` that is about no engine."""
+    if setting.startswith(PRESET):
+        preset = Document.read(find_file(setting.removeprefix(PRESET), "preset"))
+        stages = _below(document)
+        for name in preset.decode((), Preset).set:
+            part, stage, key = [*name.split(".", 2), "", ""][:3]
+            if name in document.mapping((PARAMS,)):
+                document.graft((PARAMS, name), preset, ("set", name))
+            elif part == "stages" and stage in stages:
+                document.graft((*stages[stage], *key.split(".")), preset, ("set", name))
+    elif setting.startswith("stages."):
+        _set(setting, document, "STAGE", {name: [keys] for name, keys in _below(document).items()})
     else:
-        document.put((PARAMS, name), value, place)
+        name, value = read_setting(setting)
+        if name not in (params := document.mapping((PARAMS,))):
+            raise GraphError(f"{SET}{setting}", f"{document.file} has no param `{name}`; {did_you_mean(name, params)}")
+        document.put((PARAMS, name), value, f"{SET}{setting}")
+
+
+def set_engine(setting: str, document: Document, engines: Keys = ()) -> None:
+    """Write the value of an `engines.ROLE.NAME=VALUE` into the roles at `engines`, where `*` is all of them; raises `GraphError`."""
+    roles = {role: [(*engines, role)] for role in document.mapping(engines)}
+    _set(setting, document, "ROLE", roles | {"*": [(*engines, role) for role in document.mapping(engines)]})
+
+
+def _set(setting: str, document: Document, what: str, known: Mapping[str, Sequence[Keys]]) -> None:
+    """Write the value of a `PART.NAME.KEY=VALUE` at the key of each mapping that the name stands for."""
+    name, value = read_setting(setting)
+    part, named, key = [*name.split(".", 2), "", ""][:3]
+    if not key or named not in known:
+        raise GraphError(f"{SET}{setting}", f"expected {part}.{what}.NAME=VALUE; {did_you_mean(named, known)}")
+    for keys in known[named]:
+        document.put((*keys, *key.split(".")), value, f"{SET}{setting}")
 
 
 def _below(document: Document, keys: Keys = ("stages",)) -> dict[str, Keys]:
     """The path of every stage at `keys` that is a mapping by its name, those of loops included."""
     found: dict[str, Keys] = {}
     stages = document.at(keys)
-    for name in [name for name, stage in stages.items() if isinstance(stage, Marked)] if isinstance(stages, Marked) else ():
+    for name in [name for name, stage in stages.items() if isinstance(stage, dict)] if isinstance(stages, dict) else ():
         found |= {name: (*keys, name), **_below(document, (*keys, name, "stages"))}
     return found
 
 
-def _param(value: Any) -> str | None:
-    """The name of the param that `value` is."""
-    return value[1:] if isinstance(value, str) and re.fullmatch(PARAM_PATTERN, value) else None
-
-
-def _named(value: Any) -> Iterator[str]:
+def _params_in(value: Any) -> Iterator[str]:
     """The params that `value` names, those in mappings and lists within it included."""
     if isinstance(value, dict | list):
         for each in value.values() if isinstance(value, dict) else value:
-            yield from _named(each)
-    elif (name := _param(value)) is not None:
-        yield name
+            yield from _params_in(each)
+    elif isinstance(value, str) and re.fullmatch(PARAM_PATTERN, value):
+        yield value[1:]
 
 
-def _filled(document: Document, keys: Keys, value: Any) -> Any:
-    """The `value` at `keys` with those of params where it names them, each with its place."""
-    params = document.mapping((PARAMS,))
-    if isinstance(value, list):
-        return [_filled(document, (*keys, index), each) for index, each in enumerate(value)]
-    if isinstance(value, Marked):
-        places = {key: params.places.get(_param(each) or "", value.places.get(key, "")) for key, each in value.items()}
-        filled = ((key, _filled(document, (*keys, key), each)) for key, each in value.items())
-        return Marked(filled, {key: place for key, place in places.items() if place})
-    if (name := _param(value)) is None:
-        return value
-    if name not in params:
-        raise document.flaw(keys, f"no param `{value}`; {did_you_mean(name, params)}")
-    found = params[name]
-    if isinstance(found, dict | list):
-        raise document.flaw((PARAMS, name), f"expected one value, got a {'mapping' if isinstance(found, dict) else 'list'}")
-    if isinstance(found, float) and not math.isfinite(found):
-        raise document.flaw((PARAMS, name), f"is {found}; expected a finite number")
-    return found
+def _fill(document: Document, keys: Keys, value: Any) -> None:
+    """Put the values of params where the `value` at `keys` names them, each with its place."""
+    if isinstance(value, dict | list):
+        for key, each in list(value.items() if isinstance(value, dict) else enumerate(value)):
+            _fill(document, (*keys, key), each)
+        return
+    for name in _params_in(value):
+        params = document.mapping((PARAMS,))
+        if name not in params:
+            raise document.flaw(keys, f"no param `{value}`; {did_you_mean(name, params)}")
+        found = params[name]
+        if isinstance(found, dict | list):
+            raise document.flaw((PARAMS, name), f"expected one value, got a {'mapping' if isinstance(found, dict) else 'list'}")
+        if isinstance(found, float) and not math.isfinite(found):
+            raise document.flaw((PARAMS, name), f"is {found}; expected a finite number")
+        document.graft(keys, document, (PARAMS, name))
 
 
-def _decoded(document: Document, path: Path, kinds: Kinds, backends: Backends) -> GraphSpec:
-    """The spec of the graph at `path` that is filled in; raises `GraphError`."""
-    _check_name(document, ("name",), document.values["name"], "a graph")
-    for name in document.mapping((PARAMS,)):
-        _check_name(document, (PARAMS, name), name, "a param")
+def _fill_rewards(document: Document) -> None:
+    """Write into each stage that asks a reward model what its file says: how it is asked and, where the graph's engines have no such role,
+    what serves it."""
+    asks = {keys: getattr(stage_specs().get(document.at((*keys, "kind"))), "rewards", False) for keys in _below(document).values()}
+    writers = {document.at((*keys, "engine")) for keys, rewards in asks.items() if not rewards}
+    for keys in (keys for keys, rewards in asks.items() if rewards):
+        stage, prm = document.mapping(keys), document.at((*keys, "prm"))
+        if not isinstance(prm, str):
+            continue
+        with _blamed(document, (*keys, "prm")):
+            file = Document.read(said_file(prm, Path(document.file), "reward model"))
+        file.decode((), RewardFile)
+        if stage.get("prompt") is None:
+            document.graft((*keys, "prompt"), file, ("prompt",))
+        role = ("engines", str(stage.get("engine")))
+        if document.at(role) is None:
+            document.graft(role, file, ("reward",))
+        elif stage.get("engine") not in writers:
+            models = [model_name(str(of.at((*at, "model")) or "")) for of, at in ((file, ("reward",)), (document, role))]
+            if all(models) and models[0] != models[1]:
+                what = f"serves `{models[1]}`, not the reward model `{models[0]}` of `prm: {prm}`"
+                raise document.flaw(role, f"{what}; leave this role out, or set `prm` to the file of its model")
+
+
+def _decoded(document: Document, kinds: Kinds, backends: Mapping[str, type[EngineSpec]]) -> GraphSpec:
+    """The spec of a graph that is filled in, whose rules nobody has checked; raises `GraphError`."""
+    _named(document, (PARAMS,), "a param")
     engines = _engines(document, ("engines",), backends)
     if document.at(("prompts",)) == AUTO:
         _choose_prompts(document, kinds, engines)
-    prompts = _prompts(document, ("prompts",), path, Marked())
-    sampling = Sampling() if document.at(("sampling",)) is None else document.decode(("sampling",), Sampling)
-    stages = _Stages(document, path, kinds, prompts, sampling).block(("stages",))
-    for keys, what in flaws_in(stages, engines):
-        raise document.flaw(("stages", *keys), what)
-    params = dict(document.mapping((PARAMS,)))
-    return GraphSpec(name=document.values["name"], params=params, engines=engines, prompts=prompts, sampling=sampling, stages=stages)
+    prompts = _prompts(document, ("prompts",))
+    if document.at(("sampling",)) is None:
+        document.put(("sampling",), {})
+    sampling = document.decode(("sampling",), Sampling)
+    stages = _block(document, ("stages",), kinds, prompts)
+    name, params = document.values["name"], dict(document.mapping((PARAMS,)))
+    return GraphSpec(name=name, params=params, engines=engines, prompts=prompts, sampling=sampling, stages=stages)
 
 
 def _check_name(document: Document, keys: Keys, name: str, of: str) -> None:
@@ -241,67 +282,64 @@ def _check_name(document: Document, keys: Keys, name: str, of: str) -> None:
         raise document.flaw(keys, f"{name!r} is not a valid name of {of}; {expected}")
 
 
-def _engines(document: Document, keys: Keys, backends: Backends) -> dict[str, EngineSpec]:
+def _named(document: Document, keys: Keys, of: str) -> list[str]:
+    """The names in the mapping at `keys`, which are those `of` something; raises `GraphError`."""
+    names = list(document.mapping(keys))
+    for name in names:
+        _check_name(document, (*keys, name), name, of)
+    return names
+
+
+def _engines(document: Document, keys: Keys, backends: Mapping[str, type[EngineSpec]]) -> dict[str, EngineSpec]:
     """The engines at `keys`, by role."""
-    for role in document.mapping(keys):
-        _check_name(document, (*keys, role), role, "a role")
-    return {role: document.tagged((*keys, role), "backend", backends) for role in document.mapping(keys)}
+    return {role: document.tagged((*keys, role), "backend", backends) for role in _named(document, keys, "a role")}
 
 
-class _Stages(NamedTuple):
-    """Decodes the stages of the graph at `path`, with what it says for all of them."""
+def _block(document: Document, keys: Keys, kinds: Kinds, prompts: Prompts) -> dict[str, StageSpec]:
+    """The stages at `keys` of a graph with these `prompts`."""
+    if not document.mapping(keys):
+        raise document.flaw(keys, "holds no stage")
+    return {name: _stage(document, (*keys, name), kinds, prompts) for name in _named(document, keys, "a stage")}
 
-    document: Document
-    path: Path
-    kinds: Kinds
-    prompts: Prompts
-    sampling: Sampling
 
-    def block(self, keys: Keys) -> dict[str, StageSpec]:
-        """The stages at `keys`."""
-        if not self.document.mapping(keys):
-            raise self.document.flaw(keys, "holds no stage")
-        return {name: self._stage((*keys, name)) for name in self.document.mapping(keys)}
-
-    def _stage(self, keys: Keys) -> StageSpec:
-        document = self.document
-        _check_name(document, keys, str(keys[-1]), "a stage")
-        kind, said = document.kind(keys, "kind", self.kinds), document.mapping(keys)
-        if said.get("prompts") is not None:
-            own = _prompts(document, (*keys, "prompts"), self.path, document.mapping(("prompts",)))
-            if own.thought != self.prompts.thought:
-                what = "all stages of a graph share one pair of reasoning tags; set it in the graph's `prompts`"
-                raise document.flaw((*keys, "prompts", "thought"), what)
-        if kind is RepeatSpec:
-            loop = document.decode(keys, RepeatSpec, {"stages": {}})
-            return structs.replace(loop, stages=self.block((*keys, "stages")))
-        for key, value in msgspec.to_builtins(self.sampling).items() if issubclass(kind, SamplingSpec) else ():
-            if key not in said:
-                document.put((*keys, key), value, document.place(("sampling", key)))
-        return document.decode(keys, kind)
+def _stage(document: Document, keys: Keys, kinds: Kinds, prompts: Prompts) -> StageSpec:
+    kind, said = document.kind(keys, "kind", kinds), document.mapping(keys)
+    if said.get("prompts") is not None and _prompts(document, (*keys, "prompts")).thought != prompts.thought:
+        what = "all stages of a graph share one pair of reasoning tags; set it in the graph's `prompts`"
+        raise document.flaw((*keys, "prompts", "thought"), what)
+    if kind is RepeatSpec:
+        loop = document.decode(keys, RepeatSpec, {"stages": {}})
+        return structs.replace(loop, stages=_block(document, (*keys, "stages"), kinds, prompts))
+    for key, value in document.mapping(("sampling",)).items() if issubclass(kind, SamplingSpec) else ():
+        if key not in said and value is not None:
+            document.graft((*keys, key), document, ("sampling", key))
+    return document.decode(keys, kind)
 
 
 def _choose_prompts(document: Document, kinds: Kinds, engines: Mapping[str, EngineSpec]) -> None:
-    """Write the prompts file that suits the judge's model in place of the prompts `auto` of a graph, and in that of its param."""
+    """Write the prompts file that suits the judge's model over the prompts `auto` of a graph, and over those of its param."""
     stages = [document.mapping(keys) for keys in _below(document).values()]
     judges = {str(stage.get("engine")) for stage in stages if getattr(kinds.get(str(stage.get("kind"))), "judges", False)}
     named = [engine.tokenizer_name for role, engine in engines.items() if role in judges]
     chosen = OWN if all(name is None or name.startswith(BUNDLED) for name in named) else PUBLISHED
-    document.put(("prompts",), chosen)
-    if document.at((PARAMS, "prompts")) == AUTO:
-        document.put((PARAMS, "prompts"), chosen)
+    for keys in (("prompts",), (PARAMS, "prompts")):
+        if document.at(keys) == AUTO:
+            document.put(keys, chosen)
 
 
-def _prompts(document: Document, keys: Keys, path: Path, under: Marked) -> Prompts:
-    """Make a block `prompts` of the graph at `path` whole: what it leaves out says the file that it is `like`, else what is `under` it."""
+def _prompts(document: Document, keys: Keys) -> Prompts:
+    """The block `prompts` at `keys`, made whole: what it leaves out says the file that it is `like`, else the block of the graph."""
     said = document.at(keys)
-    also = (AUTO,) if isinstance(said, str) and len(keys) == 1 else ()
-    document.put(keys, {} if said is None else {"like": said} if isinstance(said, str) else said)
-    block = document.mapping(keys)
-    if (name := block.pop("like", None)) is not None:
+    if said is None or isinstance(said, str):
+        document.put(keys, {} if said is None else {"like": said})
+    name = document.mapping(keys).pop("like", None)
+    if name is not None:
         with _blamed(document, (*keys, "like")):
-            under = Document.read(said_file(str(name), path, also=also)).values
-    document.put(keys, _merged(under, block))
+            also = (AUTO,) if isinstance(said, str) and len(keys) == 1 else ()
+            under = Document.read(said_file(str(name), Path(document.file), also=also))
+        document.underlay(keys, under)
+    elif len(keys) > 1:
+        document.underlay(keys, document, ("prompts",))
     return _checked_prompts(document, keys)
 
 
@@ -325,22 +363,23 @@ def said_file(name: str, graph: Path, kind: FileKind = "prompts file", also: Seq
     return Path(name) if not file.exists() and Path(name).exists() else file
 
 
-def _merged(under: Marked, over: Marked) -> Marked:
-    """`under` with the values of `over`, mappings within them likewise."""
-    nested = {
-        key: _merged(under[key], each) for key, each in over.items() if isinstance(each, Marked) and isinstance(under.get(key), Marked)
-    }
-    return Marked({**under, **over, **nested}.items(), {**under.places, **over.places})
-
-
-def load_engines(path: Path, backends: Backends, settings: Sequence[str] = ()) -> dict[str, EngineSpec]:
+def load_engines(path: Path, settings: Sequence[str] = ()) -> dict[str, EngineSpec]:
     """The specs in an engines file, by role; `path` may be the name of one that comes with this package, `settings` are
     `engines.ROLE.NAME=VALUE`. Raises `GraphError`."""
     document = Document.read(find_file(path, "engines file"))
     document.values.pop(PARAMS, None)
     for setting in settings:
-        apply_setting(setting, document, ())
-    return _engines(document, (), backends)
+        set_engine(setting, document)
+    return _engines(document, (), engine_specs())
+
+
+def load_reward_model(path: Path, settings: Sequence[str] = ()) -> RewardSpec:
+    """The reward model in a file, which `path` or a bundled name names; `settings` are `engines.reward.NAME=VALUE`. Raises `GraphError`."""
+    document = Document.read(find_file(path, "reward model"))
+    document.decode((), RewardFile)
+    for setting in settings:
+        set_engine(setting, document)
+    return RewardSpec(document.tagged(("reward",), "backend", engine_specs()), document.tagged(("prompt",), "form", FORMS))
 
 
 def load_struct(path: Path, to: type[T]) -> T:
@@ -395,11 +434,10 @@ class GraphNames(Struct, frozen=True):
 
 def outline(graph: Graph) -> GraphNames:
     """The names in a graph, which may be the name of a bundled one; raises `GraphError` where it has no mapping of stages."""
-    document = Document(graph, "graph") if isinstance(graph, Mapping) else Document.read(find_file(graph, "graph"))
-    params = document.mapping((PARAMS,)) if document.at((PARAMS,)) else Marked()
+    document = _document(graph)
+    params = document.mapping((PARAMS,)) if document.at((PARAMS,)) else {}
     document.mapping(("stages",))
     stages = {name: document.mapping(keys) for name, keys in _below(document).items()}
     roles = [str(stage["engine"]) for stage in stages.values() if "engine" in stage]
     named = dict.fromkeys(str(params.get(name[1:], name)) if name.startswith("$") else name for name in roles)
-    kinds = frozenset(str(stage.get("kind")) for stage in stages.values())
-    return GraphNames(frozenset(params), frozenset(stages), tuple(named), kinds)
+    return GraphNames(frozenset(params), frozenset(stages), tuple(named), frozenset(str(stage.get("kind")) for stage in stages.values()))

@@ -13,8 +13,7 @@ from msgspec import Struct
 
 from pipeline.bundled import BUNDLED, model_name
 from pipeline.graph.prompts import Prompts
-from pipeline.graph.rules import early_end, waits_for
-from pipeline.graph.spec import EngineSpec, GraphSpec, Param, Speculate, StageSpec, UntilSpec
+from pipeline.graph.spec import EngineSpec, GraphSpec, Param, Speculate, StageSpec, UntilSpec, early_end, waits_for
 
 
 class Condition(Struct, frozen=True):

@@ -5,17 +5,11 @@ tag after every step (Math-Shepherd, Wang et al. 2023), or in a chat of one turn
 number on each step with a head of their own, such as Qwen2.5-Math-PRM, answer with no token and are not covered.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
-from pipeline.bundled import model_name
-from pipeline.errors import GraphError, UsageError
-from pipeline.graph.document import Document
-from pipeline.graph.spec import EngineSpec, StageSpec
-from pipeline.graph.yaml_file import Keys
+from pipeline.graph.spec import EngineSpec
 
 Text = Annotated[str, Meta(min_length=1)]
 
@@ -59,7 +53,14 @@ class ChatPrompt(PromptSpec, frozen=True, kw_only=True, tag="chat"):
         _check_holds("step", self.step, "{step}")
 
 
-class RewardSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class RewardFile(Struct, frozen=True, forbid_unknown_fields=True):
+    """The keys of the file of a reward model, whose values are not decoded."""
+
+    reward: dict[str, Any]
+    prompt: dict[str, Any]
+
+
+class RewardSpec(Struct, frozen=True):
     """A reward model, as a file for `--prm` describes it."""
 
     reward: EngineSpec
@@ -70,50 +71,6 @@ class RewardSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 FORMS: dict[str, type[TextPrompt | ChatPrompt]] = {"text": TextPrompt, "chat": ChatPrompt}
 """The forms of prompts, by their tags."""
-
-
-def read_reward_file(path: Path) -> Document:
-    """The document in the file of a reward model, which has an engine and a prompt; raises `GraphError` where it does not."""
-    document = Document.read(path)
-    for key in ("reward", "prompt"):
-        if key not in document.values:
-            what = f"has no `{key}`; the file of a reward model holds the engine `reward` and the `prompt` it is asked with"
-            raise GraphError(document.file, what)
-    if odd := document.values.keys() - {"reward", "prompt"}:
-        raise document.flaw((), f"unknown key `{min(odd)}`; known are `prompt`, `reward`", key=min(odd))
-    return document
-
-
-def fill_rewards(document: Document, stages: Sequence[Keys], kinds: Mapping[str, type[StageSpec]], find: Callable[[str], Path]) -> None:
-    """Write into each of the `stages` of a graph that asks a reward model, by their paths, what the file of that says, which `find` finds
-    by its name: how it is asked and, where the graph's engines have no such role, what serves it."""
-    asks = {keys: getattr(kinds.get(str(document.at((*keys, "kind")))), "rewards", False) for keys in stages}
-    writers = {document.at((*keys, "engine")) for keys, rewards in asks.items() if not rewards}
-    for keys in (keys for keys, rewards in asks.items() if rewards):
-        stage, prm = document.mapping(keys), document.at((*keys, "prm"))
-        if not isinstance(prm, str):
-            continue
-        try:
-            file = read_reward_file(find(prm))
-        except GraphError:
-            raise
-        except UsageError as error:
-            raise document.flaw((*keys, "prm"), str(error)) from error
-        if stage.get("prompt") is None:
-            document.put((*keys, "prompt"), file.at(("prompt",)), file.place(("prompt",)))
-        role = ("engines", str(stage.get("engine")))
-        if document.at(role) is None:
-            document.put(role, file.at(("reward",)), file.place(("reward",)))
-        elif stage.get("engine") not in writers:
-            _check_model(document, role, file, prm)
-
-
-def _check_model(document: Document, role: Keys, file: Document, prm: str) -> None:
-    """Raise `GraphError` where the engine of a `role` serves another model than the file of the reward model."""
-    models = [model_name(str(of.at((*keys, "model")) or "")) for of, keys in ((file, ("reward",)), (document, role))]
-    if all(models) and models[0] != models[1]:
-        what = f"serves `{models[1]}`, not the reward model `{models[0]}` of `prm: {prm}`"
-        raise document.flaw(role, f"{what}; leave this role out, or set `prm` to the file of its model")
 
 
 def _check_holds(name: str, text: str, *needed: str) -> None:

@@ -1,4 +1,5 @@
-"""Every rule that a graph must obey beyond the types of its fields: stages and engines enter, flaws leave, a path and a clause each. Pure.
+"""Every rule that a graph must obey beyond the types of its fields: stages and engines enter, flaws leave, a path and a clause each. Then
+what the stages of its plan need of their engines (`StageSpec.needs`), against what these cannot do. Pure.
 
 Each rule takes it that those before it hold; who asks takes the first flaw.
 """
@@ -6,15 +7,17 @@ Each rule takes it that those before it hold; who asks takes the first flaw.
 from collections.abc import Collection, Iterator, Mapping
 from graphlib import CycleError, TopologicalSorter
 from itertools import combinations
+from typing import NamedTuple
 
-from pipeline.errors import did_you_mean
-from pipeline.graph.spec import EndSpec, EngineSpec, RepeatSpec, StageSpec, UntilSpec
-from pipeline.graph.yaml_file import Keys
+from pipeline.errors import GraphError, did_you_mean
+from pipeline.graph.plan import Plan
+from pipeline.graph.spec import EndSpec, EngineSpec, RepeatSpec, StageSpec, UntilSpec, early_end, waits_for
 
 Stages = Mapping[str, StageSpec]
 CONDITIONS = sorted(set(UntilSpec.__struct_fields__) - {"every"}, key=[*UntilSpec.__annotations__, *EndSpec.__annotations__].index)
 """The stop conditions of a loop."""
-Flaw = tuple[Keys, str]
+Flaw = tuple[tuple[str, ...], str]
+"""The path of what is wrong, and a clause."""
 JUDGES = "a `choose`, `score`, `likelihood`, `reward` or `vote` stage"
 """How an error names the built-in stages that judge."""
 VERDICTS, READINGS = ("accepted", "rejected"), ("flagged", "passed")
@@ -23,6 +26,36 @@ RESPONSE = "response"
 """Name of the stage that writes where a loop never speculates."""
 TRIAL = "trial"
 """Name of the stage that asks for the answer before the thought is over."""
+_LACKS = {
+    "continues": (
+        "cannot continue a partial reply, which stage `{stage}` needs",
+        "use a server with /v1/completions, or a graph of whole thoughts, such as `scot`",
+    ),
+    "options": (
+        "returns no log probabilities, which stage `{stage}` needs for its verdict",
+        "use a server that returns them, or a judge without an engine, such as `vote`",
+    ),
+    "probabilities": (
+        "names one option and no probabilities, which the threshold of stage `{stage}` needs",
+        "set it to 0, or use a server with /v1/completions",
+    ),
+    "scoring": (
+        "returns no log probabilities of prompt tokens, which stage `{stage}` needs",
+        "use an engine that returns them (torch, a vLLM server, vllm: on a GPU under its model runner V1 with "
+        "`max_num_batched_tokens: 2048` or less), or judge with `choose` or `score`",
+    ),
+    "logprobs": (
+        "returns no log probabilities of what it writes, which stage `{stage}` needs",
+        "use an engine that returns them (torch, vllm, most servers with /v1/completions, a replay of a run that had them), or leave out "
+        "what needs them",
+    ),
+    "seeds": (
+        "does not support seeds: stage `{stage}` samples a different text in every run",
+        "use an engine that does if runs must be reproducible",
+    ),
+}
+_BEARABLE = ("seeds",)
+"""Needs without which a run does its work, but not as well: a note."""
 
 
 def flaws_in(stages: Stages, engines: Mapping[str, EngineSpec]) -> Iterator[Flaw]:
@@ -34,12 +67,6 @@ def flaws_in(stages: Stages, engines: Mapping[str, EngineSpec]) -> Iterator[Flaw
     yield from _role_flaws(stages, engines)
     yield from _reward_flaws(stages)
     yield from _speculation_flaws(stages)
-
-
-def early_end(spec: StageSpec) -> EndSpec | None:
-    """The `until` of a stage that asks for the answer before the thought is over; None where it does not."""
-    until = getattr(spec, "until", None)
-    return until if isinstance(until, EndSpec) and until.tries else None
 
 
 def _end_flaws(stages: Stages) -> Iterator[Flaw]:
@@ -56,11 +83,6 @@ def _end_flaws(stages: Stages) -> Iterator[Flaw]:
 def finishes(spec: StageSpec) -> bool:
     """True if every chain ends with this stage: it finishes a chain, and runs without a condition."""
     return spec.when is None and spec.finishes
-
-
-def waits_for(spec: StageSpec) -> tuple[str, ...]:
-    """The names under `after`."""
-    return (spec.after,) if isinstance(spec.after, str) else spec.after
 
 
 def _block_flaws(stages: Stages, *, inside: bool) -> Iterator[Flaw]:
@@ -269,3 +291,48 @@ def _speculation_flaws(stages: Stages) -> Iterator[Flaw]:
         yield (name, "until"), f"{asked} needs a `token_budget`, the maximum number of tokens of the target's response"
     if not any(spec.kind == "generate" for spec in loop.stages.values()):
         yield place, f"{asked} needs a `generate` stage in the loop, whose engine and temperature the target's response uses"
+
+
+class Unmet(NamedTuple):
+    """A need of a stage that the engine of its role does not meet."""
+
+    role: str
+    need: str
+    error: GraphError
+
+    @property
+    def fatal(self) -> bool:
+        """False: the run does its work without, but not as well."""
+        return self.need not in _BEARABLE
+
+
+def unmet_needs(plan: Plan, cannot: Mapping[str, Collection[str]]) -> Iterator[Unmet]:
+    """Every need of `plan` that is among what its engine `cannot` do, by role; of stages with the same need the first one is named."""
+    told: set[tuple[str, str]] = set()
+    for role, stage, need, value in _needs(plan):
+        if need in cannot.get(role, ()) and (role, need) not in told:
+            told.add((role, need))
+            what, remedy = _LACKS.get(need) or _unhonoured(need, value)
+            yield Unmet(role, need, GraphError(f"engine {role!r}", f"{what.format(stage=stage)}; {remedy}"))
+
+
+def check_needs(plan: Plan, cannot: Mapping[str, Collection[str]]) -> None:
+    """Raise the `GraphError` of the first need without which `plan` cannot do its work."""
+    for unmet in unmet_needs(plan, cannot):
+        if unmet.fatal:
+            raise unmet.error
+
+
+def _needs(plan: Plan) -> Iterator[tuple[str, str, str, object]]:
+    """Each need as role, stage, its name and its value."""
+    for node in plan.stages():
+        if node.spec.role is not None:
+            yield from ((node.spec.role, node.name, need, value) for need, value in node.spec.needs.items())
+    roles = {node.name: str(node.spec.role) for node in plan.stages()}
+    yield from ((roles[draft], gate, "logprobs", True) for draft, gate in plan.measured.items())
+
+
+def _unhonoured(need: str, value: object) -> tuple[str, str]:
+    """What is said of a parameter of sampling, and of the need of a stage of another package."""
+    sets = "" if value is True else f" sets to {value}"
+    return f"does not support `{need}`, which stage `{{stage}}`{sets or ' needs'}", "leave that out or use another engine"

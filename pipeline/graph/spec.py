@@ -122,6 +122,11 @@ class StageSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, t
         yield from ()
 
 
+def waits_for(spec: StageSpec) -> tuple[str, ...]:
+    """The names under `after`."""
+    return (spec.after,) if isinstance(spec.after, str) else spec.after
+
+
 def pending_drafts(before: Mapping[str, StageSpec]) -> int:
     """Candidates that a judge after the stages `before` gets: those drafted last, where others were drafted because earlier ones were
     rejected."""
@@ -202,6 +207,12 @@ class UntilSpec(EndSpec, frozen=True, kw_only=True):
     """Stop after this many steps, not counting guidance."""
     token_budget: Tokens | None = None
     """Stop after this many tokens of the thought."""
+
+
+def early_end(spec: StageSpec) -> EndSpec | None:
+    """The `until` of a stage that asks for the answer before the thought is over; None where it does not."""
+    until = getattr(spec, "until", None)
+    return until if isinstance(until, EndSpec) and until.tries else None
 
 
 class RepeatSpec(StageSpec, frozen=True, kw_only=True, tag="repeat"):

@@ -17,11 +17,10 @@ from msgspec import Struct
 from pipeline.engine import Engine, Request
 from pipeline.engines.registry import open_engines, virtual_time
 from pipeline.errors import ChainError, GraphError, InputError, Interrupted, RunError
-from pipeline.graph.plugins import engine_specs
+from pipeline.graph.load import load_reward_model
 from pipeline.graph.rewards import RewardSpec
 from pipeline.graph.spec import EngineSpec
 from pipeline.reasoning.reward_prompts import RewardPromptBuilder
-from pipeline.rewards.spec import load_reward_model
 from pipeline.rewards.steps import StepToScore, problem_texts, steps_to_score
 from pipeline.runtime.clock import Clock
 from pipeline.runtime.retry import RetryingCaller
@@ -110,7 +109,7 @@ def score_run(run: Path, prm: Path, *, settings: Sequence[str] = (), watch: OnPr
     Raises `UsageError` before an engine starts where the file, the folder or its input is wrong, `EngineDead` when the
     engine is lost, `RunError` where no step at all could be scored. An earlier table is replaced whole or stays.
     """
-    spec = load_reward_model(prm, engine_specs(), settings)
+    spec = load_reward_model(prm, settings)
     if virtual_time({"reward": spec.reward}, str(prm)):
         raise GraphError(f"{prm}: $.reward", "is simulated, so its rewards would be meaningless; expected a backend that serves a model")
     file, model = RunFile.read(run), str(getattr(spec.reward, "model", "reward"))

@@ -9,7 +9,7 @@ from msgspec import Struct
 from pipeline.engine import Engine, EngineStatistics, Fact, Remote
 from pipeline.engines.asks import asks_of
 from pipeline.errors import GraphError
-from pipeline.graph.needs import check_needs, unmet_needs
+from pipeline.graph.rules import check_needs, unmet_needs
 from pipeline.reasoning.prompts import PromptBuilder
 from pipeline.run.observer import Tell
 from pipeline.run.prepare import Prepared

@@ -19,10 +19,9 @@ from pipeline.engines.sim.device import devices_of
 from pipeline.engines.sim.replay import bindings
 from pipeline.engines.sim.spec import SimSpec
 from pipeline.errors import InputError, UsageError
-from pipeline.graph.load import load_graph
+from pipeline.graph.load import load_graph, source_of
 from pipeline.graph.plan import Plan
-from pipeline.graph.plugins import engine_specs, graders_of_this_process, registered_alone, stage_specs, takes_problem
-from pipeline.graph.source import source_of
+from pipeline.graph.plugins import graders_of_this_process, registered_alone, takes_problem
 from pipeline.options import (
     ABOUT,
     MAY_DRIFT,
@@ -117,7 +116,7 @@ class Prepared(Struct, frozen=True, kw_only=True):
 def load_plan(graph: Path, engines: Path | Mapping[str, Any] | None = None, settings: tuple[str, ...] = ()) -> Plan:
     """The compiled plan of a graph file on an engines file, on what one would hold, or on `replay:RUN`; raises `UsageError`."""
     bound = engines if isinstance(engines, Mapping) else bindings(engines)
-    return checked(load_graph(graph, stage_specs(), engine_specs(), engines=bound, settings=settings))
+    return checked(load_graph(graph, engines=bound, settings=settings))
 
 
 def checked(plan: Plan) -> Plan:

@@ -18,8 +18,8 @@ from pipeline.data.problems import RowSample, RowSet, Shard
 from pipeline.engine import EngineStatistics, Fact
 from pipeline.errors import GraphError, InputError, RunFolderError, boundary
 from pipeline.files import new_file
+from pipeline.graph.load import plan_of
 from pipeline.graph.plan import Plan, settings_of
-from pipeline.graph.source import plan_of
 from pipeline.store.folder import FILE, FORMAT, read_card
 from pipeline.system.machine import core_count, cuda_mps, memory
 from pipeline.system.machine import versions as installed

@@ -18,12 +18,10 @@ from pipeline.analysis.compare.studies import Place, Study, StudyTables
 from pipeline.bundled import ARITH, find_file
 from pipeline.data.prepare import RECIPES
 from pipeline.errors import GraphError, RunError, UsageError, did_you_mean
-from pipeline.graph.load import PRESET, GraphNames, load_preset, outline, own_params
-from pipeline.graph.plugins import engine_specs
+from pipeline.graph.document import setting, shown, written
+from pipeline.graph.load import PRESET, GraphNames, load_preset, load_reward_model, outline, own_params
 from pipeline.graph.spec import Param
-from pipeline.graph.yaml_file import setting, shown, written
 from pipeline.rewards.score import score_run
-from pipeline.rewards.spec import load_reward_model
 from pipeline.sweep.plan import PlannedPoint, SweepOptions, SweepPlan, SweepSystem, combinations, planned_points, together
 from pipeline.sweep.study_file import DataEntry, EnginesEntry, StudyFile, StudyPart, TableEntry, read_study_file
 from pipeline.sweep.systems import read_systems, remarks, unknown_setting
@@ -147,7 +145,7 @@ def _check_preset(file: StudyFile, part: StudyPart, named: Mapping[str, GraphNam
 def _check_reward_model(file: StudyFile, part: StudyPart) -> None:
     try:
         if part.prm is not None:
-            load_reward_model(find_file(part.prm, "reward model"), engine_specs())
+            load_reward_model(find_file(part.prm, "reward model"))
     except UsageError as error:
         raise _flawed(file, part, "prm", error) from error
 

@@ -11,9 +11,8 @@ from typing import Annotated, Any
 from msgspec import UNSET, Meta, Struct, UnsetType, structs
 
 from pipeline.bundled import find_file
-from pipeline.graph.document import Document
+from pipeline.graph.document import Document, Keys
 from pipeline.graph.spec import Count, Param
-from pipeline.graph.yaml_file import Keys
 from pipeline.options import ScheduleName
 
 Text = Annotated[str, Meta(min_length=1)]

@@ -15,11 +15,10 @@ from pipeline.bundled import find_file
 from pipeline.engines.registry import by_backend
 from pipeline.engines.sim.replay import PREFIX, bindings
 from pipeline.errors import GraphError, UsageError
+from pipeline.graph.document import setting
 from pipeline.graph.load import load_engines, outline
 from pipeline.graph.plan import Plan
-from pipeline.graph.plugins import engine_specs
 from pipeline.graph.spec import EngineSpec
-from pipeline.graph.yaml_file import setting
 from pipeline.run.prepare import load_plan
 from pipeline.sweep.plan import SweepOptions, SweepPlan, SweepSystem, check_varied, combinations, planned_points, together
 
@@ -125,7 +124,7 @@ def _baseline_on(file: Path, options: SweepOptions) -> SweepSystem:
     alone = _system(_baseline(options), file, _name(file), options, baseline=True)
     if str(file).startswith(PREFIX):
         return alone
-    return _with_memory(alone, load_engines(file, engine_specs(), _of_engines(file, options)), options)
+    return _with_memory(alone, load_engines(file, _of_engines(file, options)), options)
 
 
 def _baseline(options: SweepOptions) -> Path:
@@ -188,7 +187,7 @@ def _of_engines(file: Path | None, options: SweepOptions) -> tuple[str, ...]:
         return tuple(given)
     named = options.bound(file)
     bound = bindings(named) if isinstance(named, Path) else named
-    roles = {"*", *(load_engines(bound, engine_specs()) if isinstance(bound, Path) else bound or ())}
+    roles = {"*", *(load_engines(bound) if isinstance(bound, Path) else bound or ())}
     return tuple(each for each in given if each.split(".")[1] in roles)
 
 

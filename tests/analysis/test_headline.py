@@ -17,7 +17,7 @@ from pipeline.analysis.quality.option_mass import OptionMass
 from pipeline.analysis.quality.samples import Interval
 from pipeline.analysis.resources import EngineFacts
 from pipeline.analysis.summary import summarize, take_turns
-from pipeline.graph.source import source_of
+from pipeline.graph.load import source_of
 from pipeline.options import RunOptions
 from pipeline.run.prepare import load_plan
 from pipeline.run.run import run

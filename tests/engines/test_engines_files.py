@@ -7,7 +7,6 @@ import pytest
 
 from pipeline.engines.vllm.spec import VllmSpec
 from pipeline.graph.load import load_engines
-from pipeline.graph.plugins import engine_specs
 from pipeline.run.prepare import load_plan
 
 ROOT = Path(__file__).parent.parent.parent
@@ -22,7 +21,7 @@ def test_every_engines_file_binds_to_a_graph_and_says_what_it_is(path: Path) -> 
 
 
 def test_a_file_with_an_adapter_differs_in_nothing_else() -> None:
-    specs, plain = (load_engines(Path(name), engine_specs()) for name in ("tiny-scot", "tiny"))
+    specs, plain = (load_engines(Path(name)) for name in ("tiny-scot", "tiny"))
     assert {role for role in specs if specs[role] != plain[role]} == {"target"}
     assert load_plan(ROOT / "graphs/scot.yaml", Path("tiny-scot"), ("adapter=selection",)).engines == specs
 
@@ -36,6 +35,6 @@ def test_vllm_has_the_arguments_of_every_file(path: Path) -> None:
     from vllm import AsyncEngineArgs
 
     known = {field.name for field in dataclasses.fields(AsyncEngineArgs)}
-    for spec in load_engines(path, engine_specs()).values():
+    for spec in load_engines(path).values():
         assert isinstance(spec, VllmSpec)
         assert set(spec.args) <= known

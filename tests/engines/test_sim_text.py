@@ -19,7 +19,6 @@ from pipeline.engines.sim.spec import SimTextSpec
 from pipeline.engines.sim.text import TextModel, sim_answer
 from pipeline.engines.sim.tokenizer import SPECIALS, VOCAB_SIZE, SimTokenizer
 from pipeline.graph.load import load_engines
-from pipeline.graph.plugins import engine_specs
 from pipeline.graph.prompts import DEFAULT_PROMPTS, DELIMITER, LABELS, WORDINGS
 from pipeline.reasoning.prompts import OptionPrompt, PromptBuilder
 
@@ -272,7 +271,7 @@ def test_where_the_draw_is_shared_a_better_engine_is_right_wherever_a_worse_one_
 @pytest.mark.slow
 def test_more_candidates_are_rejected_less_often_but_some_steps_always_are() -> None:
     """With the figures of sim-2xh100.yaml; SpecCoT: figure 4b, and in section 4.4.2 about 8 % on GSM8K with 5."""
-    specs: Any = load_engines(ENGINES / "sim-2xh100.yaml", engine_specs())
+    specs: Any = load_engines(ENGINES / "sim-2xh100.yaml")
     rates = {}
     for candidates in (1, 2, 5, 10):
         draft, target = TextModel("d", specs["draft"].text), TextModel("t", specs["target"].text)

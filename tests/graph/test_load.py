@@ -12,12 +12,10 @@ from pipeline.bundled import bundled_files
 from pipeline.engines.sim.spec import SimSpec
 from pipeline.engines.torch.spec import TorchSpec
 from pipeline.errors import GraphError, UsageError, nearest
-from pipeline.graph.document import Document
+from pipeline.graph.document import Document, parse
 from pipeline.graph.load import load_engines, load_preset
 from pipeline.graph.plan import LoopNode, StageNode
-from pipeline.graph.plugins import engine_specs
 from pipeline.graph.spec import SamplingSpec
-from pipeline.graph.yaml_file import parse
 from pipeline.run.prepare import load_plan
 from pipeline.stages.draft import DraftSpec
 from tests.support.commands import pipeline
@@ -121,7 +119,7 @@ def test_an_engines_file_is_checked_alone(tmp_path: Path, content: str, said: st
     path = tmp_path / "engines.yaml"
     path.write_text(content)
     with pytest.raises(GraphError, match=said):
-        load_engines(path, engine_specs())
+        load_engines(path)
     with pytest.raises(GraphError, match=said.replace(r"\$", r"\$\.engines")):
         load_plan(Path("speccot"), path)
 
@@ -180,7 +178,7 @@ def test_params_of_an_engines_file_hold_where_set_says_nothing_and_for_that_grap
     assert load_plan(Path("scot"), path).params["candidates"] == 3
     assert load_plan(Path("scot"), path, ("candidates=4",)).params["candidates"] == 4
     assert load_plan(Path("best-of-n"), path).params["candidates"] == 5
-    assert load_engines(path, engine_specs()).keys() == {"draft", "target"}
+    assert load_engines(path).keys() == {"draft", "target"}
     assert load_plan(Path("scot"), Path("tiny-scot")).params["adapter"] == "selection"
 
 
@@ -229,7 +227,7 @@ def test_every_checked_in_graph_compiles(path: Path) -> None:
 
 @pytest.mark.parametrize("path", ENGINES, ids=lambda p: p.stem)
 def test_every_checked_in_engines_file_serves_speccot(path: Path) -> None:
-    assert load_engines(path, engine_specs())
+    assert load_engines(path)
     assert set(load_plan(ROOT / "graphs/speccot.yaml", path).engines) == {"draft", "target"}
 
 

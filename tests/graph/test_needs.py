@@ -5,8 +5,8 @@ from collections.abc import Collection
 import pytest
 
 from pipeline.errors import GraphError
-from pipeline.graph.needs import check_needs, unmet_needs
 from pipeline.graph.plan import Plan
+from pipeline.graph.rules import check_needs, unmet_needs
 from pipeline.run.prepare import load_plan
 from tests.support.paths import ROOT, SIM
 

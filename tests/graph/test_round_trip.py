@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from pipeline.api import load_graph
 from pipeline.errors import GraphError, UsageError
+from pipeline.graph.document import parse, setting, written
 from pipeline.graph.plan import Plan
-from pipeline.graph.yaml_file import parse, setting, written
 from pipeline.options import RunOptions, resume_options
 from pipeline.run.prepare import load_plan
 from pipeline.run.run import run

@@ -7,10 +7,8 @@ import msgspec
 import pytest
 
 from pipeline.errors import GraphError
-from pipeline.graph.load import load_graph
+from pipeline.graph.load import load_graph, plan_of, source_of
 from pipeline.graph.plan import Plan
-from pipeline.graph.plugins import engine_specs, stage_specs
-from pipeline.graph.source import plan_of, source_of
 from pipeline.run.prepare import load_plan
 from tests.support.graphs import NAMES
 from tests.support.paths import ROOT, SIM
@@ -33,7 +31,7 @@ def compiled(speculate: str = "never", before: dict[str, Any] | None = None, aft
     repeat = {"kind": "repeat", "speculate": speculate, "until": {"token_budget": 500}, "stages": STEPS, "after": tuple(before or ())}
     answer = {"kind": "answer", "engine": "target", "after": "reason"}
     stages = {**(before or {}), "reason": {**repeat, **loop}, **({"answer": answer} if after is None else after)}
-    return load_graph({"name": "mine", "stages": stages}, stage_specs(), engine_specs(), engines=SIM)
+    return load_graph({"name": "mine", "stages": stages}, engines=SIM)
 
 
 def test_every_bundled_graph_with_a_loop_that_drafts_can_be_without() -> None:

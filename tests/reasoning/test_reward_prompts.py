@@ -8,11 +8,10 @@ from hypothesis import strategies as st
 
 from pipeline.engines.tokenizer import HFTokenizer
 from pipeline.errors import GraphError
-from pipeline.graph.plugins import engine_specs
+from pipeline.graph.load import load_reward_model
 from pipeline.graph.rewards import ChatPrompt, TextPrompt
 from pipeline.reasoning.prompts import PromptBuilder
 from pipeline.reasoning.reward_prompts import LONG, RewardPromptBuilder, Thought, text_of, turns
-from pipeline.rewards.spec import load_reward_model
 from tests.support.chat_models import chat_model
 
 ROOT = Path(__file__).parent.parent.parent
@@ -22,7 +21,7 @@ DUCKS, STEPS = "How many eggs are left?", ["Janet's ducks lay 16 eggs.", "She ea
 
 
 def prompt_of(name: str) -> TextPrompt | ChatPrompt:
-    return load_reward_model(ROOT / f"graphs/rewards/{name}.yaml", engine_specs()).prompt
+    return load_reward_model(ROOT / f"graphs/rewards/{name}.yaml").prompt
 
 
 def test_math_shepherd_is_asked_as_on_its_model_card() -> None:

@@ -9,9 +9,8 @@ from pipeline.engines.sim.tokenizer import SimTokenizer
 from pipeline.engines.torch.spec import TorchSpec
 from pipeline.engines.vllm.spec import VllmSpec
 from pipeline.errors import GraphError
-from pipeline.graph.plugins import engine_specs
+from pipeline.graph.load import load_reward_model
 from pipeline.graph.rewards import RewardSpec
-from pipeline.rewards.spec import load_reward_model
 from pipeline.run.prepare import load_plan
 from pipeline.stages.build import build_stages, builders_of
 from pipeline.stages.reward import RewardJudgeSpec
@@ -35,12 +34,12 @@ class Untemplated(SimTokenizer):
 def load(folder: Path, content: str, *settings: str) -> RewardSpec:
     path = folder / "prm.yaml"
     path.write_text(content)
-    return load_reward_model(path, engine_specs(), settings)
+    return load_reward_model(path, settings)
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_every_checked_in_file_loads_and_says_what_it_is(path: Path) -> None:
-    spec = load_reward_model(path, engine_specs()).reward
+    spec = load_reward_model(path).reward
     assert path.read_text().startswith("# ")
     assert isinstance(spec, TorchSpec | VllmSpec)
 
@@ -55,7 +54,7 @@ def test_settings_reach_the_engine(tmp_path: Path) -> None:
     [
         (
             "draft: {backend: torch, model: m}",
-            "prm.yaml: has no `reward`; the file of a reward model holds the engine `reward` and the `prompt`",
+            "prm.yaml, line 1: $: unknown key `draft`; known are `prompt`, `reward`",
         ),
         (GOOD + "draft: {backend: torch, model: m}", "prm.yaml, line 3: $: unknown key `draft`; known are `prompt`, `reward`"),
         (GOOD.replace("torch", "touch"), "$.reward.backend: unknown backend `touch`; did you mean `torch`?"),
@@ -67,7 +66,7 @@ def test_settings_reach_the_engine(tmp_path: Path) -> None:
             "reward: {backend: torch, model: m}\nprompt: {form: chat, first: x}",
             "$.prompt: `first` is 'x', which lacks the placeholder {problem}",
         ),
-        ("reward: x\nprompt: {form: chat}", "$.reward: expected a mapping, got `str`"),
+        ("reward: x\nprompt: {form: chat}", "$.reward: expected `object`, got `str`"),
     ],
 )
 def test_a_flaw_is_named_with_its_place(tmp_path: Path, content: str, message: str) -> None:
@@ -88,9 +87,9 @@ def test_a_graph_takes_from_the_file_what_serves_the_model_and_how_it_is_asked(t
     plan = load_plan(ROOT / "graphs/rsd.yaml", None, ("prm=prm-tiny", "engines.reward.max_in_flight=3"))
     verify = next(node.spec for node in plan.stages() if node.name == "verify")
     assert isinstance(verify, RewardJudgeSpec)
-    assert verify.prompt == load_reward_model(Path("prm-tiny"), engine_specs()).prompt
+    assert verify.prompt == load_reward_model(Path("prm-tiny")).prompt
     assert (plan.models["reward"], plan.engines["reward"].max_in_flight) == ("tiny-prm", 3)
-    with pytest.raises(GraphError, match=r"tiny\.yaml: has no `reward`; the file of a reward model"):
+    with pytest.raises(GraphError, match=r"tiny\.yaml, line 4: \$: unknown key `draft`; known are `prompt`, `reward`"):
         load_plan(ROOT / "graphs/rsd.yaml", None, (f"prm={ROOT / 'graphs/engines/tiny.yaml'}",))
 
 

@@ -311,7 +311,7 @@ def test_what_is_printed() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--prm", ROOT / "graphs/engines/tiny.yaml"), "tiny.yaml: has no `reward`"),
+        (("--prm", ROOT / "graphs/engines/tiny.yaml"), "tiny.yaml, line 4: $: unknown key `draft`"),
         (("--prm", PRM), "run.json: cannot be read: no such file or directory; expected a run folder"),
     ],
 )

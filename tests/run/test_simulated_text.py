@@ -9,7 +9,6 @@ import pytest
 
 from pipeline.engines.sim.spec import SimSpec
 from pipeline.graph.load import load_engines
-from pipeline.graph.plugins import engine_specs
 from pipeline.options import RunOptions
 from pipeline.run.run import run
 from tests.support.paths import ROOT
@@ -70,9 +69,7 @@ def test_thoughts_on_scots_machine_are_as_long_as_its_tables_say(tmp_path: Path)
 
 def test_the_files_of_speccots_machines_differ_in_the_machine_alone() -> None:
     """`sim-4xa100-speccot.yaml` has the machine of `sim-4xa100.yaml`, and the other half of its rates and the same texts."""
-    four, plain, two = (
-        load_engines(ENGINES / f"{name}.yaml", engine_specs()) for name in ("sim-4xa100-speccot", "sim-4xa100", "sim-2xa100-speccot")
-    )
+    four, plain, two = (load_engines(ENGINES / f"{name}.yaml") for name in ("sim-4xa100-speccot", "sim-4xa100", "sim-2xa100-speccot"))
     for role, spec in four.items():
         other, half = plain[role], two[role]
         assert isinstance(spec, SimSpec)

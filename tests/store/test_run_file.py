@@ -11,10 +11,8 @@ from msgspec import structs
 
 from pipeline.engine import EngineStatistics
 from pipeline.errors import InputError
-from pipeline.graph.load import load_graph
+from pipeline.graph.load import load_graph, source_of
 from pipeline.graph.plan import Plan
-from pipeline.graph.plugins import engine_specs, stage_specs
-from pipeline.graph.source import source_of
 from pipeline.graph.spec import EngineSpec
 from pipeline.store.run_file import RunFile, Session, host
 from tests.support.patience import HANGS_S
@@ -28,7 +26,7 @@ STATISTICS = EngineStatistics(
 
 
 def plan_of(graph: Path, engines: str = "sim-2xh100") -> Plan:
-    return load_graph(graph, stage_specs(), engine_specs(), engines=ROOT / f"graphs/engines/{engines}.yaml")
+    return load_graph(graph, engines=ROOT / f"graphs/engines/{engines}.yaml")
 
 
 def run_of(plan: Plan, **fields: Any) -> RunFile:
@@ -54,10 +52,10 @@ class Cloud(EngineSpec, frozen=True, kw_only=True, tag="cloud"):
 def test_a_run_that_needs_a_package_which_is_not_here_is_refused_by_name(tmp_path: Path) -> None:
     plan = plan_of(ROOT / "graphs/speccot.yaml")
     write_run_json(tmp_path, source=source_of(structs.replace(plan, engines={"draft": Cloud(), "target": Cloud()})))
-    with pytest.raises(InputError, match=r"run\.json: source: needs the engine backend `cloud`, which is not installed here"):
+    with pytest.raises(InputError, match=r"run\.json: source: \$\.engines\.draft\.backend: unknown backend `cloud`; known are"):
         RunFile.read(tmp_path)
     write_run_json(tmp_path, stages={"verify": {"kind": "coin", "sides": 2}})
-    with pytest.raises(InputError, match=r"run\.json: source: needs the stage kind `coin`, which is not installed here"):
+    with pytest.raises(InputError, match=r"run\.json: source: \$\.stages\.verify\.kind: unknown kind `coin`; known are"):
         RunFile.read(tmp_path)
 
 
@@ -75,8 +73,11 @@ def test_a_judge_that_is_a_function_of_another_process_is_read(tmp_path: Path) -
         ("\udcff", "is not a run.json of this program: JSON is malformed: invalid character (byte 0)"),
         ("{}", "names no format, and this version reads format 1; read it with the version that wrote it, or run it again"),
         ('{"format": 1}', "is not a run.json of this program: Object missing required field `run_id`"),
-        (RUN_JSON | {"source": "{"}, "source: while parsing a flow node"),
-        (RUN_JSON | {"source": source(engines={"target": {"max_retries": "many"}})}, "source: Expected `int`, got `str`"),
+        (RUN_JSON | {"source": "{"}, "source, line 2: invalid YAML: did not find expected node content"),
+        (
+            RUN_JSON | {"source": source(engines={"target": {"max_retries": "many"}})},
+            "source: $.engines.target.max_retries: expected `int`, got `str`",
+        ),
         (RUN_JSON | {"status": "odd"}, "is not a run.json of this program: Invalid enum value 'odd'"),
         (RUN_JSON | {"sessions": [{"status": "finished"}]}, "missing required field `started_unix_ns`"),
     ],

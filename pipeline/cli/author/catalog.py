@@ -14,7 +14,7 @@ from pipeline.bundled import FileKind, bundled_files
 from pipeline.cli.commands import command, json_option
 from pipeline.cli.console import PlainConsole
 from pipeline.cli.terminal import print_page
-from pipeline.graph.yaml_file import read_yaml
+from pipeline.graph.document import Document
 
 FILES: dict[str, FileKind] = {
     "graphs": "graph",
@@ -84,12 +84,12 @@ def _items(kind: str) -> Iterator[Item]:
     else:
         files = bundled_files(FILES[kind])
         for name in sorted(files, key=lambda name: (MAIN.index(name) if name in MAIN else len(MAIN), name)):
-            params = read_yaml(files[name]).get("params") or {} if kind == "graphs" else {}
+            params = Document.read(files[name]).at(("params",)) or {} if kind == "graphs" else {}
             yield Item(name=name, about=_head_comment(files[name]), params=params)
 
 
 def _value(value: Any) -> str:
-    """A value as a YAML file has it."""
+    """A value as YAML has it."""
     return value if isinstance(value, str) else msgspec.json.encode(value).decode()
 
 

@@ -160,7 +160,7 @@ def bindings(engines: Path | None) -> Path | Mapping[str, Any] | None:
     if run is None:
         return engines
     plan, fitted = RunFile.read(run).plan, run / CALIBRATION
-    known = plan.engines | (load_engines(fitted, {"sim": SimSpec}) if fitted.is_file() else {})
+    known = plan.engines | (load_engines(fitted) if fitted.is_file() else {})
     found: dict[str, Any] = {}
     for role in plan.engines:
         if not isinstance(spec := known[role], SimSpec):
