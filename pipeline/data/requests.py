@@ -24,18 +24,17 @@ NO_EFFECT = frozenset(
     " store user".split()
 )
 """Parameters that change no text, and are ignored."""
-UNSUPPORTED: dict[str, Sequence[Any]] = dict.fromkeys(
-    "audio bad_words chat_template chat_template_kwargs continue_final_message echo frequency_penalty functions ignore_eos"
-    " include_stop_str_in_output logit_bias logprobs min_tokens moderation prediction presence_penalty priority prompt_logprobs"
-    " reasoning_effort stop_token_ids structured_outputs tools top_logprobs use_beam_search web_search_options".split(),
-    (None, False, 0, [], {}),
+NEUTRAL: dict[str, Sequence[Any]] = dict.fromkeys(
+    "continue_final_message echo frequency_penalty ignore_eos include_stop_str_in_output logprobs min_tokens presence_penalty priority"
+    " prompt_logprobs top_logprobs use_beam_search".split(),
+    (0,),
 )
-UNSUPPORTED |= dict.fromkeys(("tool_choice", "function_call"), (None, "none", "auto"))
-UNSUPPORTED |= dict.fromkeys(
-    "add_generation_prompt best_of include_reasoning length_penalty repetition_penalty skip_special_tokens".split(), (None, 1)
+NEUTRAL |= dict.fromkeys(
+    "add_generation_prompt best_of include_reasoning length_penalty repetition_penalty skip_special_tokens".split(), (1,)
 )
-UNSUPPORTED |= {"modalities": (None, ["text"]), "response_format": (None, {"type": "text"}), "verbosity": (None, "medium")}
-"""Parameters that cannot be obeyed, those of vLLM's server among them, with the values under which there is nothing to obey."""
+NEUTRAL |= {"tool_choice": ("none", "auto"), "function_call": ("none", "auto"), "verbosity": ("medium",)}
+NEUTRAL |= {"modalities": (["text"],), "response_format": ({"type": "text"},)}
+"""The values under which parameters that cannot be obeyed ask for nothing; a null or an empty value of any parameter does not either."""
 IN_NO_MESSAGE = ("audio", "function_call", "refusal", "tool_call_id", "tool_calls")
 """What a message must not hold."""
 TURNS = "an optional system message, then alternating user and assistant messages, ending with the user's"
@@ -104,11 +103,9 @@ def read_chat(body: bytes | str | Mapping[str, Any]) -> AskedChat:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ApiError(f"the body is not a JSON object: {error}", code="invalid_json") from error
     for name, value in given.items():
-        if name not in NO_EFFECT and name not in _Body.__struct_fields__:
-            if name not in UNSUPPORTED:
-                raise ApiError(f"unknown parameter `{name}`", name, "unknown_parameter")
-            if value not in UNSUPPORTED[name]:
-                raise ApiError(f"`{name}` is not supported; leave it out", name, "unsupported_parameter")
+        obeyed = name in NO_EFFECT or name in _Body.__struct_fields__
+        if not obeyed and value not in (None, [], {}, *NEUTRAL.get(name, ())):
+            raise ApiError(f"`{name}` is not supported; leave it out", name, "unsupported_parameter")
     try:
         asked = msgspec.convert(given, _Body)
     except msgspec.ValidationError as error:

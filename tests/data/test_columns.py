@@ -1,4 +1,4 @@
-"""Which columns are read, what a value means as text, and a chat as a problem."""
+"""Which columns are read, what a value means as text, a chat as a problem, and multiple choice as data sets write it."""
 
 import json
 from datetime import date
@@ -9,13 +9,15 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from pipeline.data.columns import ALIASES, Columns
+from pipeline.data.columns import ALIASES, Columns, options_of, shown_in
 from pipeline.data.problems import Problem
 from pipeline.data.reading import InputReading, read_problems
 from pipeline.drawing.prompt import problem_in, shown_prompt
 from pipeline.errors import BadRow, InputError
-from pipeline.graph.prompts import DEFAULT_PROMPTS, Message
+from pipeline.graph.prompts import DEFAULT_PROMPTS, LETTERS, Message
 from pipeline.options import RunOptions
 from pipeline.run.prepare import load_plan
 from pipeline.run.run import run
@@ -25,6 +27,7 @@ from tests.support.paths import ROOT, SIM
 
 SYSTEM, ONE, TWO = ({"role": "system", "content": "Be brief."}, {"role": "user", "content": "1+1?"}, {"role": "assistant", "content": "2"})
 ASKED = {"role": "user", "content": "2+2?"}
+WX = ["w", "x", "y", "z"]
 
 
 def read(row: dict[str, Any], columns: dict[str, str] | None = None) -> Problem | BadRow:
@@ -56,7 +59,6 @@ def test_our_names_go_before_others_and_a_mapping_before_both() -> None:
     [
         ({}, "p.jsonl: no column `problem`; it has `text`, `nr`; pass --column problem=NAME; --column answer=NAME as well"),
         ({"problem": "txet"}, "p.jsonl: no column `txet`; it has `text`, `nr`; did you mean `text`?"),
-        ({"problem": "text", "problem_id": "zzz"}, "p.jsonl: no column `zzz`; it has `text`, `nr`"),
         ({"anwser": "nr"}, "--column anwser=nr: a problem has no field `anwser`; did you mean `answer`?"),
         ({"text": "problem"}, "--column text=problem: a problem has no field `text`; did you mean --column problem='text'?"),
     ],
@@ -67,28 +69,11 @@ def test_a_missing_column_is_named(columns: dict[str, str], what: str) -> None:
     assert str(caught.value).startswith(what)
 
 
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (27.0, "27"),
-        (0.5, "0.5"),
-        (10**30, str(10**30)),
-        (1e22, "1" + 22 * "0"),
-        (1e-7, "0.0000001"),
-        (-0.0, "0"),
-        (True, "true"),
-        (None, None),
-        (float("nan"), None),
-        (" ", None),
-        ([1, "x"], "1, x"),
-        (Decimal("27.00"), "27"),
-        (Decimal("0.50"), "0.50"),
-        (date(2024, 1, 2), "2024-01-02"),
-        ("We get 3*6 = <<3*6=18>>18\n#### 18", "18"),
-    ],
-)
-def test_answers_become_text(value: Any, text: str | None) -> None:
-    assert read({"problem": "x", "answer": value}) == Problem(1, "1", "x", text)
+def test_answers_become_text() -> None:
+    values = {27.0: "27", 0.5: "0.5", 1e22: "1" + 22 * "0", 1e-7: "0.0000001", -0.0: "0", True: "true", None: None, float("nan"): None}
+    values |= {" ": None, Decimal("0.70"): "0.70", date(2024, 1, 2): "2024-01-02", "We get <<3*6=18>>18\n#### 18": "18"}
+    for value, text in (*values.items(), ([1, "x"], "1, x")):
+        assert read({"problem": "x", "answer": value}) == Problem(1, "1", "x", text)
 
 
 @pytest.mark.parametrize(
@@ -97,22 +82,32 @@ def test_answers_become_text(value: Any, text: str | None) -> None:
         ({"problem": None}, "has no `problem`"),
         ({"problem": " \n"}, "`problem` is empty"),
         ({"problem": 5}, "`problem` is a number, expected text or the messages of a chat"),
-        ({"problem": "x", "answer": {}}, "`answer` is an object, expected text or a number"),
-        ({"problem": "x", "answer": b"\xff"}, "`answer` is binary, expected text or a number"),
-        ({"problem": "x", "answer": float("inf")}, "`answer` is a number that is out of range; write it as text"),
-        ({"problem": "x", "grader": "mathh"}, "`grader` is 'mathh', expected math, "),
+        ({"answer": {}}, "`answer` is an object, expected text or a number"),
+        ({"answer": float("inf")}, "`answer` is a number that is out of range; write it as text"),
+        ({"grader": "mathh"}, "`grader` is 'mathh', expected math, "),
         ({"problem": "x" * 1_000_001}, "`problem` has 1,000,001 characters, more than 1,000,000"),
-        ({"problem": "x", "answer": "x" * 100_001}, "`answer` has 100,001 characters, more than 100,000"),
-        ({"problem": "x", "problem_id": "x" * 1001}, "`problem_id` has 1,001 characters, more than 1,000"),
+        ({"answer": "x" * 100_001}, "`answer` has 100,001 characters, more than 100,000"),
+        ({"problem_id": "x" * 1001}, "`problem_id` has 1,001 characters, more than 1,000"),
         ({"problem": [ONE, TWO]}, "`problem` ends with an assistant message; end the chat with the user's, or map it"),
         ({"problem": [ONE, ONE]}, "`problem` has messages by user, user; expected an optional system message"),
-        ({"problem": [{"role": "tool", "content": "x"}, ONE]}, "`problem[0].role` is 'tool'; expected system"),
-        ({"problem": [{"role": "user", "content": [{"type": "image"}]}]}, "`problem[0].content` is no text"),
-        ({"problem": [ONE, TWO] * 40 + [ONE]}, "`problem` has 81 messages, more than 64"),
+        ({"options": "(A) a (B) b"}, "`options` is text without options"),
+        ({"options": "['w', 'x']"}, "`options` is text but not JSON"),
+        ({"options": [["a"], ["b"]]}, "`options` is an array without options"),
+        ({"options": ["a", ""]}, "option B of `options` is empty"),
+        ({"options": [str(place) for place in range(27)]}, "`options` has 27 texts, more than the 26"),
+        ({"options": {"text": ["w", "x"], "label": ["A"]}}, "`options` has 2 texts and the labels A"),
+        ({"options": {"text": ["w", "x"], "label": ["A", "A"]}}, "`options` has 2 texts and the labels A, A"),
+        ({"options": WX, "answer": "green"}, "`answer` is 'green', which is not one of its 4 options; expected a letter up to D"),
+        ({"options": WX, "answer": "E"}, "`answer` is 'E', which is not one of its 4 options"),
+        ({"options": WX, "answer": "D. y"}, "`answer` is 'D. y', which is not one of"),
+        ({"options": ["B", "A"], "answer": "A"}, "`answer` is 'A': several options match; write the letter"),
+        ({"options": WX, "answer": ["A", "B"]}, "`answer` is an array, expected text or a number"),
+        ({"options": WX, "answer": 2}, "`answer` is '2': it may be positions counted from 0, positions counted from 1, and the first"),
+        ({"options": WX, "answer": 7}, "`answer` is '7', which is not one of"),
     ],
 )
 def test_a_row_without_a_problem_says_why(row: dict[str, Any], what: str) -> None:
-    found = read(row)
+    found = read({"problem": "x"} | row)
     assert isinstance(found, BadRow)
     assert found.what.startswith(what)
 
@@ -128,21 +123,15 @@ def test_paths_lead_into_rows() -> None:
     assert columns.problem(2, {"a.b": "no gold here", "gold": None}) == Problem(2, "2", "no gold here", None)
 
 
-@pytest.mark.parametrize(
-    ("value", "problem"),
-    [
-        (json.dumps([ONE]), Problem(1, "1", "1+1?", None)),
-        ("[{not a chat", Problem(1, "1", "[{not a chat", None)),
-        ([{"role": "user", "content": [{"type": "text", "text": "1+"}, {"type": "text", "text": "1?"}]}], Problem(1, "1", "1+1?", None)),
-        ([{"role": "developer", "content": "Be brief."}, ONE], Problem(1, "1", "1+1?", None, history=said(SYSTEM))),
-        ([SYSTEM, ONE, TWO, ASKED], Problem(1, "1", "2+2?", None, history=said(SYSTEM, ONE, TWO))),
-    ],
-)
-def test_messages_in_every_form(value: Any, problem: Problem) -> None:
-    assert read({"messages": value}) == problem
+def test_messages_in_every_form() -> None:
+    parts = [{"type": "text", "text": "1+"}, {"type": "text", "text": "1?"}]
+    for value in (json.dumps([ONE]), [{"role": "user", "content": parts}]):
+        assert read({"messages": value}) == Problem(1, "1", "1+1?", None)
+    assert read({"messages": "[{not a chat"}) == Problem(1, "1", "[{not a chat", None)
+    assert read({"messages": [{**SYSTEM, "role": "developer"}, ONE]}) == Problem(1, "1", "1+1?", None, history=said(SYSTEM))
 
 
-def test_a_chat_is_the_same_in_parquet_and_in_the_prompt_of_a_run_that_keeps_it(tmp_path: Path) -> None:
+def test_a_chat_is_the_same_in_parquet_and_in_the_prompts_of_both_engines(tmp_path: Path) -> None:
     pq.write_table(pa.Table.from_pylist([{"messages": [SYSTEM, ONE, TWO, ASKED], "answer": "4"}]), tmp_path / "p.parquet")
     options = RunOptions(graph=ROOT / "graphs/target.yaml", engines=SIM, input=tmp_path / "p.parquet", output=tmp_path / "run")
     assert run(options).exit_code == 0
@@ -150,5 +139,95 @@ def test_a_chat_is_the_same_in_parquet_and_in_the_prompt_of_a_run_that_keeps_it(
     assert list(kept) == list(read_problems(tmp_path / "p.parquet"))
     problem = problem_in("p", iter(kept), 1)
     assert problem.told(DEFAULT_PROMPTS) == "system: Be brief.\n\nuser: 1+1?\n\nassistant: 2\n\nuser: 2+2?"
-    text = shown_prompt(load_plan(ROOT / "graphs/target.yaml", SIM), "target", "response", problem).text
-    assert text.startswith(f"<|user|>Be brief.<|user|>1+1?<|assistant|>2<|end|><|user|>{DEFAULT_PROMPTS.asked('2+2?')}<|assistant|>")
+    plan = load_plan(ROOT / "graphs/speccot.yaml", SIM)
+    begin = f"<|user|>Be brief.<|user|>1+1?<|assistant|>2<|end|><|user|>{DEFAULT_PROMPTS.asked('2+2?')}<|assistant|>"
+    shown = [shown_prompt(plan, "speccot", node.name, problem) for node in plan.stages()]
+    assert {each.role for each in shown if each.text.startswith(begin)} == {"draft", "target"}
+
+
+def test_options_in_every_form() -> None:
+    labelled = [{"label": "A", "text": "w"}, {"label": "B", "text": "x"}]
+    arc, medqa = {"text": ["w", "x"], "label": ["1", "2"]}, {"A": "w", "B": "x", "C": None}  # as Arrow gives the letters of the longest
+    for value in (["w", "x"], arc, medqa, labelled, ["A)w", "B)x"], ["(A) w", "(B) x"], '["w", "x"]'):
+        assert options_of("options", value).texts == ("w", "x")
+    assert [options_of("options", value).labels for value in (arc, medqa, labelled)] == [("1", "2"), ("A", "B"), ("A", "B")]
+    assert options_of("options", ["A) 21", "C) 22", 2]).texts == ("A) 21", "C) 22", "2")
+    assert not any(options_of("options", value).texts for value in (None, "", [], {}))
+
+
+@pytest.mark.parametrize(
+    ("options", "answers"),
+    [
+        (WX, ["C", "c", "(C)", "C.", "**C**", "C. y", "y", " Y ", ["C"]]),
+        ({"text": WX, "label": ["1", "2", "3", "4"]}, ["3", 3]),
+        ({"text": WX, "label": ["E", "F", "G", "H"]}, ["G", "y"]),
+        (["0.5", "2", "1.5"], [1.5]),
+        (["no", "False", "True"], [True]),
+    ],
+)
+def test_an_answer_becomes_a_letter(options: Any, answers: list[Any]) -> None:
+    rows = [{"problem": "Which?", "options": options, "answer": answer} for answer in answers]
+    assert [item.answer for item in map(read, rows) if isinstance(item, Problem)] == ["C"] * len(answers)
+
+
+@given(st.lists(st.integers(1, 25), min_size=1, max_size=8), st.sampled_from([0, 1]), st.booleans(), st.data())
+def test_numbers_are_places_only_where_the_column_says_from_where(sizes: list[int], base: int, as_text: bool, data: st.DataObject) -> None:
+    """Against the definition: a column whose numbers can be read in one way alone is read so; otherwise a row is only where all agree."""
+    options = [[f"option {place}" for place in range(size + 1)] for size in sizes]
+    places = [data.draw(st.integers(0, size)) for size in sizes]
+    rows: list[dict[str, Any]] = [
+        {"problem": "Which?", "options": each, "answer": str(place + base) if as_text else place + base}
+        for each, place in zip(options, places, strict=True)
+    ]
+    columns = Columns({}, rows, "p")
+    known = any(int(row["answer"]) == (0 if base == 0 else len(row["options"])) for row in rows)
+    for row, place in zip(rows, places, strict=True):
+        found = columns.problem(1, row)
+        assert found.answer == LETTERS[place] if isinstance(found, Problem) else not known and "the first rows do not tell" in found.what
+        assert isinstance(found, Problem) == known
+
+
+def test_options_that_a_problem_shows() -> None:
+    for problem in ("Which?\n(A) red\n(B) blue", "Which? A. red B. blue", "Which?\n**A**: red\n**B**: blue"):
+        assert shown_in(problem, ("red", "blue"))
+    for problem in ("Which of red and blue?", "(A) red (C) blue", "(B) blue (A) red"):
+        assert not shown_in(problem, ("red", "blue"))
+
+
+OWN = [dict(zip(("opa", "opb", "opc", "opd"), WX, strict=True)) | {"cop": place} for place in range(4)]
+ARC = [{"choices": {"text": WX, "label": list("ABCD")}, "answerKey": each} for each in "ABCD"]
+SETS: dict[str, tuple[dict[str, str], list[dict[str, Any]], str]] = {
+    "mmlu": ({}, [{"choices": WX, "answer": place} for place in range(4)], "positions counted from 0"),
+    "from 1": ({}, [{"choices": WX, "answer": place + 1} for place in range(4)], "positions counted from 1"),
+    "by value": ({}, [{"choices": [3, 4, 5, 6], "answer": place + 3} for place in range(4)], "the text of an option"),
+    "arc": ({}, ARC, "`answerKey` as `answer`"),
+    "hellaswag": ({"options": "endings", "answer": "label"}, [{"endings": WX, "label": str(n)} for n in range(4)], "from 0"),
+    "medmcqa": ({"options": "opa,opb,opc,opd", "answer": "cop"}, OWN, "positions counted from 0"),
+    "mmlu-pro": ({}, [{"options": WX, "answer": "ABCD"[place], "answer_index": place} for place in range(4)], ""),
+}
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_data_sets_as_they_are_published(name: str) -> None:
+    mapped, rows, remark = SETS[name]
+    asked = [{"question": f"q{place}"} | row for place, row in enumerate(rows)]
+    columns = Columns(mapped, asked, name)
+    items = [item for row in asked if isinstance(item := columns.problem(1, row), Problem)]
+    assert ("".join(item.answer or "-" for item in items), {len(item.options) for item in items}) == ("ABCD", {4})
+    assert remark in columns.remark
+
+
+def test_a_row_whose_answer_is_no_option_fails_alone_and_one_that_shows_its_options_has_them_once() -> None:
+    rows = [
+        {"problem": "Which?", "options": ["red", "blue"], "answer": "green"},
+        {"problem": "Which? (A) red (B) blue", "options": ["red", "blue"], "answer": "blue"},
+        {"problem": "1+1?", "options": ["1", "2"], "answer": "2", "grader": "math"},
+        {"problem": "1+1?", "options": None, "answer": 1},
+    ]
+    first, *others = (item for item, _ in InputReading("p", rows))
+    assert isinstance(first, BadRow)
+    assert others == [
+        Problem(2, "2", "Which? (A) red (B) blue", "B", (), "letter"),
+        Problem(3, "3", "1+1?", "2", (), "math"),
+        Problem(4, "4", "1+1?", "1"),
+    ]

@@ -3,7 +3,6 @@
 import gzip
 import json
 import os
-import tracemalloc
 from pathlib import Path
 
 import pyarrow as pa
@@ -46,23 +45,18 @@ READ = {
     "p.parquet": parquet(),
     "p.arrow": FILE,
     "stream.arrow": STREAM,
-    "p.feather": FILE,
     "P.NDJSON": LINES,
     "p.jsonl.gz": gzip.compress(LINES),
-    "p.jsonl.zst": packed("zstd", LINES),
     "P.CSV.GZ": gzip.compress(CSV),
-    "p.csv.zst": packed("zstd", CSV),
     "unsaid.jsonl": gzip.compress(LINES),
     "members.jsonl.zst": b"".join(packed("zstd", line + b"\n") for line in LINES.splitlines()),
     "p.csv": CSV,
-    "bom.csv": b"\xef\xbb\xbf" + CSV,
     "bom.jsonl": b"\xef\xbb\xbf" + LINES,
     "windows.jsonl": LINES.replace(b"\n", b"\r\n\r\n"),
     "separators.jsonl": "\u2028".encode() + LINES.replace(b"\n", "\u2028\n\u2028\n".encode()),
     "p.tsv": CSV.replace(b"m,a", b"m\ta").replace(b"?,", b"?\t").replace(b'",', b'"\t'),
     "lines.json": LINES,
     "array.json": json.dumps(ROWS, indent=1).encode(),
-    "array.jsonl": json.dumps(ROWS).encode(),
 }
 
 
@@ -94,42 +88,27 @@ def test_lines_of_json_as_python_writes_them(tmp_path: Path) -> None:
     assert (second, third) == ({"a": float("inf")}, {"a": 12345678901234567890123})
 
 
-@pytest.mark.parametrize(
-    ("line", "what"),
-    [
-        (b"nonsense", "line 3 is not JSON"),
-        (b'"text"', "line 3 is not a JSON object"),
-        (b'{"problem": "\xff"}', "line 3 is not JSON"),
-        (b"[" * 20_000, "line 3 is not JSON"),
-        (b'{"a": ' + b"9" * 5000 + b"}", "line 3 is not JSON"),
-    ],
-)
-def test_a_line_that_is_no_row_spoils_no_other(tmp_path: Path, line: bytes, what: str) -> None:
-    (tmp_path / "p.jsonl").write_bytes(b'{"problem": "x"}\n\n' + line + b'\n{"problem": "y"}')
-    first, bad, last = rows_of(tmp_path / "p.jsonl")
+def test_a_line_that_is_no_row_spoils_no_other(tmp_path: Path) -> None:
+    lines = (b"nonsense", b'"text"', b'{"problem": "\xff"}', b"[" * 20_000, b'{"a": ' + b"9" * 5000 + b"}")
+    (tmp_path / "p.jsonl").write_bytes(b'{"problem": "x"}\n\n' + b"\n".join(lines) + b'\n{"problem": "y"}')
+    first, *bad, last = rows_of(tmp_path / "p.jsonl")
     assert (first, last) == ({"problem": "x"}, {"problem": "y"})
-    assert isinstance(bad, Flaw)
-    assert str(bad).startswith(what)
+    said = [str(each).partition(" (")[0] for each in bad if isinstance(each, Flaw)]
+    assert said == [f"line {n} is not {'a JSON object' if n == 4 else 'JSON'}" for n in range(3, 8)]
 
 
 REFUSED = [
     ("p.txt", b"x", "unknown file type `.txt`; expected .parquet, .arrow, "),
-    ("p.parquet.gz", b"", "unknown file type `.gz`"),
     ("p.jsonl", parquet(), "is a Parquet file; name it .parquet"),
     ("p.csv", FILE, "is an Arrow file; name it .arrow"),
     ("p.csv", b"PK\x03\x04abc", "is a ZIP archive or a spreadsheet"),
-    ("p.jsonl.xz", b"\xfd7zXZ\x00", "unknown file type `.xz`"),
     ("p.jsonl", b"\xfd7zXZ\x00", "is compressed by xz"),
     ("p.csv", b"version https://git-lfs.github.com/spec/v1\noid sha256:1\n", "is a Git LFS pointer"),
     ("p.csv", CSV.decode().encode("utf-16"), "is UTF-16; save it as UTF-8"),
-    ("p.csv", CSV.decode().encode("utf-16-le"), "is not UTF-8 text"),
     ("p.csv", b"", "holds no rows"),
     ("p.csv", b"problem,problem\nx,y\n", "has the column `problem` twice"),
     ("p.csv", b"problem,answer\nx,1\nx,2,3\n", "Row #3: Expected 2 columns, got 3"),
-    ("p.csv", b"problem,answer\nx,\xff\n", "invalid UTF8 data"),
     ("p.json", b'[{"problem": "x"},', "is not a JSON array: "),
-    ("p.parquet", b"PAR1 and then nothing", "Parquet magic bytes not found"),
-    ("p.arrow", b"", "Tried reading schema message"),
     ("p.arrow", FILE[:-40], "p.arrow: "),
     ("p.jsonl.gz", gzip.compress(os.urandom(1000))[:500], "truncated"),
     ("p.jsonl.zst", packed("zstd", LINES * 20)[:-9], "Truncated compressed stream"),
@@ -149,11 +128,7 @@ def test_a_file_that_cannot_be_read_has_one_sentence(tmp_path: Path, name: str, 
 def test_what_is_no_file(tmp_path: Path) -> None:
     (tmp_path / "folder.csv").mkdir()
     os.mkfifo(tmp_path / "pipe.csv")
-    for name, what in {
-        "folder.csv": "is a directory; expected a file",
-        "pipe.csv": "is not a regular file",
-        "a.csv": "no such file",
-    }.items():
+    for name, what in {"folder.csv": "is a directory", "pipe.csv": "is not a regular file", "a.csv": "no such file"}.items():
         with pytest.raises(InputError, match=what):
             list(rows_of(tmp_path / name))
 
@@ -172,19 +147,9 @@ def test_a_damaged_file_is_an_error_or_rows_and_never_a_crash(tmp_path: Path, co
         assert len(found) <= len(ROWS)
 
 
-def test_a_file_is_not_in_memory_as_a_whole(tmp_path: Path) -> None:
-    (tmp_path / "p.jsonl").write_text((json.dumps({"problem": "x" * 1000}) + "\n") * 10_000)
-    tracemalloc.start()
-    assert sum(1 for _ in rows_of(tmp_path / "p.jsonl")) == 10_000
-    assert tracemalloc.get_traced_memory()[1] < 1 << 20
-    tracemalloc.stop()
-
-
-@pytest.mark.parametrize(
-    ("name", "form"), [("a.jsonl.zst", ".jsonl"), ("a.parquet", ".parquet"), ("a.arrow.zst", ""), ("a.gz", ""), ("A.CSV.GZ", ".csv")]
-)
-def test_a_format_is_in_the_name(name: str, form: str) -> None:
-    assert form_of(name) == form
+def test_a_format_is_in_the_name() -> None:
+    named = {"a.jsonl.zst": ".jsonl", "a.parquet": ".parquet", "a.arrow.zst": "", "a.gz": "", "A.CSV.GZ": ".csv"}
+    assert {name: form_of(name) for name in named} == named
 
 
 def test_a_folder_and_a_pattern_are_their_files_in_the_order_of_their_names(tmp_path: Path) -> None:
@@ -200,18 +165,10 @@ def test_a_folder_and_a_pattern_are_their_files_in_the_order_of_their_names(tmp_
         files_of(tmp_path / "none")
 
 
-@pytest.mark.parametrize(
-    ("names", "found", "what"),
-    [
-        (["main/data/a.parquet"], ["main/data/a.parquet"], ""),
-        (["train/a.parquet", "test/a.parquet"], [], r"has files in several folders, test, train; choose one: d/test"),
-        (["train-1.csv", "train-2.csv", "test.csv"], [], r"several splits, test \(1 file\), train \(2 files\); choose one.*: d/test.csv"),
-        (["contest.csv", "latest.csv"], ["contest.csv", "latest.csv"], ""),
-    ],
-)
-def test_of_a_folder_one_split_is_read(names: list[str], found: list[str], what: str) -> None:
-    if not what:
-        assert files_among("d", names) == found
-        return
-    with pytest.raises(InputError, match=what):
-        files_among("d", names)
+def test_of_a_folder_one_split_is_read() -> None:
+    for names in (["main/data/a.parquet"], ["contest.csv", "latest.csv"]):
+        assert files_among("d", names) == names
+    with pytest.raises(InputError, match="has files in several folders, test, train; choose one: d/test"):
+        files_among("d", ["train/a.parquet", "test/a.parquet"])
+    with pytest.raises(InputError, match=r"several splits, test \(1 file\), train \(2 files\); choose one.*: d/test.csv"):
+        files_among("d", ["train-1.csv", "train-2.csv", "test.csv"])

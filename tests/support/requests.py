@@ -30,7 +30,7 @@ REFUSED: list[tuple[dict[str, Any] | str, str, str | None, str | None]] = [
     (request("embeds", url="/v1/embeddings"), "embeds", "url", "invalid_url"),
     (request("gets", method="GET"), "gets", "url", "invalid_url"),
     (request("streams", stream=True), "streams", "stream", "unsupported_parameter"),
-    (request("typo", temprature=1), "typo", "temprature", "unknown_parameter"),
+    (request("typo", temprature=1), "typo", "temprature", "unsupported_parameter"),
     (request(None), "(row 8)", "custom_id", "missing_required_parameter"),
     (request(7), "(row 9)", "custom_id", "invalid_value"),
     ({**request("bodiless"), "body": None}, "bodiless", "body", "missing_required_parameter"),
