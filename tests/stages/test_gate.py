@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from msgspec import structs
 
 from pipeline.analysis.summary import summarize
 from pipeline.confidence import Confidence
-from pipeline.engine import Completion
 from pipeline.reasoning.chain import Chain, Outcome, Span
 from pipeline.run.prepare import load_plan
 from pipeline.stages.build import build_stages
@@ -35,19 +36,13 @@ def drafted(here: Any, *found: Confidence | None) -> tuple[Chain, tuple[Span, ..
     return chain, spans
 
 
-@pytest.mark.parametrize(("statistic", "below", "above"), [("mean", -0.6, -0.4), ("min", -2.5, -1.5), ("margin", 0.4, 0.6)])
-def test_a_low_value_is_flagged_as_unsure_and_a_high_one_as_overconfident(world: World, statistic: str, below: float, above: float) -> None:
-    chain, _ = drafted(world(), MIDDLE)
-    value = getattr(MIDDLE, statistic)
-    for threshold, flags, flagged in (
-        (below, "unsure", False),
-        (above, "unsure", True),
-        (below, "overconfident", True),
-        (above, "overconfident", False),
-        (value, "unsure", False),
-        (value, "overconfident", False),
-    ):
-        outcome = gate(threshold, statistic, flags=flags).apply(chain, [])
+@given(st.sampled_from(["mean", "min", "first_entropy", "margin"]), st.floats(-3, 3), st.sampled_from(["unsure", "overconfident"]))
+def test_a_value_beyond_the_threshold_is_flagged(world: World, statistic: str, threshold: float, flags: str) -> None:
+    """Less log probability or margin, or more entropy, is unsure; the opposite is overconfident; an equal value passes."""
+    chain, value = drafted(world(), MIDDLE)[0], getattr(MIDDLE, statistic)
+    for limit in (threshold, value):
+        outcome = gate(limit, statistic, flags=flags).apply(chain, [])
+        flagged = value < limit if (statistic == "first_entropy") == (flags == "overconfident") else value > limit
         assert outcome.reading is not None
         assert (outcome.reading.flagged, outcome.reading.value, outcome.reading.candidate) == (flagged, value, 0)
         assert (outcome.step is None) == flagged
@@ -99,29 +94,22 @@ def built(here: Any, graph: str) -> dict[str, Any]:
     return build_stages(plan, here.builders, graph)
 
 
-@pytest.mark.parametrize(("graph", "stage", "asks"), [("gated", "draft", True), ("routed", "glimpse", True), ("triggered", "draft", True)])
-def test_log_probabilities_are_asked_for_where_a_gate_reads_them(world: World, graph: str, stage: str, asks: bool) -> None:
+@pytest.mark.parametrize(("graph", "stage"), [("gated", "draft"), ("routed", "glimpse"), ("triggered", "draft")])
+def test_log_probabilities_are_asked_for_where_a_gate_reads_them(world: World, graph: str, stage: str) -> None:
     here = world()
-    requests = built(here, graph)[stage].requests(here.chain())
-    assert [request.logprobs for request in requests] == [asks]
+    assert [request.logprobs for request in built(here, graph)[stage].requests(here.chain())] == [True]
 
 
-def test_a_routed_step_begins_with_the_token_that_was_looked_at(world: World) -> None:
+def test_a_routed_step_is_written_by_whom_the_gate_says_from_the_token_that_it_read(world: World) -> None:
     here = world()
     stages, chain = built(here, "routed"), here.chain()
     [glimpse], [small], [large] = (stages[name].requests(chain) for name in ("glimpse", "small", "large"))
     assert (small.seed, small.prompt_ids) == (glimpse.seed, glimpse.prompt_ids)
     assert large.seed != glimpse.seed
-
-
-def test_who_writes_after_a_gate(world: World) -> None:
-    here = world()
-    stages = built(here, "routed")
     for confidence, writer, decision, role in ((SURE, "small", "unverified", "draft"), (MIDDLE, "large", "written", "target")):
         chain, _ = drafted(here, confidence)
         assert chain.apply("route", stages["route"].apply(chain, [])) is None
-        said: Completion = here.said("It is 5.\n\n", role=role)
-        step = chain.apply(writer, stages[writer].apply(chain, [said]))
+        step = chain.apply(writer, stages[writer].apply(chain, [here.said("It is 5.\n\n", role=role)]))
         assert step is not None
         assert (step.decision, step.chosen, step.verdict) == (decision, None, None)
 
@@ -143,9 +131,6 @@ def test_the_target_is_called_where_a_gate_flags_and_computes_what_it_has_not_re
         flagged = any(row["gate_flagged"])
         assert (row["decision"] == "unverified") == (bool(row["gate_stage"]) and not flagged)
         assert (row["verify_kind"] is not None) == (flagged and graph == "gated")
-        for value, threshold, is_flagged in zip(row["gate_value"], row["gate_threshold"], row["gate_flagged"], strict=True):
-            assert value is not None
-            assert is_flagged == ((value < threshold) if graph == "gated" else (value > threshold))
     of_target: dict[str, int] = {}
     for call in sorted(rows(result, "calls"), key=lambda each: (each["chain_id"], each["call_index"])):
         if call["engine"] == "target":
@@ -153,8 +138,6 @@ def test_the_target_is_called_where_a_gate_flags_and_computes_what_it_has_not_re
             assert call["cached_input_tokens"] >= known - 1, "all that it read before"
             assert call["recomputed_input_tokens"] == 0
             of_target[call["chain_id"]] = call["input_tokens"] if call["kind"] != "score" else known
-    chains = rows(result, "chains")
-    assert sum(row["unverified_steps"] for row in chains) == decisions["unverified"]
     found = summarize(result.folder)
     assert found.unverified_steps == decisions["unverified"]
     assert found.verified_steps == decisions["accepted"] + decisions["fallback"]

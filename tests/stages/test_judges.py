@@ -2,15 +2,15 @@
 
 import math
 from collections.abc import Callable
+from statistics import fmean
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pipeline.engine import Completion, Request, Usage
 from pipeline.graph.prompts import CHOOSE_ASKED, CHOOSE_QUESTION, CHOOSE_THOUGHT_INTRO
-from pipeline.reasoning.chain import Verdict
 from pipeline.stages.choose import ChooseSpec, ChooseStage, probabilities
 from pipeline.stages.score import LikelihoodSpec, LikelihoodStage, ScoreSpec, ScoreStage
 
@@ -29,11 +29,6 @@ def likelihood(here: Any, **fields: Any) -> LikelihoodStage:
     return LikelihoodStage("verify", LikelihoodSpec(engine="target", **fields), here.builders)
 
 
-def scored(*logprobs: float) -> Completion:
-    """The answer to a scoring."""
-    return Completion(candidates=(), scored_logprobs=logprobs, usage=Usage(input_tokens=1))
-
-
 @pytest.mark.parametrize("target", ["sim", "shifted", "plain", "tiny"])
 def test_a_choice_shows_distinct_candidates_after_the_context(world: World, target: str) -> None:
     here = world(target=target)
@@ -47,39 +42,19 @@ def test_a_choice_shows_distinct_candidates_after_the_context(world: World, targ
     assert (request.max_tokens, len(request.option_ids), request.temperature) == (1, 4, 0.0)
 
 
-@pytest.mark.parametrize(
-    ("weights", "chosen", "label"), [((0.1, 0.2, 0.6), 2, "2"), ((0.1, 0.5, 0.3), 0, "1"), ((0.5, 0.3, 0.1), None, "0")]
-)
-def test_the_likeliest_option_is_mapped_back_to_the_first_drafted(world: World, weights: Any, chosen: int | None, label: str) -> None:
+@given(st.lists(st.integers(0, 9), min_size=3, max_size=3).filter(any), st.sampled_from([0.0, 0.4, 0.5, 1.0]))
+def test_the_likeliest_option_decides_where_it_reaches_the_threshold(world: World, tenths: list[int], threshold: float) -> None:
+    """SpecCoT eq. 4, SCoT eq. 3; an option stands for the first of identical candidates, and 0 for none of them."""
     here = world()
-    chain = here.chain()
-    here.draft(chain, "a\n\n", "a\n\n", "b\n\n")
-    verdict = choose(here).apply(chain, [here.weighed(*weights)]).verdict
-    assert verdict is not None
-    assert (verdict.chosen, verdict.label, verdict.distinct, verdict.accepted) == (chosen, label, 2, chosen is not None)
-    assert verdict.probs == pytest.approx([w / 0.9 for w in weights])
-    assert verdict.value == pytest.approx(max(weights) / 0.9)
-    assert verdict.mass == pytest.approx(0.9)
-
-
-@pytest.mark.parametrize(
-    ("weights", "threshold", "chosen", "label"),
-    [
-        ((0.2, 0.1, 0.7), 0.7, 2, "2"),  # reached
-        ((0.2, 0.1, 0.7), 0.71, None, "2"),
-        ((0.1, 0.1, 0.3), 0.59, 2, "2"),  # of the options alone
-        ((0.9, 0.0, 0.1), 0.5, None, "0"),  # that none is right is no candidate
-        ((0.2, 0.1, 0.7), 1.0, None, "2"),
-    ],
-)
-def test_a_chosen_candidate_must_reach_the_threshold(world: World, weights: Any, threshold: float, chosen: int | None, label: str) -> None:
-    here = world()
-    chain = here.chain()
+    chain, weights = here.chain(), [each / 30 for each in tenths]
     here.draft(chain, "a\n\n", "a\n\n", "b\n\n")
     verdict = choose(here, threshold=threshold).apply(chain, [here.weighed(*weights)]).verdict
-    assert (verdict.chosen, verdict.label, verdict.threshold) == (chosen, label, threshold)
-    assert verdict.value == pytest.approx(max(weights) / sum(weights))
-    assert choose(here).apply(chain, [here.weighed(*weights)]).verdict.threshold is None
+    assert verdict is not None
+    best = int(verdict.label)
+    assert verdict.probs == pytest.approx([weight / sum(weights) for weight in weights])
+    assert (verdict.value, tenths[best], verdict.threshold) == (verdict.probs[best], max(tenths), threshold or None)
+    assert verdict.mass == pytest.approx(sum(weights))
+    assert (verdict.chosen, verdict.distinct) == ((None, 0, 2)[best] if verdict.value >= threshold else None, 2)
 
 
 @pytest.mark.parametrize("target", ["sim", "shifted", "plain", "tiny"])
@@ -150,33 +125,21 @@ def test_a_score_asks_as_if_the_candidate_were_committed(world: World, target: s
     assert (request.max_tokens, len(request.option_ids)) == (1, 10)
 
 
-def at(**weights: float) -> list[float]:
-    return [weights.get(f"d{digit}", 0.0) for digit in range(10)]
-
-
-@pytest.mark.parametrize(
-    ("fields", "weights", "value", "accepted"),
-    [
-        ({"threshold": 7.0}, at(d7=0.4, d2=0.3, d1=0.3), 7.0, True),
-        ({"threshold": 7.0}, at(d6=0.4, d9=0.3, d8=0.3), 6.0, False),
-        ({"threshold": 7.0}, at(d6=0.5, d7=0.5), 6.0, False),
-        ({"threshold": 0.0}, at(d0=1.0), 0.0, True),
-        ({"threshold": 7.0, "method": "expected"}, at(d7=0.4, d2=0.3, d1=0.3), 3.7, False),
-        ({"threshold": 7.0, "method": "expected"}, at(d6=0.5, d8=0.5), 7.0, True),
-        ({"threshold": 7.0, "method": "expected"}, at(d6=0.51, d8=0.49), 6.98, False),
-        ({"threshold": 7.0, "method": "expected"}, at(d9=0.05, d7=0.05), 8.0, True),
-    ],
-)
-def test_a_score_against_its_threshold(world: World, fields: Any, weights: list[float], value: float, accepted: bool) -> None:
+@given(st.lists(st.integers(0, 9), min_size=10, max_size=10).filter(any), st.integers(0, 9), st.sampled_from(["greedy", "expected"]))
+@example([0, 0, 0, 0, 0, 0, 5, 0, 5, 0], 7, "expected")
+@example([0, 0, 0, 0, 0, 0, 0, 4, 3, 3], 7, "greedy")
+def test_a_score_against_its_threshold(world: World, tenths: list[int], threshold: int, method: Any) -> None:
+    """The likeliest digit, or the mean of the digits by their probabilities (SpecReason 4.1)."""
     here = world()
     chain = here.chain()
     here.draft(chain, "It is 5.\n\n")
-    verdict = score(here, **fields).apply(chain, [here.weighed(*weights)]).verdict
+    verdict = score(here, threshold=threshold, method=method).apply(chain, [here.weighed(*[each / 100 for each in tenths])]).verdict
     assert verdict is not None
-    assert verdict.value == pytest.approx(value)
-    assert verdict.accepted == accepted
-    assert verdict.threshold == fields["threshold"]
-    assert verdict.mass == pytest.approx(sum(weights))
+    expected = sum(digit * each for digit, each in enumerate(tenths)) / sum(tenths)
+    assert verdict.value == pytest.approx(expected if method == "expected" else float(verdict.label))
+    assert tenths[int(verdict.label)] == max(tenths)
+    assert verdict.accepted == (verdict.value >= threshold)
+    assert (verdict.threshold, verdict.mass) == (threshold, pytest.approx(sum(tenths) / 100))
 
 
 @pytest.mark.parametrize("target", ["sim", "shifted", "tiny"])
@@ -199,49 +162,29 @@ def test_a_likelihood_scores_distinct_candidates_after_the_context_and_asks_noth
     ]
 
 
-def judged(here: Any, texts: tuple[str, ...], logprobs: tuple[tuple[float, ...], ...], **fields: Any) -> Verdict:
-    """The verdict on `texts`, whose tokens have these log probabilities."""
+Tokens = st.lists(st.integers(0, 20), max_size=4).map(lambda tenths: [-each / 10 for each in tenths])
+
+
+@given(st.lists(Tokens, min_size=1, max_size=4), st.sampled_from([-1.0, -0.5, 0.0]), st.sampled_from(["mean", "minimum"]))
+@example([[-0.1, -0.9]], -0.5, "mean")
+@example([[0.0, 0.0]], 0.0, "minimum")
+@example([[], [-0.5]], -1.0, "mean")
+def test_the_likeliest_candidate_is_accepted_where_it_reaches_the_threshold(
+    world: World, logprobs: list[list[float]], threshold: float, statistic: Any
+) -> None:
+    """By the mean over its tokens, or by the least likely one; a candidate without tokens is never accepted."""
+    here = world()
     chain = here.chain()
-    here.draft(chain, *texts)
-    verdict = likelihood(here, **fields).apply(chain, [scored(*each) for each in logprobs]).verdict
+    here.draft(chain, *("a" * (place + 1) if tokens else "" for place, tokens in enumerate(logprobs)))
+    shown = [logprobs[place] for place in chain.distinct_candidates()]
+    answers = [Completion(candidates=(), scored_logprobs=tuple(each), usage=Usage(input_tokens=1)) for each in shown if each]
+    verdict = likelihood(here, threshold=threshold, statistic=statistic).apply(chain, answers).verdict
     assert verdict is not None
-    assert (verdict.kind, verdict.threshold) == ("likelihood", fields["threshold"])
-    return verdict
-
-
-LEAST: Any = {"statistic": "minimum"}
-
-
-@pytest.mark.parametrize(
-    ("fields", "logprobs", "value", "chosen"),
-    [
-        ({"threshold": -0.5}, ((-0.1, -0.9),), -0.5, 0),
-        ({"threshold": -0.49}, ((-0.1, -0.9),), -0.5, None),
-        ({"threshold": -1.0, **LEAST}, ((-0.1, -0.9),), -0.9, 0),
-        ({"threshold": -0.8, **LEAST}, ((-0.1, -0.9),), -0.9, None),
-        ({"threshold": 0.0}, ((0.0, 0.0),), 0.0, 0),
-        ({"threshold": 0.0}, ((-1e-9,),), -1e-9, None),
-        ({"threshold": -math.inf}, ((-math.inf,),), -math.inf, 0),
-        ({"threshold": -1.0}, ((-0.4, -0.4), (-0.3,), (-0.35,)), -0.3, 2),
-        ({"threshold": -1.0}, ((-0.3,), (-0.3,), (-0.4,)), -0.3, 0),
-        ({"threshold": -0.2}, ((-0.4, -0.4), (-0.3,), (-0.35,)), -0.3, None),
-        ({"threshold": -1.0}, ((-0.1,) * 9 + (-2.0,), (-0.5,), (-9.0,)), -0.29, 0),
-        ({"threshold": -1.0, **LEAST}, ((-0.1,) * 9 + (-2.0,), (-0.5,), (-9.0,)), -0.5, 2),
-    ],
-)
-def test_the_likeliest_candidate_against_its_threshold(world: World, fields: Any, logprobs: Any, value: float, chosen: int | None) -> None:
-    texts = ("a\n\n",) if len(logprobs) == 1 else ("a\n\n", "a\n\n", "b\n\n", "c\n\n")
-    verdict = judged(world(), texts, logprobs, **fields)
-    assert verdict.value == pytest.approx(value)
-    assert (verdict.chosen, verdict.accepted, verdict.distinct) == (chosen, chosen is not None, len(logprobs))
-    assert verdict.label == ("0" if chosen is None else str(max(chosen, 1)))
-
-
-@pytest.mark.parametrize(
-    ("texts", "logprobs", "chosen"), [(("", "a\n\n"), ((-0.5,),), 1), (("", "a\n\n"), ((-2.0,),), None), (("",), (), None)]
-)
-def test_a_candidate_without_tokens_is_not_accepted(world: World, texts: Any, logprobs: Any, chosen: int | None) -> None:
-    verdict = judged(world(), texts, logprobs, threshold=-1.0)
-    assert (verdict.chosen, verdict.distinct) == (chosen, len(texts))
-    assert verdict.probs[0] == 0
-    assert judged(world(), ("",), (), threshold=-math.inf).chosen is None
+    least = {"mean": fmean, "minimum": min}[statistic]
+    values = [least(each) if each else -math.inf for each in shown]
+    assert verdict.value == pytest.approx(max(values))
+    best = values.index(max(values))
+    accepted = bool(shown[best]) and values[best] >= threshold
+    assert verdict.chosen == (chain.distinct_candidates()[best] if accepted else None)
+    assert (verdict.label, verdict.distinct) == (str(best + 1) if accepted else "0", len(shown))
+    assert verdict.mass == pytest.approx(min(1.0, sum(math.exp(sum(each)) for each in shown if each)))

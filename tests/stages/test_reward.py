@@ -4,6 +4,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from pipeline.graph.rewards import TextPrompt
 from pipeline.stages.base import TOO_LONG, ShowingStage, StagePlace
@@ -37,33 +39,23 @@ def test_each_distinct_candidate_is_shown_behind_the_whole_thought(world: World)
     assert judge.spec.needs == {"options": True}
 
 
-@pytest.mark.parametrize(
-    ("rewards", "threshold", "chosen"),
-    [([0.9], 0.7, 0), ([0.5], 0.5, 0), ([0.69], 0.7, None), ([0.8, 0.95, 0.9], 0.7, 1), ([0.2, 0.3], 0.7, None), ([0.1], 0.0, 0)],
-)
+@given(st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=3), min_size=1, max_size=3), st.integers(0, 9))
+@example([[7]], 7)
 def test_the_best_candidate_is_accepted_where_its_reward_reaches_the_threshold(
-    world: World, rewards: list[float], threshold: float, chosen: int | None
+    world: World, tenths: list[list[int]], threshold: int
 ) -> None:
+    """A candidate of several steps has the least of their rewards."""
     here = world()
     chain = here.chain()
-    here.draft(chain, *(f"So {number}.\n\n" for number in range(len(rewards))))
-    answers = [here.weighed(reward / 2, (1 - reward) / 2) for reward in rewards]
-    verdict = stage(here, threshold=threshold).apply(chain, answers).verdict
+    here.draft(chain, *("\n\n".join(f"So {place}, {step}." for step, _ in enumerate(each)) for place, each in enumerate(tenths)))
+    judge = stage(here, threshold=threshold / 10)
+    answers = [here.weighed(reward / 20, (10 - reward) / 20) for each in tenths for reward in each]
+    assert len(judge.requests(chain)) == len(answers)
+    verdict = judge.apply(chain, answers).verdict
     assert verdict is not None
-    assert (verdict.chosen, verdict.value, verdict.mass) == (chosen, pytest.approx(max(rewards)), pytest.approx(0.5))
-    assert (verdict.kind, verdict.threshold, verdict.distinct) == ("reward", threshold, len(rewards))
-    assert verdict.scale.is_share
-
-
-def test_a_text_of_several_steps_has_the_least_of_their_rewards(world: World) -> None:
-    here = world()
-    chain = here.chain()
-    here.draft(chain, "2 and 3.\n\nSo 5.\n\nSo it is.")
-    judge = stage(here)
-    assert len(judge.requests(chain)) == 3
-    verdict = judge.apply(chain, [here.weighed(reward, 1 - reward) for reward in (0.9, 0.6, 0.8)]).verdict
-    assert verdict is not None
-    assert (verdict.chosen, verdict.value) == (None, pytest.approx(0.6))
+    least = [min(each) for each in tenths]
+    assert (verdict.value, verdict.mass, verdict.distinct) == (pytest.approx(max(least) / 10), pytest.approx(0.5), len(tenths))
+    assert verdict.chosen == (least.index(max(least)) if verdict.value >= threshold / 10 else None)
 
 
 @pytest.mark.parametrize(
@@ -99,14 +91,13 @@ TAGGED = TextPrompt(begin="{problem} ", step="Step {number}: {step} so", between
 
 
 @pytest.mark.parametrize("draft", ["sim", "tiny"])
-@pytest.mark.parametrize("prompt", [TAGGED, TextPrompt(begin="{problem}\n", step="{step}\n\n")], ids=["tagged", "plain"])
 @pytest.mark.parametrize("steps", [0, 1, 12])
-def test_a_candidate_that_takes_the_room_there_is_still_fits(world: World, draft: str, prompt: TextPrompt, steps: int) -> None:
+def test_a_candidate_that_takes_the_room_there_is_still_fits(world: World, draft: str, steps: int) -> None:
     here = world(draft=draft, target=draft, limit=4000)
     chain = here.chain()
     for number in range(steps):
         here.write(chain, f"Then {number} and {number}.\n\n")
-    judge = stage(here, prompt)
+    judge = stage(here, TAGGED)
     room = judge.room_for(chain, candidates=4)
     here.draft(chain, "and 7")
     [request] = judge.requests(chain)
@@ -116,7 +107,7 @@ def test_a_candidate_that_takes_the_room_there_is_still_fits(world: World, draft
     far = world(draft=draft, target=draft, limit=100_000)
     chain = far.chain()
     far.write(chain, *(f"Then {number} and {number}.\n\n" for number in range(steps)))
-    assert 4096 < stage(far, prompt).room_for(chain, 4) <= room + 96_000, "told by bytes, which are no fewer than tokens"
+    assert 4096 < stage(far, TAGGED).room_for(chain, 4) <= room + 96_000, "told by bytes, which are no fewer than tokens"
 
 
 def test_what_its_reward_model_cannot_be_shown_is_not_drafted(world: World) -> None:

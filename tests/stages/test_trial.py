@@ -5,6 +5,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from msgspec import structs
 
 from pipeline.confidence import Confidence
@@ -60,26 +62,24 @@ def test_what_is_no_whole_box_is_no_answer_however_sure(world: World, text: str,
     assert found == Trial(answer, pytest.approx(0.97) if answer else 0.0)
 
 
-@pytest.mark.parametrize(
-    ("answers", "until", "reason"),
-    [
-        ([("5", 0.9)], {"answer_confident": 0.95}, None),
-        ([("5", 0.9), ("5", 0.96)], {"answer_confident": 0.95}, "answer_confident"),
-        ([("5", 0.95)], {"answer_confident": 0.95}, "answer_confident"),
-        ([("5", 0.9), ("6", 0.9)], {"answer_stable": 2}, None),
-        ([("5", 0.9), ("6", 0.9), ("6", 0.1)], {"answer_stable": 2}, "answer_stable"),
-        ([("6", 0.9), (None, 0.0), ("6", 0.1)], {"answer_stable": 2}, None),
-        ([(None, 0.0), (None, 0.0)], {"answer_stable": 2}, None),
-        ([("5", 0.9), ("5", 0.99)], {"answer_confident": 0.95, "answer_stable": 2}, "answer_confident"),
-    ],
-)
-def test_the_thought_ends_where_its_answer_stands(world: World, answers: list[Any], until: dict[str, Any], reason: str | None) -> None:
+Trials = st.lists(st.tuples(st.sampled_from(["5", "6", None]), st.sampled_from([0.1, 0.9, 0.95, 0.99])), min_size=1, max_size=6)
+
+
+@given(Trials, st.sampled_from([None, 0.95]), st.sampled_from([None, 2, 3]))
+def test_the_thought_ends_where_its_answer_is_sure_or_stable(
+    world: World, answers: list[Any], sure: float | None, stable: int | None
+) -> None:
+    """Sure by the confidence of the last trial; stable where the last ones in a row gave the same answer."""
     here = world()
     chain = here.chain()
     for answer, confidence in answers:
         here.write(chain, "So.\n\n")
-        assert chain.apply("trial", Outcome(trial=Trial(answer, confidence))) is None
-    assert chain.exit(UntilSpec(**until)) == reason
+        assert chain.apply("trial", Outcome(trial=Trial(answer, confidence if answer else 0.0))) is None
+    last, confidence = answers[-1]
+    is_sure = sure is not None and last is not None and confidence >= sure
+    is_stable = stable is not None and last is not None and [each for each, _ in answers[-stable:]] == [last] * stable
+    expected = "answer_confident" if is_sure else "answer_stable" if is_stable else None
+    assert chain.exit(UntilSpec(answer_confident=sure, answer_stable=stable)) == expected
 
 
 def test_it_is_asked_after_every_so_many_steps_and_once_at_each(world: World) -> None:
