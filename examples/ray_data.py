@@ -13,6 +13,7 @@ from anyio.from_thread import start_blocking_portal
 
 import pipeline
 from pipeline.engines.registry import open_engines
+from pipeline.store.events import ChainRow
 
 PROBLEMS = [
     {"problem_id": "zoe", "problem": "Zoe has 9 pens. Zoe collects 2. Zoe buys 2 packs of 5. How many pens has Zoe now?", "answer": "21"},
@@ -42,7 +43,7 @@ class Solver:
         batch = batch.append_column("correct", pa.array([chain.correct for chain in chains], pa.bool_()))
         return batch.append_column("error", pa.array([chain.error_message for chain in chains], pa.string()))
 
-    async def solve(self, batch: pa.Table) -> list[pipeline.ChainRow]:
+    async def solve(self, batch: pa.Table) -> list[ChainRow]:
         return [chain async for chain in pipeline.solve_async(self.graph, batch, engines=self.engines, **self.options)]
 
 

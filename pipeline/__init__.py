@@ -14,58 +14,41 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pipeline.api import Result, load_graph, solve, solve_async
-    from pipeline.data.problems import Problem
-    from pipeline.engine import Candidate, Completion, Engine, Request, Usage
-    from pipeline.errors import PipelineError
-    from pipeline.graph.plugins import grader
-    from pipeline.reasoning.chain import Verdict
-    from pipeline.stages.base import Stage
-    from pipeline.stages.function_judge import judge
-    from pipeline.store.events import CallRow, ChainRow, StepRow
-    from pipeline.store.query import query
+    from pipeline.api import Result as Result
+    from pipeline.api import load_graph as load_graph
+    from pipeline.api import solve as solve
+    from pipeline.api import solve_async as solve_async
+    from pipeline.data.problems import Problem as Problem
+    from pipeline.engine import Candidate as Candidate
+    from pipeline.engine import Completion as Completion
+    from pipeline.engine import Engine as Engine
+    from pipeline.engine import Request as Request
+    from pipeline.engine import Usage as Usage
+    from pipeline.errors import PipelineError as PipelineError
+    from pipeline.graph.plugins import grader as grader
+    from pipeline.reasoning.chain import Verdict as Verdict
+    from pipeline.stages.function_judge import judge as judge
+    from pipeline.store.query import query as query
 
-__all__ = [
-    "CallRow",
-    "Candidate",
-    "ChainRow",
-    "Completion",
-    "Engine",
-    "PipelineError",
-    "Problem",
-    "Request",
-    "Result",
-    "Stage",
-    "StepRow",
-    "Usage",
-    "Verdict",
-    "grader",
-    "judge",
-    "load_graph",
-    "query",
-    "solve",
-    "solve_async",
-]
-_MODULES = {
-    "pipeline.api": ("Result", "load_graph", "solve", "solve_async"),
-    "pipeline.data.problems": ("Problem",),
-    "pipeline.engine": ("Candidate", "Completion", "Engine", "Request", "Usage"),
-    "pipeline.errors": ("PipelineError",),
-    "pipeline.graph.plugins": ("grader",),
-    "pipeline.reasoning.chain": ("Verdict",),
-    "pipeline.stages.base": ("Stage",),
-    "pipeline.stages.function_judge": ("judge",),
-    "pipeline.store.events": ("CallRow", "ChainRow", "StepRow"),
-    "pipeline.store.query": ("query",),
+_HOMES = {
+    **dict.fromkeys(("Result", "load_graph", "solve", "solve_async"), "pipeline.api"),
+    **dict.fromkeys(("Candidate", "Completion", "Engine", "Request", "Usage"), "pipeline.engine"),
+    "PipelineError": "pipeline.errors",
+    "Problem": "pipeline.data.problems",
+    "Verdict": "pipeline.reasoning.chain",
+    "grader": "pipeline.graph.plugins",
+    "judge": "pipeline.stages.function_judge",
+    "query": "pipeline.store.query",
 }
+"""The module of each public name."""
+__all__ = list(_HOMES)
 
 
 def __getattr__(name: str) -> Any:
-    for module, names in _MODULES.items():
-        if name in names:
-            return getattr(import_module(module), name)
-    raise AttributeError(f"module 'pipeline' has no attribute {name!r}")
+    if name not in _HOMES:
+        raise AttributeError(f"module 'pipeline' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)
 
 
 def __dir__() -> list[str]:
-    return [*globals(), *__all__]
+    return [*globals(), *_HOMES]
