@@ -10,7 +10,6 @@ PipelineError
 │   ├── EngineDead        an engine's process or server is gone
 │   ├── ReplicaLost       a replica is gone; others may continue
 │   ├── RunFolderError    the run folder cannot be written
-│   ├── FutileRun         what is paid for cannot be used
 │   ├── OutOfMemory       this process ran out of memory
 │   └── Unfinished        a run of the Python API stopped early; it holds what was finished
 └── ChainError            one chain failed; it is recorded as such and the others continue (exit code 3)
@@ -59,12 +58,24 @@ class UsageError(PipelineError):
     """What the user gave is wrong; nothing was started."""
 
 
-class GraphError(UsageError):
-    """A graph or engines file is wrong: `where` is the file and the path in it, `what` the flaw and its remedy."""
+class PlacedError(UsageError):
+    """What the user gave is wrong at `where`, for the reason `what`, which names the remedy."""
 
     def __init__(self, where: str, what: str) -> None:
-        super().__init__(f"{where}: {what}")
+        super().__init__(where, what)
         self.where, self.what = where, what
+
+
+class GraphError(PlacedError):
+    """A graph or engines file is wrong: `where` is the file, with the line and the path in it."""
+
+
+class InputError(PlacedError):
+    """A problems file as a whole cannot be used: `where` is the file, with the row where one is known."""
+
+
+class StoreError(PlacedError):
+    """An object store cannot be used: `where` is its URL."""
 
 
 class MissingExtra(UsageError):
@@ -74,22 +85,6 @@ class MissingExtra(UsageError):
     def __init__(self, what: str, package: str, extra: str, result: Any = None) -> None:
         super().__init__(f"{what} needs the package `{package}`, which is not installed: {install_command(extra)}")
         self.what, self.package, self.extra, self.result = what, package, extra, result
-
-
-class InputError(UsageError):
-    """A problems file as a whole cannot be used: `where` is the file, with the row where one is known."""
-
-    def __init__(self, where: str, what: str) -> None:
-        super().__init__(f"{where}: {what}")
-        self.where, self.what = where, what
-
-
-class StoreError(UsageError):
-    """An object store cannot be used: `where` is the URL."""
-
-    def __init__(self, where: str, what: str) -> None:
-        super().__init__(f"{where}: {what}")
-        self.where, self.what = where, what
 
 
 class RunError(PipelineError):
@@ -110,10 +105,6 @@ class ReplicaLost(RunError):
 
 class RunFolderError(RunError):
     """The run folder cannot be created or written."""
-
-
-class FutileRun(RunError):
-    """The first verdicts, or the first chains, show that the rest would be paid for in vain."""
 
 
 class OutOfMemory(RunError):
@@ -239,23 +230,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
     """The one of the `known` names that `name` was most likely meant to be; None when none is near."""
-    most = min(3, max(1, len(name) // 2))
-    edits = {each: 1 if each.startswith(name) else _edits(name, each) for each in get_close_matches(name, list(known), n=8)}
-    near = [each for each, count in edits.items() if count <= most]
-    return min(near, key=lambda each: (edits[each], abs(len(each) - len(name)))) if near else None
-
-
-def _edits(one: str, other: str) -> int:
-    """The least number of insertions, deletions, substitutions and swaps of neighbours that make `one` the `other`."""
-    rows = [list(range(len(other) + 1))]
-    for i, a in enumerate(one, 1):
-        row = [i]
-        for j, b in enumerate(other, 1):
-            row.append(min(rows[-1][j] + 1, row[j - 1] + 1, rows[-1][j - 1] + (a != b)))
-            if i > 1 and j > 1 and a == other[j - 2] and one[i - 2] == b:
-                row[j] = min(row[j], rows[-2][j - 2] + 1)
-        rows.append(row)
-    return rows[-1][-1]
+    return next(iter(get_close_matches(name, list(known), n=1, cutoff=0.65)), None)
 
 
 MAX_NAMES = 10

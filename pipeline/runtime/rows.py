@@ -10,7 +10,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from pipeline.errors import EngineDead, FutileRun
+from pipeline.errors import EngineDead, RunError
 from pipeline.runtime.retry import CallCancelled
 from pipeline.store.events import CallRow, ChainRow, StepRow
 
@@ -72,7 +72,7 @@ class _Watch:
 
 
 class FirstRows(_Watch):
-    """Raises `FutileRun` where no option had any probability in the first verdicts, or where the first chains met one and the same error.
+    """Raises `RunError` where no option had any probability in the first verdicts, or where the first chains met one and the same error.
 
     Verdicts that merely all reject are told: the options had probability, so that later steps may be accepted.
     """
@@ -92,7 +92,7 @@ class FirstRows(_Watch):
         if self._massless == FIRST:
             asked = f"stage {row.verify_stage!r}, whose options are {', '.join(map(repr, row.score_options))}"
             why = f"no option had any probability in the first {FIRST} verdicts of {asked}: every draft is paid for and rejected"
-            raise FutileRun(f"{why}; read its question (`pipeline graph prompt`), or let another engine judge")
+            raise RunError(f"{why}; read its question (`pipeline graph prompt`), or let another engine judge")
         if self._rejected == FIRST:
             self._tell(f"stage {row.verify_stage!r} rejected all of the first {FIRST} drafts: does the judge fit them, and its threshold?")
 
@@ -103,7 +103,7 @@ class FirstRows(_Watch):
         self._met.add((row.error_type, re.sub(r"\d+", "0", (row.error_message or "").replace(row.chain_id, ""))))
         if self._chains == FIRST and len(self._met) == 1 and row.error_type:
             alike = f"the first {FIRST} chains all failed in stage {row.error_stage!r} with one error: {row.error_message}"
-            raise FutileRun(f"{alike}; mend that, and resume with --retry-failed")
+            raise RunError(f"{alike}; mend that, and resume with --retry-failed")
 
 
 class _Streak(Struct):

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from pipeline.errors import FutileRun
+from pipeline.errors import RunError
 from pipeline.options import RunOptions, resume_options
 from pipeline.run.run import run
 from pipeline.runtime.rows import FIRST, QUIET_NS, FirstRows, Setbacks
@@ -33,7 +33,7 @@ def test_a_run_stops_where_no_option_had_probability_in_its_first_verdicts() -> 
     for _ in range(FIRST - 1):
         first.step(VERDICT)
         first.step(structs.replace(VERDICT, score_mass=None))  # of a judge that chooses among no options
-    with pytest.raises(FutileRun, match=r"in the first 32 verdicts of stage 'verify', whose options are '0', '1': every draft is paid for"):
+    with pytest.raises(RunError, match=r"in the first 32 verdicts of stage 'verify', whose options are '0', '1': every draft is paid for"):
         first.step(VERDICT)
 
 
@@ -51,7 +51,7 @@ def test_a_run_stops_where_its_first_chains_end_with_one_refusal_whatever_the_re
         first.chain(failed(number))
         first.chain(blank(ChainRow, stop_reason="cancelled"))
         first.chain(blank(ChainRow, stop_reason="error", error_type="BadRow", error_message="row 3: no problem"))
-    with pytest.raises(FutileRun, match=r"32 chains all failed in stage 'draft' with one error: answered 400: p99#0 asks.*--retry-failed"):
+    with pytest.raises(RunError, match=r"32 chains all failed in stage 'draft' with one error: answered 400: p99#0 asks.*--retry-failed"):
         first.chain(failed(99))
 
 
@@ -62,7 +62,7 @@ def test_one_chain_that_ends_otherwise_lets_a_run_go_on(other: ChainRow) -> None
     told: list[str] = []
     first = FirstRows(told.append)
     for row in (other, *map(failed, range(3 * FIRST))):
-        first.chain(row)  # which would raise `FutileRun`
+        first.chain(row)  # which would raise `RunError`
     assert told == []
 
 

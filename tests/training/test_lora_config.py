@@ -52,7 +52,7 @@ def test_settings_go_before_the_file(tmp_path: Path) -> None:
     [
         ({"learning_rat": 1}, (), "train.yaml, line 1: $: unknown key `learning_rat`; did you mean `learning_rate`?"),
         ({"lora": {"dropout": 1.0}}, (), "$.lora.dropout: expected `float` < 1.0, got 1.0"),
-        ({"precision": "bf16"}, (), "$.precision: unknown value `bf16`; known are `auto`, `bfloat16`, `float32`"),
+        ({"precision": "bf16"}, (), "$.precision: unknown value `bf16`; did you mean `bfloat16`?"),
         ({"output": None}, (), "has no `output`; name the folder of the adapter there, or with --output"),
         ({}, ("lora.rank",), "--set lora.rank: expected NAME=VALUE"),
         ({}, ("lora.rank=[",), "--set lora.rank=[: '[' is not a YAML value"),
