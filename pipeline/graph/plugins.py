@@ -16,13 +16,13 @@ a registered one in this process, without limits, and possibly in several thread
 from collections.abc import Callable, Mapping
 from functools import cache
 from importlib import import_module
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import entry_points
 from inspect import signature
 from typing import Any, overload
 
 from msgspec import Struct
 
-from pipeline.errors import GraphError, UsageError, boundary
+from pipeline.errors import GraphError, UsageError, reason
 from pipeline.graph.spec import EngineSpec, RepeatSpec, StageSpec, TrialSpec
 
 _STAGES = ("generate", "draft", "gate", "choose", "score", "reward", "vote", "answer")
@@ -36,14 +36,9 @@ ENGINE_SPECS = {
     "openai": "pipeline.engines.openai.spec:OpenAISpec",
     "sim": "pipeline.engines.sim.spec:SimSpec",
 }
+_BACKEND_MODULES = {"torch": "torch.backend", "vllm": "vllm.backend", "openai": "openai.engine", "sim": "sim.engine"}
 STAGES, ENGINES, GRADERS = "pipeline.stages", "pipeline.engines", "pipeline.graders"
 """The groups of entry points."""
-ENGINE_BACKENDS = {
-    "torch": "pipeline.engines.torch.backend:BACKEND",
-    "vllm": "pipeline.engines.vllm.backend:BACKEND",
-    "openai": "pipeline.engines.openai.engine:BACKEND",
-    "sim": "pipeline.engines.sim.engine:BACKEND",
-}
 
 GRADER_KINDS = ("math", "numeric", "letter")
 """The built-in ways of grading: by mathematical equivalence, as the one number in an answer, or by the letter chosen."""
@@ -82,13 +77,13 @@ def register(kind: Any) -> None:
 
 def registered_alone() -> frozenset[str]:
     """The names of the stage kinds that this process has registered and no package announces."""
-    return frozenset(_registered) - {kind.name for kind in _announced(STAGES)}
+    return frozenset(_registered) - {kind.name for kind in _entries(STAGES)[0]}
 
 
 @cache
 def stage_kinds() -> dict[str, Any]:
     """Every known `pipeline.stages.base.StageKind`, by the word that names it under `kind`."""
-    found = [*_announced(STAGES), *_registered.values(), *(_load(reference) for reference in STAGE_KINDS.values())]
+    found = [*_entries(STAGES)[0], *_registered.values(), *(_load(reference) for reference in STAGE_KINDS.values())]
     return {kind.name: kind for kind in found}
 
 
@@ -100,16 +95,16 @@ def stage_specs() -> dict[str, type[StageSpec]]:
 @cache
 def engine_specs() -> dict[str, type[EngineSpec]]:
     """The spec of every engine that an engines file may hold, by the word that names it under `backend`."""
-    announced = (backend.spec for backend in _announced(ENGINES))
+    announced = (backend.spec for backend in _entries(ENGINES)[0])
     return {_tag(spec): spec for spec in (*announced, *(_load(reference) for reference in ENGINE_SPECS.values()))}
 
 
 @cache
 def engine_backend(name: str) -> Any:
     """The `pipeline.engine.Backend` called `name`, which must be a key of `engine_specs()`."""
-    if name in ENGINE_BACKENDS:
-        return _load(ENGINE_BACKENDS[name])
-    return next(backend for backend in _announced(ENGINES) if _tag(backend.spec) == name)
+    if name in _BACKEND_MODULES:
+        return _load(f"pipeline.engines.{_BACKEND_MODULES[name]}:BACKEND")
+    return next(backend for backend in _entries(ENGINES)[0] if _tag(backend.spec) == name)
 
 
 def _tag(spec: type[StageSpec] | type[EngineSpec]) -> str:
@@ -127,28 +122,18 @@ def broken_plugins() -> tuple[str, ...]:
     return tuple(str(error) for group in (STAGES, ENGINES) for error in _entries(group)[1])
 
 
-def _announced(group: str) -> tuple[Any, ...]:
-    """What other packages announce as entry points of this `group`, those that can be loaded."""
-    return _entries(group)[0]
-
-
 @cache
 def _entries(group: str) -> tuple[tuple[Any, ...], tuple[GraphError, ...]]:
-    """What can be loaded, and the errors of what cannot."""
+    """What other packages announce in this `group` of entry points that can be loaded, and the errors of what cannot."""
     found, broken = list[Any](), list[GraphError]()
     for point in entry_points(group=group):
         try:
-            found.append(_loaded(point))
-        except GraphError as error:
-            broken.append(error)
+            found.append(point.load())
+        except Exception as error:
+            package = f" of the installed package {point.dist.name}" if point.dist else ""
+            where = f"entry point {point.name} = {point.value} ({point.group}){package} cannot be loaded"
+            broken.append(GraphError(where, reason(error)))
     return tuple(found), tuple(broken)
-
-
-def _loaded(point: EntryPoint) -> Any:
-    load: Callable[[], Any] = point.load
-    package = f" of the installed package {point.dist.name}" if point.dist else ""
-    with boundary(GraphError, f"entry point {point.name} = {point.value} ({point.group}){package} cannot be loaded", foreign=Exception):
-        return load()
 
 
 @overload
@@ -196,22 +181,22 @@ def registered_grader(name: str | None) -> FunctionGrader | None:
 
 def takes_problem(name: str | None) -> bool:
     """True if a grader of this process wants the row of the problem, too."""
-    return name in _graders and _graders[name].takes_problem
+    return (found := registered_grader(name)) is not None and found.takes_problem
 
 
 def graders_of_this_process() -> frozenset[str]:
     """The names of the graders that this process has registered and no package announces."""
-    return frozenset(_graders) - {point.name for point in entry_points(group=GRADERS)} if _graders else frozenset()
+    return frozenset(_graders) - entry_points(group=GRADERS).names if _graders else frozenset()
 
 
 @cache
 def grader_names() -> tuple[str, ...]:
     """The names of all announced and registered graders; none is imported for it."""
-    return tuple(sorted({*_graders, *(point.name for point in entry_points(group=GRADERS))}))
+    return tuple(sorted(entry_points(group=GRADERS).names | _graders.keys()))
 
 
 @cache
 def load_grader(name: str) -> Same:
     """The announced grader of this name; raises `KeyError` where there is none, and what its import raises."""
-    found: Same = {point.name: point for point in entry_points(group=GRADERS)}[name].load()
+    found: Same = entry_points(group=GRADERS)[name].load()
     return found
