@@ -15,7 +15,6 @@ from pipeline.engine import EngineStatistics
 from pipeline.errors import UsageError
 from pipeline.run.prepare import drift
 from pipeline.store.folder import hold, hold_output
-from pipeline.store.query import Query
 from pipeline.store.run_file import RunFile, Session, Totals
 from pipeline.store.run_store import RunStore
 
@@ -32,7 +31,6 @@ def merge(runs: Sequence[Path], output: Path) -> RunFile:
         stack.enter_context(hold_output(output))
         for run in ordered:
             stack.enter_context(hold(run))
-        _check_chains({run: found[run] for run in ordered})
         store = RunStore(output)
         store.merge(ordered, output.name)
         merged = structs.replace(merged_run([found[run] for run in ordered], output.name), folder_id=store.id)
@@ -64,17 +62,6 @@ def in_order(found: Mapping[Path, RunFile]) -> list[Path]:
         named = ", ".join(missing[:20]) + (", ..." if len(missing) > 20 else "")
         raise UsageError(f"shard{'s' if len(missing) > 1 else ''} {named} missing; name the folders of all {count} shards")
     return [by_index[index] for index in range(count)]
-
-
-def _check_chains(found: Mapping[Path, RunFile]) -> None:
-    """Raise `UsageError` where a chain of an input row is missing in its shard, or is in more than one."""
-    with Query(*found) as query:
-        there = dict(query.stream("SELECT run, count(*) FROM chains GROUP BY run"))
-        for name, (run, file) in zip(query.names, found.items(), strict=True):
-            if lacking := file.chains - there.get(name, 0):
-                raise UsageError(f"{run}: {lacking:,} of its {file.chains:,} chains are missing")
-        for row, *_ in query.stream("SELECT input_row FROM chains GROUP BY input_row, sample_index HAVING count(*) > 1 LIMIT 1"):
-            raise UsageError(f"input row {row} is in more than one shard")
 
 
 def merged_run(files: Sequence[RunFile], run_id: str) -> RunFile:

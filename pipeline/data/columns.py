@@ -9,7 +9,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import date, time
 from decimal import Decimal
 from typing import Any, NamedTuple
-from uuid import UUID
 
 import msgspec
 
@@ -43,19 +42,16 @@ class ProblemOptions(NamedTuple):
     labels: tuple[str, ...] = ()
 
 
-def check_mapped(mapped: Mapping[str, str]) -> None:
-    """Raise `InputError` for a field that no problem has."""
-    for ours, theirs in mapped.items():
-        if ours not in FIELDS:
-            remedy = f"did you mean --column {theirs}={ours!r}?" if theirs in FIELDS else did_you_mean(ours, FIELDS)
-            raise InputError(f"--column {ours}={theirs}", f"a problem has no field `{ours}`; {remedy}")
-
-
 class Columns:
-    """The columns of one input, whose mapping has been checked."""
+    """The columns of one input."""
 
     def __init__(self, mapped: Mapping[str, str], head: Sequence[Mapping[str, Any]], where: str, grader: Kind | None = None) -> None:
-        """`head`: its first rows; `where`: its name; `grader`: of problems that name none. Raises `InputError` for a missing column."""
+        """`head`: its first rows; `where`: its name; `grader`: of problems that name none. Raises `InputError` for a missing column, and
+        for a field that no problem has."""
+        for ours, theirs in mapped.items():
+            if ours not in FIELDS:
+                remedy = f"did you mean --column {theirs}={ours!r}?" if theirs in FIELDS else did_you_mean(ours, FIELDS)
+                raise InputError(f"--column {ours}={theirs}", f"a problem has no field `{ours}`; {remedy}")
         self._where, self._grader, self._mapped = where, grader, mapped
         there = list(dict.fromkeys(name for row in head for name in row))
         known = {name.casefold(): name for name in reversed(there)}
@@ -162,7 +158,7 @@ class Columns:
             return (), None
         name, answer = self._names.get("answer", "answer"), self._value("answer", record)
         if name in self._names["options"].split(","):  # the right one always comes first, which must not show
-            texts = shuffled(options.texts, problem, 0)
+            texts = tuple(sorted(options.texts, key=lambda text: hashlib.blake2b(f"0\0{problem}\0{text}".encode()).digest()))
             return texts, LETTERS[texts.index(str(as_text(name, answer)).strip())]
         letter = letter_of(name, answer, options, self._ways)
         return None if shown_in(problem, options.texts) else options.texts, letter
@@ -251,8 +247,6 @@ def as_text(name: str, value: Any) -> str | None:
             return text if fraction.strip("0") else "0" if whole == "-0" else whole
         case date() | time():
             return value.isoformat()
-        case UUID():
-            return str(value)
     raise Flaw(f"`{name}` is {kind_of(value)}, expected text or a number")
 
 
@@ -361,11 +355,6 @@ def _named(text: str, options: ProblemOptions) -> Iterator[int]:
         yield letter
     same = [place for place, each in enumerate(options.texts) if each == text]
     yield from same or [place for place, each in enumerate(options.texts) if each.casefold() == text.casefold()]
-
-
-def shuffled(options: Iterable[str], question: str, seed: int) -> tuple[str, ...]:
-    """The options in an order that depends on seed, question and texts alone, not on the order they come in."""
-    return tuple(sorted(options, key=lambda option: hashlib.blake2b("\0".join((str(seed), question, option)).encode()).digest()))
 
 
 def _bounded(name: str, text: str, most: int) -> str:

@@ -152,19 +152,14 @@ class PreparedData(Struct, frozen=True, kw_only=True):
     """How rows or digest differ from those that are known; None where they do not."""
 
 
-def find_recipe(name: str) -> Recipe:
-    """The recipe of that name; raises `UsageError`."""
-    if name not in RECIPES:
-        raise UsageError(f"no data set is named `{name}`; {did_you_mean(name, RECIPES)}")
-    return RECIPES[name]
-
-
 def prepare(name: str, origin: str | None, output: Path, *, overwrite: bool = False, allow_mismatch: bool = False) -> PreparedData:
     """Write the problems of a data set from `origin` (a path, `hub`, or None for bundled data) to `output`; raises `UsageError`.
 
     `allow_mismatch` writes although rows or digest are not the known ones, `overwrite` over another file. A wrong row is always an error.
     """
-    recipe = find_recipe(name)
+    if name not in RECIPES:
+        raise UsageError(f"no data set is named `{name}`; {did_you_mean(name, RECIPES)}")
+    recipe = RECIPES[name]
     if output.suffix != ".parquet" or output.is_dir():
         raise UsageError(f"{output}: expected the name of a file that ends in .parquet")
     if output.exists() and not overwrite:

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from pipeline.data.columns import Columns, check_mapped
+from pipeline.data.columns import Columns
 from pipeline.data.files import Flaw, Record, files_of, rows_of
 from pipeline.data.problems import ALL, MAX_ROWS, Problem, RowSet
 from pipeline.errors import BadRow, InputError
@@ -42,7 +42,6 @@ class InputReading:
     ) -> None:
         """`name`: what messages call the input; `columns`: its columns by our names, where the user maps any; `grader`: how problems are
         graded that do not say it."""
-        check_mapped(columns or {})
         self.name, self._rows, self._mapped, self._part, self._grader = name, rows, columns or {}, part, grader
         self.sha256, self.remarks = "", [] if remarks is None else remarks
 

@@ -118,13 +118,10 @@ def read_chat(body: bytes | str | Mapping[str, Any]) -> AskedChat:
     chat = read_messages("messages", asked.messages)
     settings = ChainSettings(
         max_tokens=asked.max_tokens or asked.max_completion_tokens,
-        temperature=asked.temperature,
-        top_p=asked.top_p,
         top_k=None if asked.top_k is None else max(0, asked.top_k),  # vLLM's -1 is off, as 0 is
-        min_p=asked.min_p,
-        seed=asked.seed,
         stop=(asked.stop,) if isinstance(asked.stop, str) else tuple(asked.stop or ()),
         samples=asked.n,
+        **{name: getattr(asked, name) for name in ("temperature", "top_p", "min_p", "seed")},
     )
     usage = bool((asked.stream_options or {}).get("include_usage"))
     return AskedChat(

@@ -8,6 +8,8 @@ import pyarrow.parquet as pq
 import pytest
 from msgspec import structs
 
+from pipeline.cluster.merge import in_order
+from pipeline.errors import UsageError
 from pipeline.store.run_file import RunFile
 from tests.support.commands import pipeline
 from tests.support.paths import SIM
@@ -25,7 +27,7 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
     folder = tmp_path_factory.mktemp("shards")
     problems = write_problems(folder, PROBLEMS)
     assert pipeline(*COMMAND, "--input", problems, "--output", folder / "whole").returncode == 0
-    found = {"whole": folder / "whole", "input": problems}
+    found = {"whole": folder / "whole"}
     for index in range(SHARDS):
         name = f"{index}/{SHARDS}"
         found[name] = folder / f"shard-{index}"
@@ -62,44 +64,26 @@ def test_merged_shards_are_the_run_over_the_whole_input(shards: Mapping[str, Pat
     assert "is finished" in pipeline("resume", merged).stderr
 
 
-@pytest.mark.parametrize(
-    ("runs", "said"),
-    [
-        (("0/3", "1/3"), "shard 2/3 missing"),
-        (("0/3",), "shards 1/3, 2/3 missing"),
-        (("0/3", "1/3", "1/3"), "are both shard 1/3"),
-        (("0/3", "whole"), "is not a shard"),
-    ],
-)
-def test_what_is_not_all_shards_once_is_refused(shards: Mapping[str, Path], tmp_path: Path, runs: tuple[str, ...], said: str) -> None:
-    copies = []
-    for place, name in enumerate(runs):
-        copies.append(tmp_path / str(place))
-        copies[-1].symlink_to(shards[name])
-    code, error = merge(tmp_path, *copies)
-    assert (code, said in error, error.count("\n")) == (2, True, 1), error
-    assert not (tmp_path / "merged").exists()
+def test_what_is_not_all_shards_of_one_run_once_is_refused(shards: Mapping[str, Path]) -> None:
+    files = {name: RunFile.read(shards[name]) for name in ("whole", "0/3", "1/3", "2/3")}
+    other = structs.replace(files["1/3"], options=files["1/3"].options | {"seed": 8})
+    stopped = structs.replace(files["1/3"], status="interrupted")
+    for given, what in (
+        ([files["0/3"], files["1/3"]], "shard 2/3 missing"),
+        ([files["0/3"]], "shards 1/3, 2/3 missing"),
+        ([files["0/3"], files["1/3"], files["1/3"]], "are both shard 1/3"),
+        ([files["0/3"], files["whole"]], "is not a shard"),
+        ([files["0/3"], other, files["2/3"]], "are not shards of one run: seed is 8, was 7"),
+        ([files["0/3"], stopped, files["2/3"]], "is interrupted; `pipeline resume"),
+    ):
+        with pytest.raises(UsageError, match=what):
+            in_order({Path(str(place)): file for place, file in enumerate(given)})
+    assert in_order({Path(name): files[name] for name in ("2/3", "0/3", "1/3")}) == [Path("0/3"), Path("1/3"), Path("2/3")]
 
 
-def test_shards_of_different_runs_are_refused(shards: Mapping[str, Path], tmp_path: Path) -> None:
-    other = tmp_path / "other"
-    command = ("run", "speccot", "--engines", SIM, "--seed", "8", "--samples", "2", "--set", "candidates=2", "--shard", "1/3")
-    assert pipeline(*command, "--input", shards["input"], "--output", other).returncode == 0
-    code, error = merge(tmp_path, shards["0/3"], other, shards["2/3"])
-    assert code == 2
-    assert "are not shards of one run" in error
-    assert "seed is 8, was 7" in error
-    assert "candidates" in error
-
-
-def test_an_unfinished_shard_is_refused(shards: Mapping[str, Path], tmp_path: Path) -> None:
-    file = RunFile.read(shards["1/3"])
-    broken = tmp_path / "broken"
-    broken.mkdir()
-
-    structs.replace(file, status="interrupted").write(broken)
-    code, error = merge(tmp_path, shards["0/3"], broken, shards["2/3"])
-    assert (code, "is interrupted; `pipeline resume" in error) == (2, True)
+def test_a_refusal_leaves_no_folder(shards: Mapping[str, Path], tmp_path: Path) -> None:
+    code, error = merge(tmp_path, shards["0/3"], shards["1/3"])
+    assert (code, error.count("\n"), (tmp_path / "merged").exists()) == (2, 1, False)
 
 
 def test_a_shard_without_problems(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline.bundled import ARITH
-from pipeline.data.prepare import RECIPES, find_recipe, prepare
+from pipeline.data.prepare import RECIPES, prepare
 from pipeline.data.problems import Problem
 from pipeline.data.reading import read_problems
 from pipeline.errors import UsageError
@@ -31,7 +31,7 @@ def wrong(name: str, origin: Path | str | None, output: Path, **options: bool) -
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_published_set_has_the_rows_and_the_digest_that_are_known(shared: Path, tmp_path: Path, name: str) -> None:
-    recipe, output = find_recipe(name), tmp_path / f"{name}.parquet"
+    recipe, output = RECIPES[name], tmp_path / f"{name}.parquet"
     found = prepare(name, str(shared / "data" / f"{name.removesuffix('-500')}.jsonl"), output)
     assert (found.rows, found.digest, found.mismatch) == (recipe.rows, recipe.digest, None)
     rows = pq.read_table(output).to_pylist()
