@@ -125,29 +125,6 @@ def test_a_template_without_thoughts_needs_none(tmp_path: Path) -> None:
     assert plain.decode(builder.choose([], [plain.encode("a")]).ids).endswith("<|assistant|>" + CHOOSE_PREFILL)
 
 
-@pytest.mark.parametrize("text", ["plain", "汉字 and ümläuts", "12345 tokens\n\n\nof \\boxed{7}", "\x00\x7f", "<think>"])
-def test_any_text_is_encoded_and_decoded_back(tokenizer: HFTokenizer, text: str) -> None:
-    assert tokenizer.decode(tokenizer.encode(text)) == text
-
-
-@pytest.mark.parametrize(
-    "template",
-    [
-        "{{ ''.__class__.__mro__[1].__subclasses__() }}",
-        "{{ messages.append(1) }}",
-        "{% for i in range(10**9) %}x{% endfor %}",
-        "{{ raise_exception('no user here') }}",
-        "{{ 1 / 0 }}",
-        "{% if %}",
-        "{% include '/etc/passwd' %}",
-    ],
-)
-def test_a_template_runs_in_a_sandbox_and_its_failure_is_one_sentence(tmp_path: Path, template: str) -> None:
-    with pytest.raises(GraphError, match="its chat template fails: ") as caught:
-        PromptBuilder(with_template(tmp_path, "qwq", template))
-    assert "\n" not in str(caught.value)
-
-
 @pytest.mark.parametrize(
     ("template", "what"),
     [

@@ -225,16 +225,6 @@ def test_backing_off_doubles_up_to_a_bound_and_heeds_the_engine() -> None:
 
 
 @pytest.mark.anyio
-async def test_an_attempt_that_times_out_is_made_again(tmp_path: Path) -> None:
-    settings = ("engines.draft.timeout_s=0.05", "engines.draft.max_retries=1")
-    await execute(tmp_path / "run", ROOT / "graphs/speccot.yaml", settings=settings)
-    drafts = [row for row in rows(tmp_path / "run", "calls") if row["engine"] == "draft"]
-    assert {row["attempt"] for row in drafts} == {0, 1}
-    assert {row["error_type"] for row in drafts} == {"CallTimeout"}
-    assert all(row["error_type"] == "CallTimeout" for row in rows(tmp_path / "run", "chains"))
-
-
-@pytest.mark.anyio
 @pytest.mark.parametrize("until", ["{thought_closed: true}", "{token_budget: 50}", "{answer_boxed: true}"])
 async def test_drafts_without_any_text_end_the_thought_and_an_answer_is_asked_for(tmp_path: Path, until: str) -> None:
     graph = tmp_path / "graph.yaml"

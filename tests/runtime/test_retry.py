@@ -213,11 +213,11 @@ async def test_an_engine_that_works_for_an_hour_between_deaths_may_die_for_ever(
     assert await asked(deaths(STEADY_S / 2)) == 2
 
 
-async def test_a_refused_request_is_not_sent_again() -> None:
-    engine = Scripted(RequestRefused("no"), ANSWER)
-    log = Log(anyio.current_time)
-    assert type(await outcome(engine, log)) is RequestRefused
-    assert [name for name, _ in log.lines] == ["attempt", "RequestRefused"]
+@pytest.mark.parametrize("error", [RequestRefused("no"), ZeroDivisionError()])
+async def test_an_error_that_is_not_the_engines_is_recorded_and_not_sent_again(error: Exception) -> None:
+    engine, log = Scripted(error, ANSWER), Log(anyio.current_time)
+    assert await outcome(engine, log) is error
+    assert [name for name, _ in log.lines] == ["attempt", type(error).__name__]
 
 
 async def test_a_death_is_not_the_requests_fault() -> None:
@@ -227,12 +227,6 @@ async def test_a_death_is_not_the_requests_fault() -> None:
     again = await outcome(Scripted(EngineDead("draft", "gone"), EngineDead("draft", "gone again"), ANSWER))
     assert isinstance(again, EngineDead)
     assert again.exit_reason == "gone again; it was restarted once, and max_restarts=1 allows no more"
-
-
-async def test_an_engine_that_breaks_the_contract_is_told_too() -> None:
-    log = Log(anyio.current_time)
-    assert isinstance(await outcome(Scripted(ZeroDivisionError()), log), ZeroDivisionError)
-    assert [name for name, _ in log.lines] == ["attempt", "ZeroDivisionError"]
 
 
 class Faraway(Scripted):

@@ -30,14 +30,9 @@ async def play(schedule: Schedule, chains: dict[str, list[tuple[int, float]]]) -
     return log
 
 
-async def test_pipelined_chains_wait_for_nobody() -> None:
-    log = await play(Pipelined(2), {"a": [(1, 1.0), (2, 1.0)], "b": [(1, 5.0), (2, 1.0)]})
-    assert sorted(log) == [(0, "a", 1), (0, "b", 1), (1, "a", 2), (5, "b", 2)]
-
-
-async def test_pipelined_admits_as_soon_as_one_is_done() -> None:
-    log = await play(Pipelined(2), {"a": [(1, 1.0)], "b": [(1, 5.0)], "c": [(1, 1.0)]})
-    assert sorted(log) == [(0, "a", 1), (0, "b", 1), (1, "c", 1)]
+async def test_pipelined_chains_wait_for_nobody_and_enter_as_soon_as_one_is_done() -> None:
+    log = await play(Pipelined(2), {"a": [(1, 1.0), (2, 1.0)], "b": [(1, 5.0), (2, 1.0)], "c": [(1, 1.0)]})
+    assert sorted(log) == [(0, "a", 1), (0, "b", 1), (1, "a", 2), (2, "c", 1), (5, "b", 2)]
 
 
 async def test_sequential_has_one_chain_at_a_time() -> None:

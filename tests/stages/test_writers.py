@@ -134,23 +134,19 @@ def test_a_candidate_closes_the_thought_by_its_mark_or_by_the_end_of_sequence(wo
     assert step.closes == closes
 
 
-@pytest.mark.parametrize(
-    ("unit", "stop", "closes"), [("tokens", (), True), ("step", ("\n\n",), True), ("thought", (), True), ("response", (), False)]
-)
-def test_where_each_unit_stops(world: World, unit: Any, stop: tuple[str, ...], closes: bool) -> None:
-    here = world()
-    [request] = generate(here, unit).requests(here.chain())
-    assert request.stop == stop
-    assert request.stop_ids == ((close_id(here),) if closes else ())
-
-
-@pytest.mark.parametrize("unit", ["tokens", "step", "thought"])
-def test_the_budget_cuts_a_thought(world: World, unit: Any) -> None:
+@pytest.mark.parametrize("unit", ["tokens", "step", "thought", "response"])
+def test_each_unit_stops_where_it_ends_and_within_the_budget(world: World, unit: Any) -> None:
     here = world()
     chain = here.chain()
     chain.enter(UntilSpec(token_budget=10))
     here.write(chain, "1234")
-    assert generate(here, unit).requests(chain)[0].max_tokens == 6
+    [request] = generate(here, unit).requests(chain)
+    assert request.stop == (("\n\n",) if unit == "step" else ())
+    assert request.stop_ids == (() if unit == "response" else (close_id(here),))
+    assert request.max_tokens == 6
+    idle = GenerateStage("guidance", GenerateSpec(engine="target", unit=unit, max_tokens=0), here.builders)
+    assert idle.requests(chain) == []
+    assert chain.apply("guidance", idle.apply(chain, [])) is None
 
 
 def test_the_budget_of_a_response_is_for_thought_and_answer_together(world: World) -> None:
@@ -178,16 +174,6 @@ def test_an_answer_that_is_cut_goes_on_within_its_tokens(world: World) -> None:
     assert answer(here, max_tokens=len(begun)).requests(chain) == []
 
 
-@pytest.mark.parametrize("unit", ["tokens", "step", "thought", "response"])
-def test_no_tokens_are_not_asked_for(world: World, unit: Any) -> None:
-    here = world()
-    chain = here.chain()
-    stage = GenerateStage("guidance", GenerateSpec(engine="target", unit=unit, max_tokens=0), here.builders)
-    assert stage.requests(chain) == []
-    assert chain.apply("guidance", stage.apply(chain, [])) is None
-    assert (chain.thought, chain.next_index) == ([], 1)
-
-
 def test_how_a_step_came_about(world: World) -> None:
     here = world()
     chain = here.chain()
@@ -213,21 +199,12 @@ def test_a_response_is_split_at_the_end_of_its_thought(world: World, target: str
     assert (decode(step.ids), decode(said.ids)) == (step.text, said.text)
 
 
-@pytest.mark.parametrize(("finish", "closes"), [("length", False), ("stop", True)])
-def test_a_response_that_never_closed_its_thought_has_no_answer(world: World, finish: Any, closes: bool) -> None:
-    outcome = written(world(), "response", "It is \\boxed{5}", finish=finish, stop=None)
-    assert outcome.answer is None
-    assert outcome.step is not None
-    assert outcome.step.closes == closes
-
-
-def test_a_response_of_an_engine_without_thoughts_is_thought_and_answer(world: World) -> None:
-    here = world(target="plain")
-    outcome = written(here, "response", "It is </think> 5", stop=None)
-    assert outcome.step is not None
-    assert outcome.answer is not None
-    assert outcome.step.text == outcome.answer.text == "It is </think> 5"
-    assert written(here, "response", "It is", finish="length", stop=None).answer is None
+def test_a_response_that_never_closed_its_thought_has_an_answer_only_where_the_model_has_no_thoughts(world: World) -> None:
+    for target, finish in (("sim", "length"), ("sim", "stop"), ("plain", "length"), ("plain", "stop")):
+        outcome = written(world(target=target), "response", "It is \\boxed{5}", finish=finish, stop=None)
+        assert outcome.step is not None
+        assert outcome.step.closes == (finish == "stop")
+        assert (outcome.answer is not None) == ((target, finish) == ("plain", "stop"))
 
 
 @pytest.mark.parametrize("target", ["sim", "shifted", "tiny"])
