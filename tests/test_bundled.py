@@ -4,26 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.bundled import FOLDERS, FileKind, bundled_files, find_file
+from pipeline.bundled import FOLDERS, FileKind, find_file
 from pipeline.errors import GraphError, UsageError
-from pipeline.graph.load import load_engines, load_reward_model
 from pipeline.options import RunOptions, resume_options
 from pipeline.run.prepare import load_plan
 from pipeline.run.run import run
 
 ROOT = Path(__file__).parent.parent
-NAMES: list[tuple[FileKind, str, str]] = [
-    ("graph", "speccot", "graphs/speccot.yaml"),
-    ("engines file", "sim-2xh100", "graphs/engines/sim-2xh100.yaml"),
-    ("engines file", "tiny-scot", "graphs/engines/tiny-scot.yaml"),
-    ("reward model", "prm-tiny", "graphs/rewards/prm-tiny.yaml"),
-]
-
-
-@pytest.mark.parametrize(("kind", "name", "file"), NAMES)
-def test_a_name_means_the_file_of_this_repository(kind: FileKind, name: str, file: str) -> None:
-    assert find_file(name, kind) == ROOT / file
-    assert name in bundled_files(kind)
 
 
 @pytest.mark.parametrize("name", ["speccot.yaml", "folder/speccot", "./speccot", "none.yml"])
@@ -53,12 +40,6 @@ def test_an_unknown_name_is_one_sentence(name: str, kinds: tuple[FileKind, ...],
         find_file(name, *kinds)
     assert sentence in str(caught.value)
     assert "\n" not in str(caught.value)
-
-
-def test_every_loader_takes_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert load_plan(Path("speccot"), Path("sim-instant")).engines == load_engines(Path("sim-instant"))
-    assert load_reward_model(Path("prm-tiny")).reward.backend == "torch"
 
 
 def test_a_graph_names_engines_beside_it_or_bundled_ones(tmp_path: Path) -> None:

@@ -40,11 +40,6 @@ def test_a_script_solves_what_it_shows(script: Path, capsys: pytest.CaptureFixtu
     assert capsys.readouterr().out.endswith("100% right\n")
 
 
-def test_one_s_own_engine_is_short() -> None:
-    source = (ROOT / "examples/own_engine.py").read_text()
-    assert source.partition("class Generate:")[2].partition("if __name__")[0].count("\n") < 50
-
-
 @pytest.mark.long
 def test_batches_of_ray_data_are_answered_as_in_a_run(tmp_path: Path) -> None:
     problems = write_problems(tmp_path, 8)

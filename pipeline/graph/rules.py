@@ -7,7 +7,6 @@ Each rule takes it that those before it hold; who asks takes the first flaw.
 from collections.abc import Collection, Iterator, Mapping
 from graphlib import CycleError, TopologicalSorter
 from itertools import combinations
-from typing import NamedTuple
 
 from pipeline.errors import GraphError, did_you_mean
 from pipeline.graph.plan import Plan
@@ -34,10 +33,6 @@ _LACKS = {
     "options": (
         "returns no log probabilities, which stage `{stage}` needs for its verdict",
         "use a server that returns them, or a judge without an engine, such as `vote`",
-    ),
-    "probabilities": (
-        "names one option and no probabilities, which the threshold of stage `{stage}` needs",
-        "set it to 0, or use a server with /v1/completions",
     ),
     "scoring": (
         "returns no log probabilities of prompt tokens, which stage `{stage}` needs",
@@ -229,22 +224,19 @@ def _gate_continues(name: str, spec: StageSpec, body: Stages, seen: tuple[str, .
 
 
 def _role_flaws(stages: Stages, engines: Mapping[str, EngineSpec]) -> Iterator[Flaw]:
-    for name, spec in stages.items():
+    for keys, spec in _with_keys(stages, ()):
         if isinstance(spec, RepeatSpec):
-            yield from (((name, "stages", *keys), what) for keys, what in _role_flaws(spec.stages, engines))
             if spec.adapter is not None:
-                yield (name, "adapter"), "a `repeat` calls no engine; set the adapter on one of its stages"
+                yield (*keys, "adapter"), "a `repeat` calls no engine; set the adapter on one of its stages"
             if spec.prompts is not None:
-                yield (name, "prompts"), "a `repeat` sends nothing to an engine; set the prompts on its stages"
-        elif spec.role is None:
-            continue
-        elif spec.role not in engines:
-            yield (name, "engine"), f"no engine named `{spec.role}`; {did_you_mean(spec.role, engines)}"
-        elif spec.adapter is not None:
+                yield (*keys, "prompts"), "a `repeat` sends nothing to an engine; set the prompts on its stages"
+        elif spec.role is not None and spec.role not in engines:
+            yield (*keys, "engine"), f"no engine named `{spec.role}`; {did_you_mean(spec.role, engines)}"
+        elif spec.role is not None and spec.adapter is not None:
             known = engines[spec.role].adapter_names
             if known is not None and spec.adapter not in known:
                 there = f"it has {', '.join(f'`{each}`' for each in known)}" if known else "its engines file lists none under `adapters`"
-                yield (name, "adapter"), f"the engine `{spec.role}` has no adapter named `{spec.adapter}`; {there}"
+                yield (*keys, "adapter"), f"the engine `{spec.role}` has no adapter named `{spec.adapter}`; {there}"
 
 
 def _reward_flaws(stages: Stages) -> Iterator[Flaw]:
@@ -293,34 +285,20 @@ def _speculation_flaws(stages: Stages) -> Iterator[Flaw]:
         yield place, f"{asked} needs a `generate` stage in the loop, whose engine and temperature the target's response uses"
 
 
-class Unmet(NamedTuple):
-    """A need of a stage that the engine of its role does not meet."""
-
-    role: str
-    need: str
-    error: GraphError
-
-    @property
-    def fatal(self) -> bool:
-        """False: the run does its work without, but not as well."""
-        return self.need not in _BEARABLE
-
-
-def unmet_needs(plan: Plan, cannot: Mapping[str, Collection[str]]) -> Iterator[Unmet]:
-    """Every need of `plan` that is among what its engine `cannot` do, by role; of stages with the same need the first one is named."""
-    told: set[tuple[str, str]] = set()
+def unmet_needs(plan: Plan, cannot: Mapping[str, Collection[str]]) -> dict[tuple[str, str], GraphError]:
+    """Every need of `plan` that is among what its engine `cannot` do, by role and need; of stages with the same need the first is named."""
+    found: dict[tuple[str, str], GraphError] = {}
     for role, stage, need, value in _needs(plan):
-        if need in cannot.get(role, ()) and (role, need) not in told:
-            told.add((role, need))
+        if need in cannot.get(role, ()) and (role, need) not in found:
             what, remedy = _LACKS.get(need) or _unhonoured(need, value)
-            yield Unmet(role, need, GraphError(f"engine {role!r}", f"{what.format(stage=stage)}; {remedy}"))
+            found[role, need] = GraphError(f"engine {role!r}", f"{what.format(stage=stage)}; {remedy}")
+    return found
 
 
 def check_needs(plan: Plan, cannot: Mapping[str, Collection[str]]) -> None:
     """Raise the `GraphError` of the first need without which `plan` cannot do its work."""
-    for unmet in unmet_needs(plan, cannot):
-        if unmet.fatal:
-            raise unmet.error
+    if fatal := [error for (_, need), error in unmet_needs(plan, cannot).items() if need not in _BEARABLE]:
+        raise fatal[0]
 
 
 def _needs(plan: Plan) -> Iterator[tuple[str, str, str, object]]:

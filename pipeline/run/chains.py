@@ -58,8 +58,8 @@ async def suited(run: Prepared, engines: Mapping[str, Engine], tell: Tell) -> Op
     cannot = {role: cannot_of(engine) for role, engine in engines.items()}
     check_needs(plan, cannot)
     await gather([partial(each.rehearse, asks_of(plan, role)) for role, each in engines.items() if isinstance(each, Remote)])
-    # Without some needs a run does its work, but not as well; see also the fact `doubts`.
-    said = [str(each.error) for each in unmet_needs(plan, cannot)]
+    # Without some needs a run works, but not as well; see also the fact `doubts`.
+    said = [str(error) for error in unmet_needs(plan, cannot).values()]
     stated: list[tuple[str, Any]] = [(role, engine.facts.get("doubts", ())) for role, engine in engines.items()]
     said += [f"engine {role!r}: {sentence}" for role, sentences in stated for sentence in sentences]
     for sentence in said:
