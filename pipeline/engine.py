@@ -175,18 +175,12 @@ class Speculation(Struct, frozen=True, kw_only=True):
     def plus(self, other: "Speculation", sign: int = 1) -> "Speculation":
         """The totals of two engines together; with `sign` -1 what was counted since `other`, earlier totals of the same engine."""
         pairs = zip_longest(self.accepted_by_position, other.accepted_by_position, fillvalue=0)
-        return Speculation(
-            drafts=self.drafts + sign * other.drafts,
-            draft_tokens=self.draft_tokens + sign * other.draft_tokens,
-            accepted_tokens=self.accepted_tokens + sign * other.accepted_tokens,
-            accepted_by_position=tuple(one + sign * two for one, two in pairs),
-        )
+        sums = {name: getattr(self, name) + sign * getattr(other, name) for name in ("drafts", "draft_tokens", "accepted_tokens")}
+        return Speculation(**sums, accepted_by_position=tuple(one + sign * two for one, two in pairs))
 
 
-_TOTALS = ("requests", "input_tokens", "output_tokens", "busy_s", "restarts")
-"""The fields of `EngineStatistics` that only grow, and are never null."""
-_STATED = ("cached_input_tokens", "written_tokens")
-"""Those that only grow, and are null where an engine does not state them."""
+_TOTALS = ("requests", "input_tokens", "output_tokens", "busy_s", "restarts", "cached_input_tokens", "written_tokens")
+"""The fields of `EngineStatistics` that only grow; the last two are null where an engine does not state them."""
 
 
 class EngineStatistics(Struct, frozen=True, kw_only=True):
@@ -219,20 +213,18 @@ class EngineStatistics(Struct, frozen=True, kw_only=True):
         def stated(name: str) -> list[Any]:
             return [value for each in found if (value := getattr(each, name)) is not None]
 
-        sums = {name: sum(stated(name)) for name in ("running", "waiting", *_TOTALS)}
-        known: dict[str, Any] = {name: sum(values) if (values := stated(name)) else None for name in _STATED}
+        sums: dict[str, Any] = {name: sum(values) if (values := stated(name)) else None for name in ("running", "waiting", *_TOTALS)}
         usage, speculation = stated("kv_cache_usage"), stated("speculation")
         return cls(
             **sums,
-            **known,
             kv_cache_usage=sum(usage) / len(usage) if usage else None,
             speculation=reduce(Speculation.plus, speculation) if speculation else None,
         )
 
     def since(self, before: "EngineStatistics") -> "EngineStatistics":
         """These statistics with only what was counted since `before`, earlier ones of the same engine."""
-        counted = [*_TOTALS, *(name for name in _STATED if getattr(self, name) is not None)]
-        now: dict[str, Any] = {name: getattr(self, name) - (getattr(before, name) or 0) for name in counted}
+        counted = ((name, getattr(self, name)) for name in _TOTALS)
+        now: dict[str, Any] = {name: value - (getattr(before, name) or 0) for name, value in counted if value is not None}
         if self.speculation is not None and before.speculation is not None:
             now["speculation"] = self.speculation.plus(before.speculation, -1)
         return structs.replace(self, **now)

@@ -136,11 +136,6 @@ def test_what_is_wrong_is_one_sentence(tmp_path: Path, prompts: str, what: str) 
             graph_with(tmp_path, "", prompts)
 
 
-def test_a_key_of_earlier_graphs_says_where_its_text_belongs_now(tmp_path: Path) -> None:
-    with pytest.raises(GraphError, match="unknown key `instruction`"):
-        graph_with(tmp_path, 'instruction: "\\nThink."')
-
-
 def test_examples_are_pairs(tmp_path: Path) -> None:
     found = graph_with(tmp_path, 'prompts: {examples: [{problem: "1 + 1?", reply: "It is 2."}]}').prompts
     assert found.examples == (Example(problem="1 + 1?", reply="It is 2."),)
