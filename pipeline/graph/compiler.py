@@ -15,7 +15,7 @@ from typing import Any
 from msgspec import structs
 
 from pipeline.graph.plan import Block, Condition, LoopNode, Plan, StageNode
-from pipeline.graph.rules import READINGS, RESPONSE, TRIAL, Stages
+from pipeline.graph.rules import READINGS, RESPONSE, TRIAL, Stages, with_keys
 from pipeline.graph.spec import EndSpec, GraphSpec, RepeatSpec, Speculate, StageSpec, TrialSpec, UntilSpec, early_end, waits_for
 
 
@@ -23,17 +23,18 @@ def compile_graph(graph: GraphSpec) -> Plan:
     """The plan of `graph`, in which `rules` find no flaw."""
     engines = graph.engines
     assert isinstance(engines, dict), "the loader binds the roles"
-    block, roles = _block(graph.stages, count()), tuple(dict.fromkeys(_roles(graph.stages)))
+    block = _block(graph.stages, count())
+    roles = [str(spec.role) for _, spec in with_keys(graph.stages) if spec.role is not None]
     speculate = _speculation(graph.stages)
     if speculate == "never":
         block = _alone(graph.stages)
-        roles = tuple(dict.fromkeys(str(node.spec.role) for node in block.stages()))
+        roles = [str(node.spec.role) for node in block.stages()]
     if trial := _trial(graph.stages, sum(1 for _ in block.stages())):
         block = structs.replace(block, levels=tuple(tuple(_tried(node, trial) for node in level) for level in block.levels))
     return Plan(
         graph=graph,
         block=block,
-        engines={role: engines[role] for role in roles},
+        engines={role: engines[role] for role in dict.fromkeys(roles)},
         speculate=speculate,
     )
 
@@ -81,15 +82,6 @@ def _tried(node: StageNode | LoopNode, trial: StageNode) -> StageNode | LoopNode
     limits: dict[str, Any] = {"thought_closed": True, "token_budget": getattr(node.spec, "max_tokens", None)}
     until = UntilSpec(answer_confident=end.answer_confident, answer_stable=end.answer_stable, **limits)
     return LoopNode(node.name, until, Block(((structs.replace(node, condition=None),),)), node.condition, trial=trial)
-
-
-def _roles(stages: Stages) -> Iterator[str]:
-    """The role of each stage, in the order of the file."""
-    for spec in stages.values():
-        if isinstance(spec, RepeatSpec):
-            yield from _roles(spec.stages)
-        elif spec.role is not None:
-            yield spec.role
 
 
 def _speculation(stages: Stages) -> Speculate | None:

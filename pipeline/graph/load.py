@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 from msgspec import Struct, structs
@@ -38,7 +38,6 @@ from pipeline.graph.spec import (
 )
 from pipeline.text import storable
 
-T = TypeVar("T", bound=Struct)
 Kinds = Mapping[str, type[StageSpec]]
 Graph = Path | Mapping[str, Any]
 """The path of a graph file, or the mapping that such a file would hold."""
@@ -382,14 +381,9 @@ def load_reward_model(path: Path, settings: Sequence[str] = ()) -> RewardSpec:
     return RewardSpec(document.tagged(("reward",), "backend", engine_specs()), document.tagged(("prompt",), "form", FORMS))
 
 
-def load_struct(path: Path, to: type[T]) -> T:
-    """The one `to` that a YAML file describes; raises `GraphError`."""
-    return Document.read(path).decode((), to)
-
-
 def load_preset(name: Path | str) -> Preset:
     """A preset, by its path or its name; raises `GraphError` for what is wrong in it."""
-    return load_struct(find_file(name, "preset"), Preset)
+    return Document.read(find_file(name, "preset")).decode((), Preset)
 
 
 def own_params(preset: Preset) -> list[str]:

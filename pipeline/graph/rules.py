@@ -64,6 +64,14 @@ def flaws_in(stages: Stages, engines: Mapping[str, EngineSpec]) -> Iterator[Flaw
     yield from _speculation_flaws(stages)
 
 
+def with_keys(stages: Stages, above: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], StageSpec]]:
+    """Every stage in the order of the file, those of loops included, with its path."""
+    for name, spec in stages.items():
+        yield (*above, name), spec
+        if isinstance(spec, RepeatSpec):
+            yield from with_keys(spec.stages, (*above, name, "stages"))
+
+
 def _end_flaws(stages: Stages) -> Iterator[Flaw]:
     """What is wrong with stages that may end early."""
     for name, spec in stages.items():
@@ -71,7 +79,7 @@ def _end_flaws(stages: Stages) -> Iterator[Flaw]:
             continue
         if not any(each.answers and each.when is None for each in stages.values()):
             yield (name, "until"), "asks for the answer before the thought is over, of the engine of the `answer` stage; add one after it"
-        if TRIAL in stages or any(TRIAL in each.stages for each in stages.values() if isinstance(each, RepeatSpec)):
+        if any(keys[-1] == TRIAL for keys, _ in with_keys(stages)):
             yield (name, "until"), f"adds a stage named `{TRIAL}`, which asks for the answer; rename yours"
 
 
@@ -90,7 +98,7 @@ def _block_flaws(stages: Stages, *, inside: bool) -> Iterator[Flaw]:
     try:
         order = list(TopologicalSorter({name: waits_for(spec) for name, spec in stages.items()}).static_order())
     except CycleError as error:
-        circle = _circle(error.args[1], list(stages))
+        circle = error.args[1][::-1]
         yield (circle[0], "after"), f"stages wait for each other in a cycle: {' -> '.join(circle)}; only a `repeat` may loop"
         return
     yield from _order_flaws(stages, order, inside)
@@ -98,13 +106,6 @@ def _block_flaws(stages: Stages, *, inside: bool) -> Iterator[Flaw]:
         if isinstance(spec, RepeatSpec):
             yield from (((name, "stages", *keys), what) for keys, what in _block_flaws(spec.stages, inside=True))
             yield from (((name, *keys), what) for keys, what in _repeat_flaws(spec))
-
-
-def _circle(found: list[str], order: list[str]) -> list[str]:
-    """A cycle from its first stage in the file on, each before one that it waits for, and that stage again at its end."""
-    waits = found[:0:-1]
-    first = min(range(len(waits)), key=lambda place: order.index(waits[place]))
-    return [*waits[first:], *waits[:first], waits[first]]
 
 
 def _when_names(name: str, spec: StageSpec, stages: Stages) -> Iterator[str]:
@@ -224,7 +225,7 @@ def _gate_continues(name: str, spec: StageSpec, body: Stages, seen: tuple[str, .
 
 
 def _role_flaws(stages: Stages, engines: Mapping[str, EngineSpec]) -> Iterator[Flaw]:
-    for keys, spec in _with_keys(stages, ()):
+    for keys, spec in with_keys(stages):
         if isinstance(spec, RepeatSpec):
             if spec.adapter is not None:
                 yield (*keys, "adapter"), "a `repeat` calls no engine; set the adapter on one of its stages"
@@ -241,7 +242,7 @@ def _role_flaws(stages: Stages, engines: Mapping[str, EngineSpec]) -> Iterator[F
 
 def _reward_flaws(stages: Stages) -> Iterator[Flaw]:
     """Each stage whose reward model other stages let write: it names the wrong engine, or they do."""
-    every = list(_with_keys(stages, ()))
+    every = list(with_keys(stages))
     writers: dict[str, list[str]] = {}
     for keys, spec in every:
         if spec.role and not spec.rewards:
@@ -250,13 +251,6 @@ def _reward_flaws(stages: Stages) -> Iterator[Flaw]:
         if spec.rewards and spec.role in writers:
             who = " and ".join(writers[spec.role])
             yield (*keys, "engine"), f"`{spec.role}` also writes for {who}, and a reward model writes no text; name two engines"
-
-
-def _with_keys(stages: Stages, above: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], StageSpec]]:
-    for name, spec in stages.items():
-        yield (*above, name), spec
-        if isinstance(spec, RepeatSpec):
-            yield from _with_keys(spec.stages, (*above, name, "stages"))
 
 
 def _speculation_flaws(stages: Stages) -> Iterator[Flaw]:
