@@ -239,8 +239,8 @@ def _fill(document: Document, keys: Keys, value: Any) -> None:
 def _fill_rewards(document: Document) -> None:
     """Write into each stage that asks a reward model what its file says: how it is asked and, where the graph's engines have no such role,
     what serves it."""
-    asks = {keys: getattr(stage_specs().get(document.at((*keys, "kind"))), "rewards", False) for keys in _below(document).values()}
-    writers = {document.at((*keys, "engine")) for keys, rewards in asks.items() if not rewards}
+    asks = {keys: getattr(stage_specs().get(str(document.at((*keys, "kind")))), "rewards", False) for keys in _below(document).values()}
+    writers = {str(document.at((*keys, "engine"))) for keys, rewards in asks.items() if not rewards}
     for keys in (keys for keys, rewards in asks.items() if rewards):
         stage, prm = document.mapping(keys), document.at((*keys, "prm"))
         if not isinstance(prm, str):
@@ -253,7 +253,7 @@ def _fill_rewards(document: Document) -> None:
         role = ("engines", str(stage.get("engine")))
         if document.at(role) is None:
             document.graft(role, file, ("reward",))
-        elif stage.get("engine") not in writers:
+        elif role[1] not in writers:
             models = [model_name(str(of.at((*at, "model")) or "")) for of, at in ((file, ("reward",)), (document, role))]
             if all(models) and models[0] != models[1]:
                 what = f"serves `{models[1]}`, not the reward model `{models[0]}` of `prm: {prm}`"
