@@ -4,6 +4,7 @@ exported from there. So nothing needs the input again, and all of its columns st
 A server's problems come while it runs; its run folder has a table `problems` instead.
 """
 
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
@@ -13,7 +14,6 @@ from typing import Any
 
 import msgspec
 import pyarrow as pa
-import pyarrow.compute as pc
 from msgspec import Struct
 
 from pipeline.data.files import Flaw, Record
@@ -79,15 +79,15 @@ class Problems:
         rows = good = 0
         samples: list[int] = []
         for batch in self._batches(["flaw", "settings"]):
-            rows, good = rows + batch.num_rows, good + batch.column("flaw").null_count
-            found = (_SETTINGS.decode(text).samples for text in batch.column("settings").drop_null().to_pylist())
+            rows, good = rows + batch.num_rows, good + batch["flaw"].null_count
+            found = (_SETTINGS.decode(text).samples for text in batch["settings"].drop_null().to_pylist())
             samples += [each for each in found if each is not None]
         return Fingerprint(self._sha256, rows, rows - good, len(samples), sum(samples), max(samples, default=0))
 
     @cached_property
     def graders(self) -> frozenset[str]:
         """The graders that problems name."""
-        return frozenset(name for batch in self._batches(["grader"]) for name in pc.unique(batch.column("grader")).to_pylist() if name)
+        return frozenset(name for batch in self._batches(["grader"]) for name in batch["grader"].unique().to_pylist() if name)
 
     def copied(self, folder: Path, part: RowSet) -> "Problems":
         """Those of a `part`, in the `folder` of another run."""
@@ -96,7 +96,7 @@ class Problems:
         with _written(folder) as file:
             for batch in read_batches(self.folder, TABLE, SCHEMA.names):
                 shard = part.shard
-                inside = None if shard is None else pa.array(map(shard.holds, batch.column("problem_id").to_pylist()), pa.bool_())
+                inside = None if shard is None else pa.array(map(shard.holds, batch["problem_id"].to_pylist()), pa.bool_())
                 file.add((batch if inside is None else batch.filter(inside)).cast(SCHEMA))
         return Problems(folder, self.name, self._sha256, part.limit, self.remarks)
 
@@ -122,7 +122,7 @@ class Problems:
     def _batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """Batches of the rows up to the limit."""
         for batch in read_batches(self.folder, TABLE, ["input_row", *columns]) if self.folder is not None else ():
-            inside = batch.filter(pc.less_equal(batch.column("input_row"), self.limit))
+            inside = batch.slice(0, bisect_right(batch["input_row"], self.limit, key=pa.Int64Scalar.as_py))
             yield inside
             if inside.num_rows < batch.num_rows:
                 return
