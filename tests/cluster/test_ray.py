@@ -1,12 +1,10 @@
 """Replicas as actors of a real Ray node on this machine: the same answers as one process, whatever dies in between."""
 
-import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-import anyio
 import psutil
 import pytest
 import ray
@@ -14,12 +12,11 @@ from msgspec import structs
 
 from pipeline.cluster.ray import check_room, solve_on_ray
 from pipeline.errors import UsageError
-from pipeline.options import RunOptions, resume_options
-from pipeline.run.loop import Stop, in_loop
+from pipeline.options import RunOptions
+from pipeline.run.loop import in_loop
 from pipeline.run.observer import Observer
 from pipeline.run.prepare import load_plan, prepared
 from pipeline.run.run import SessionResult, run
-from tests.support.commands import pipeline
 from tests.support.hanging_together import check_hangs_together
 from tests.support.paths import ROOT
 from tests.support.runs import said, write_problems
@@ -56,42 +53,22 @@ def actors() -> list[psutil.Process]:
     return found
 
 
-def on_ray(options: RunOptions, observer: Observer, **more: object) -> SessionResult:
+def on_ray(options: RunOptions, observer: Observer) -> SessionResult:
     """The run in real time, so that something can happen meanwhile."""
     plan = load_plan(options.graph, options.bound_engines, options.settings)
     with prepared(options, plan, virtual=False) as ready:
-        result: SessionResult = in_loop(partial(solve_on_ray, ready, observer, **more), virtual=False)
+        result: SessionResult = in_loop(partial(solve_on_ray, ready, observer), virtual=False)
     return result
-
-
-def check(result: SessionResult, alone: SessionResult) -> None:
-    assert (result.exit_code, result.done, result.error) == (0, CHAINS, None)
-    assert result.folder is not None
-    check_hangs_together(result.folder, CHAINS)
-    assert said(result) == said(alone)
 
 
 def test_an_actor_that_dies_is_replaced_and_resumes_its_shard(folder: Path, alone: SessionResult) -> None:
     told: list[str] = []
     options = waiting(folder, "struck", cluster="ray", replicas=2)
-    check(on_ray(options, when(8, lambda view: actors()[0].kill(), told)), alone)
+    result = on_ray(options, when(8, lambda view: actors()[0].kill(), told))
+    assert (result.exit_code, result.done, result.error) == (0, CHAINS, None)
+    check_hangs_together(folder / "struck", CHAINS)
+    assert said(result) == said(alone)
     assert any("lost, starting it again" in sentence for sentence in told)
-
-
-def test_a_run_that_was_drained_goes_on_in_a_process(folder: Path, alone: SessionResult) -> None:
-    over = threading.Event()
-
-    async def attend(stop: Stop, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
-        task_status.started()
-        while not over.is_set():  # noqa: ASYNC110  (set by another thread)
-            await anyio.sleep(0.02)
-        stop.drain()
-
-    drained = on_ray(waiting(folder, "drained", cluster="ray", replicas=2), when(4, lambda view: over.set(), []), attend=attend)
-    assert (drained.exit_code, 4 <= drained.done < CHAINS) == (130, True)
-    assert pipeline("resume", folder / "drained").returncode == 0
-    assert said(drained) == said(alone), "the folder has all chains now"
-    assert not resume_options(folder / "drained").on_replicas
 
 
 def test_what_a_cluster_has_no_room_for(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
