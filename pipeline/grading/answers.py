@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from pipeline.grading.marks import parts_of
 from pipeline.grading.notation import clean, compact, visible
-from pipeline.grading.stated import Form, choice, declared, only_option, segments
+from pipeline.grading.stated import NUMBER, Form, choice, declared, only_option, segments
 from pipeline.graph.plugins import GRADER_KINDS, grader_names
 
 Kind = str
@@ -23,41 +23,28 @@ Kind = str
 Canonical = Fraction | str
 LONGEST = 2000
 """Answers of more characters are compared as they are."""
-
 MAX_DIGITS = 400
 """Texts of more characters are not read as numbers."""
 MAX_EXPONENT = 1000
 """The greatest power of ten, either way."""
-
-_DECIMALS = r"(?:\d+\.?\d*|\.\d+)"
-_GROUPED = r"\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d{1,3}(?: \d{3})+(?:\.\d+)?|\d{1,3}(?:'\d{3})+(?:\.\d+)?|\d{1,3}(?:_\d{3})+(?:\.\d+)?"
-_SEPARATORS = re.compile("[ ,'_]")
-_TIMES = r"\s*(?:\\times|\\cdot|\*|x)\s*"
-_TEN = r"10\s*\^\s*(?:\{\s*([+-]?\d+)\s*\}|([+-]?\d+))"
-_SIGNED = rf"[+-]?\s?(?:{_GROUPED}|{_DECIMALS})"
-_NUMBER = re.compile(
-    rf"(?P<sign>[+-]?)(?:(?P<decimal>{_DECIMALS})(?:[eE](?P<exponent>[+-]?\d+)|{_TIMES}{_TEN})?"
-    rf"|{_TEN}|(?P<grouped>{_GROUPED})"
-    rf"|(?P<whole>\d+) (?P<over>\d+)/(?P<under>\d+)|(?P<whole_>\d+)\\frac\{{(?P<over_>\d+)\}}\{{(?P<under_>\d+)\}}"
-    rf"|(?P<start>\d*\.\d*)\\overline\{{(?P<again>\d+)\}})",
-    re.ASCII,
-)
-_OF_BASE = re.compile(r"[+-]?0(?:x[0-9a-f]+|b[01]+|o[0-7]+)", re.IGNORECASE)
-_DECIMAL = re.compile(r"[+-]?\d*\.\d+(?:[eE][+-]?\d+)?", re.ASCII)
 DOUBLE = 15
 """Decimals of this many significant digits hold a number in double precision; of all their digits no more than these are sure."""
-_RATIO = re.compile(rf"([+-]?)\\frac\{{({_SIGNED})\}}\{{({_SIGNED})\}}|({_SIGNED})/({_SIGNED})", re.ASCII)
-_MAX_NUMERIC = 500
+_SENTENCE = 500
+"""Most characters that are searched for the one number or option of a sentence."""
+
+_OF_BASE = re.compile(r"0(?:x[0-9a-f]+|b[01]+|o[0-7]+)", re.IGNORECASE)
+_POWER_OF_TEN = re.compile(r"(?:^()|\s*(?:\\times|\\cdot|\*|x)\s*)10\s*\^\s*(?:\{\s*([+-]?\d+)\s*\}|([+-]?\d+))$", re.ASCII)
+_DECIMAL = re.compile(r"(\d+\.?\d*|\.\d+)(?:[eE]([+-]?\d+))?", re.ASCII)
+_GROUPED = re.compile(r"\d{1,3}([ ,'_])\d{3}(?:\1\d{3})*(?:\.\d+)?", re.ASCII)
+_MIXED = re.compile(r"(\d+)(?: |(?=\\))((?:\\frac\{)?[1-9]\d*(?:/|\}\{)\d+\}?)", re.ASCII)
+_REPEATING = re.compile(r"(\d*)\.(\d*)\\overline\{(\d+)\}", re.ASCII)
+_RATIO = re.compile(r"\\frac\{([^{}]*)\}\{([^{}]*)\}|([^/]*)/([^/]*)")
 _PERCENT = re.compile(r"(?:%|percent)[\s.$*_]*\Z", re.ASCII)
-_FIGURE = re.compile(
-    r"[+-]?(?:\\frac\{[+-]?[\d.]+\}\{[\d.]+\}|\d+ \d+/\d+"
-    r"|(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+(?![\d,]*,\d{3}(?!\d)))(?:\.\d+)?(?:[eE][+-]?\d+|/\d+(?:\.\d+)?)?|\d+(?:\.\d+)?|\.\d+)",
-    re.ASCII,
-)
 _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}")
 _UNLIKE = re.compile(r"\b(?:not|no|never|neither|than|least|most|between|except|unless|if|or)\b|n't\b", re.IGNORECASE)
 _BOUND = re.compile(r"\s*\w?\s*(?:[<>]|\\[gln]eq?(?![a-z]))")
-_POWER = re.compile(r"(?<=[A-Za-z}])\s?\^\s?\{?[23]\}?", re.ASCII)
+_LESS = re.compile(r"(?<=[A-Za-z}])\s?\^\s?\{?[23]\}?|\\unit|\\dollar", re.ASCII)
+"""What stands beside the number of a text: a power of its unit, and marks."""
 
 
 class Grade(Struct, frozen=True):
@@ -76,12 +63,12 @@ def taken(kind: Kind, answer: str) -> str:
     if kind not in GRADER_KINDS:
         return answer
     answer = visible(answer)
-    form: Form | None = {"numeric": "number", "letter": "letter"}.get(kind)  # type: ignore[assignment]
+    form: Form | None = "number" if kind == "numeric" else "letter" if kind == "letter" else None
     found = declared(answer, form)
     if found is None and kind == "math" and len(formulas := segments(answer)) == 1 and _is_sentence(clean(answer)):
         found = formulas[0]
     if found is None and kind == "letter" and choice(answer) is None:
-        found = only_option(answer[:_MAX_NUMERIC])
+        found = only_option(answer[:_SENTENCE])
     return found or parts_of(answer).answer
 
 
@@ -117,10 +104,9 @@ def form_of(kind: Kind, reference: str) -> Form:
     return "number" if kind == "numeric" or _read(reference).value is not None else "expression"
 
 
-def quick_grade(kind: Kind, answer: str, reference: str) -> bool | None:
-    """True if `answer` is right; None where only a worker process can decide: mathematical equivalence, and announced graders."""
-    found = ruling(kind, taken(kind, answer), taken(kind, reference))
-    return None if found is None else found.correct
+def quick_grade(kind: Kind, answer: str, reference: str) -> Grade | None:
+    """The grade of `answer`; None where only a worker process can tell: mathematical equivalence, and announced graders."""
+    return ruling(kind, taken(kind, answer), taken(kind, reference))
 
 
 def ruling(kind: Kind, answer: str, reference: str) -> Grade | None:
@@ -155,42 +141,37 @@ def is_percentage(text: str) -> bool:
 def number(text: str) -> Fraction | None:
     """The exact number that a whole `text`, as `notation` leaves it, is: an integer, a decimal, grouped digits, a fraction, a mixed number,
     a repeating decimal or a power of ten (`1e-3`, `6.02\\times10^{23}`); None for anything else, and for one that is too long or large."""
-    if len(text) > MAX_DIGITS or not any(char.isdigit() for char in text):
+    if len(text) > MAX_DIGITS or not re.search(r"\d", text):
         return None
+    if text[0] in "+-":
+        value = number(text[1:]) if text[1] not in "+-" else None
+        return -value if value is not None and text[0] == "-" else value
     if _OF_BASE.fullmatch(text):
         return Fraction(int(text, 0))
-    if (found := _NUMBER.fullmatch(text)) and (value := _unsigned(found)) is not None:
-        return -value if found["sign"] == "-" else value
-    if ratio := _RATIO.fullmatch(text):
-        over, under = (Fraction(_SEPARATORS.sub("", each)) for each in (ratio[2] or ratio[4], ratio[3] or ratio[5]))
-        return None if not under else -over / under if ratio[1] == "-" else over / under
+    if found := _DECIMAL.fullmatch(_POWER_OF_TEN.sub(lambda found: f"{'1' * (found[1] is not None)}e{found[2] or found[3]}", text)):
+        exponent = int(found[2] or 0)
+        return Fraction(found[1]) * Fraction(10) ** exponent if abs(exponent) <= MAX_EXPONENT else None
+    if found := _GROUPED.fullmatch(text):
+        return Fraction(text.replace(found[1], ""))
+    if found := _REPEATING.fullmatch(text):
+        before, again = found[1] + found[2], found[3]
+        return (int(before or 0) + Fraction(int(again), 10 ** len(again) - 1)) / Fraction(10) ** len(found[2])
+    if (found := _MIXED.fullmatch(text)) and (part := number(found[2])) is not None and part < 1:
+        return int(found[1]) + part
+    if found := _RATIO.fullmatch(text):
+        over, under = (number(side) for side in (found[1] or found[3] or "", found[2] or found[4] or ""))
+        return over / under if over is not None and under else None
     return None
 
 
 def precision(text: str) -> Fraction:
     """How far from the decimal `text` a number may be that rounds to it in double precision; 0 for 0 and for anything but a decimal."""
-    if _DECIMAL.fullmatch(text) is None or len(text) > MAX_DIGITS:
+    if len(text) > MAX_DIGITS or "." not in text or _DECIMAL.fullmatch(text.lstrip("+-")) is None:
         return Fraction(0)
     digits = Decimal(text)
     figures = len(digits.as_tuple().digits)
     last = digits.adjusted() + 1 - (DOUBLE if figures <= DOUBLE + 2 else figures)
     return Fraction(10) ** last / 2 if digits and abs(last) < 2 * MAX_EXPONENT else Fraction(0)
-
-
-def _unsigned(found: re.Match[str]) -> Fraction | None:
-    if found["grouped"]:
-        return Fraction(_SEPARATORS.sub("", found["grouped"]))
-    if whole := found["whole"] or found["whole_"]:
-        over, under = found["over"] or found["over_"], int(found["under"] or found["under_"])
-        return int(whole) + Fraction(int(over), under) if int(over) < under and over[0] != "0" else None
-    if found["again"]:
-        places = len(found["start"].partition(".")[2])
-        repeated = Fraction(int(found["again"]), (10 ** len(found["again"]) - 1) * 10**places)
-        return Fraction(found["start"] if found["start"] != "." else 0) + repeated
-    exponent = int(found["exponent"] or next((each for each in found.group(4, 5, 6, 7) if each), 0))
-    if abs(exponent) > MAX_EXPONENT:
-        return None
-    return Fraction(found["decimal"] or 1) * Fraction(10) ** exponent
 
 
 class _Text(NamedTuple):
@@ -216,11 +197,9 @@ def _is_sentence(cleaned: str) -> bool:
 
 def _figure(text: str) -> Fraction | None:
     """The one number in a text, of an equation in its last side; None unless there is exactly one."""
-    text = clean(text[:_MAX_NUMERIC].rpartition("=")[2]).replace(r"\unit", " ").replace(r"\dollar", " ").replace("{,}", ",")
-    found = _FIGURE.findall(_POWER.sub("", text))
-    if _BOUND.match(text):
-        return None
-    return number(found[0].replace(" ", "") if "/" not in found[0] else found[0]) if len(found) == 1 else None
+    text = clean(text[:_SENTENCE].rpartition("=")[2])
+    found = NUMBER.findall(_LESS.sub(" ", text))
+    return _read(found[0]).value if len(found) == 1 and not _BOUND.match(text) else None
 
 
 def _told(what: str, correct: bool) -> Grade:

@@ -11,7 +11,7 @@ from itertools import product
 from pipeline.grading.answers import Grade, is_percentage, same_answer
 from pipeline.grading.dates import moment, same_moment
 from pipeline.grading.notation import clean
-from pipeline.grading.units import differ, split_symbol, split_unit
+from pipeline.grading.units import factor, split_unit
 
 Leaf = Callable[[str, str], Grade]
 """Whether two expressions without wrapping, the answer and the reference, are mathematically equal."""
@@ -19,6 +19,8 @@ MAX_PARTS = 64
 """Tuples, unions and matrices of more parts are not compared part by part."""
 DEEPEST = 60
 """Texts with more deeply nested brackets are taken to differ: parsers recurse and would overflow the stack."""
+_DEPTH = {"(": 1, "[": 1, "{": 1, r"\{": 1, r"\begin{": 2, r"\end{": 0, ")": -1, "]": -1, "}": -1, r"\}": -1}
+"""By how much a mark goes deeper into brackets; the name of an environment has a closing brace that is a mark, too."""
 
 _MATRIX = re.compile(r"^[\[(]?\s*\\begin\{matrix\}(.*)\\end\{matrix\}\s*[\])]?$", re.DOTALL)
 _BRACED = re.compile(r"\\?\{\s*\\?\{(?!.*\\[a-zA-Z]).*\}\s*\\?\}$", re.DOTALL)
@@ -61,12 +63,11 @@ def same_form(answer: str, reference: str, leaf: Leaf) -> Grade:
     left, right = clean(answer), clean(reference)
     if (same := same_moment(left, right)) is not None:
         return Grade(same, "dates or times")
-    leaf = _of_words({each.strip() for text in (answer, reference) for each in _TEXTS.findall(text)}, leaf)
-    left, right = _rows_in_braces(left, right), _rows_in_braces(right, left)
-    if not left or not right or max(_depth(left), _depth(right)) > DEEPEST:
+    if not left or not right or any(depth > DEEPEST for text in (left, right) for depth, _ in _marks(text)):
         return Grade(False, "nothing to compare, or brackets nested too deeply")
+    leaf = _of_words({each.strip() for text in (answer, reference) for each in _TEXTS.findall(text)}, leaf)
     bare = not left.startswith(r"\{") and not right.startswith(r"\{")
-    found = Grade(False, "")
+    found = Grade(False)
     for a, b in dict.fromkeys(product(_readings(left), _readings(right))):
         found = _same_parts(a, b, leaf, bare)
         if found.correct:
@@ -87,25 +88,17 @@ def _of_words(texts: Collection[str], leaf: Leaf) -> Leaf:
     return told
 
 
-def _rows_in_braces(text: str, other: str) -> str:
-    """`text` with brackets where it is rows of numbers in braces, `{{1, 2}, {3, 4}}`, and the `other` one a matrix."""
-    if not (_BRACED.match(text) and _MATRIX.match(other)):
-        return text
-    return text.replace("\\", "").replace("{", "[").replace("}", "]")
-
-
-def _depth(text: str) -> int:
-    depth = deepest = 0
-    for mark in re.findall(r"(?<!\\)[{(\[]|(?<!\\)[})\]]", text):
-        depth += 1 if mark in "{([" else -1
-        deepest = max(deepest, depth)
-    return deepest
-
-
 def _readings(text: str) -> list[tuple[str, ...]]:
-    """Every way to split `text` into parts: first with commas between digits read as thousands separators, then as it stands."""
+    """Every way to split `text` into parts: with commas between digits as thousands separators, as it stands, with rows of numbers in
+    braces as those of a matrix, and a union, or `|x| > 3`, as one part or the other."""
     grouped = _GROUPED.sub(lambda found: found[0].replace(",", ""), text) if re.match(r"[^(\[\\]|\\dollar", text) else text
-    return [tuple(_parts(each)) for each in dict.fromkeys((grouped, text))]
+    rows = text.replace("\\", "").replace("{", "[").replace("}", "]") if _BRACED.match(text) else text
+    return [tuple(_parts(each)) for each in dict.fromkeys((grouped, text, rows, _OUTSIDE.sub(_outside, text.replace(r"\cup", " or "))))]
+
+
+def _outside(found: re.Match[str]) -> str:
+    name, sign, bound = found.groups()
+    return f"{name} {sign} {bound} or {name} {sign.replace('>', '<').replace('g', 'l')} -({bound})"
 
 
 def _parts(text: str) -> list[str]:
@@ -115,9 +108,9 @@ def _parts(text: str) -> list[str]:
         return [r"\emptyset"]
     if text.startswith(r"\{") and _closes_at_end(text) and not _BUILDER.match(text):
         text = text[2:].removesuffix(r"\}")
-    pieces = [piece.strip() for piece in split(text)]
+    pieces = split(text)
     if len(pieces) == 1 and text.startswith("{") and _closes_at_end(text):  # a set whose braces are not escaped
-        pieces = [piece.strip() for piece in split(text[1:-1], (",", ";"))] if "," in text else pieces
+        pieces = split(text[1:-1], (",", ";")) if "," in text else pieces
     return [each for piece in pieces if piece for each in _signs(piece)] or [text]
 
 
@@ -131,21 +124,27 @@ def _signs(text: str) -> list[str]:
     return [text.replace(r"\pm", sign).replace(r"\mp", other) for sign, other in (("+", "-"), ("-", "+"))]
 
 
-def split(text: str, at: Sequence[str] = (",", ";", "and", "or")) -> Iterator[str]:
+def _marks(text: str) -> Iterator[tuple[int, re.Match[str]]]:
+    """The brackets and separators of a text, each with the number of brackets that are open behind it."""
+    depth = 0
+    for mark in _TOKEN.finditer(text):
+        depth += _DEPTH.get(mark[0], 0)
+        yield depth, mark
+
+
+def split(text: str, at: Sequence[str] = (",", ";", "and", "or")) -> list[str]:
     """The pieces of `text` between separators that stand outside all brackets."""
-    depth = start = 0
-    for token in _TOKEN.finditer(text):
-        mark = token.group()
-        if mark in ("(", "[", "{", r"\{", r"\begin{"):
-            depth += 1
-        elif mark in (")", "]", "}", r"\}", r"\end{"):
-            depth -= 1
-        if mark in (r"\begin{", r"\end{"):
-            depth += 1  # the token holds the opening brace, whose closing brace is a token of its own
-        if depth == 0 and mark in at:
-            yield text[start : token.start()]
-            start = token.end()
-    yield text[start:]
+    found, start = [], 0
+    for depth, mark in _marks(text):
+        if depth == 0 and mark[0] in at:
+            found.append(text[start : mark.start()].strip())
+            start = mark.end()
+    return [*found, text[start:].strip()]
+
+
+def _closes_at_end(text: str) -> bool:
+    """True if the bracket that `text` starts with is closed by its last character."""
+    return next((mark.end() == len(text) for depth, mark in _marks(text) if depth == 0), False)
 
 
 def _same_parts(answer: Sequence[str], reference: Sequence[str], leaf: Leaf, bare: bool) -> Grade:
@@ -153,27 +152,25 @@ def _same_parts(answer: Sequence[str], reference: Sequence[str], leaf: Leaf, bar
 
     With `bare` (no side is a set) a tuple may be written without its brackets.
     """
-    if (
-        {len(answer), len(reference)} != {1}
-        and (unions := [_union(parts) for parts in (answer, reference)])
-        and len(unions[0]) == len(unions[1])
-    ):
-        answer, reference = unions
     answer, reference = _by_name(_unzipped(answer)), _unzipped(reference)
-    if bare and len(answer) == 1 < len(reference):
-        answer = _items(answer[0], "(")
-        return _in_order(answer, reference, leaf)
-    if bare and len(reference) == 1 < len(answer):
-        reference = _items(reference[0], "(")
+    if bare and len(answer) != len(reference) and 1 in (len(answer), len(reference)):
+        answer, reference = (_items(each[0], "(") if len(each) == 1 else each for each in (answer, reference))
         return _in_order(answer, reference, leaf)
     if len(answer) != len(reference) or len(answer) > MAX_PARTS:
         return Grade(False, f"{len(answer)} parts and {len(reference)}")
     if len(answer) == 1:
         return _same_one(answer[0], reference[0], leaf)
-    names = [[_name(part) for part in parts] for parts in (answer, reference)]
-    if (any(names[0]) != any(names[1])) and any(len({re.sub(r"_?\d+$", "", name) for name in own if name}) > 1 for own in names):
+    names = [[name for part in parts if (name := _named(_sides(part)))] for parts in (answer, reference)]
+    if bool(names[0]) != bool(names[1]) and any(len({re.sub(r"_?\d+$", "", name) for name in own}) > 1 for own in names):
         return _in_order(answer, reference, leaf)
-    return _in_any_order(answer, reference, leaf)
+    left = list(reference)
+    for part in answer:
+        nearest = sorted(left, key=lambda other: not same_answer(part, other))
+        partner = next((other for other in nearest if _same_one(part, other, leaf).correct), None)
+        if partner is None:
+            return Grade(False, f"{part[:40]!r} has no partner")
+        left.remove(partner)
+    return Grade(True, f"{len(answer)} parts in any order")
 
 
 def _unzipped(parts: Sequence[str]) -> Sequence[str]:
@@ -184,44 +181,16 @@ def _unzipped(parts: Sequence[str]) -> Sequence[str]:
 
 def _by_name(parts: Sequence[str]) -> Sequence[str]:
     """The parts in the order of their names, where each has another one; any other `parts` as they are."""
-    names = [_name(part) for part in parts]
-    if None in names or len({*names}) < len(parts):
+    names = {part: name for part in parts if (name := _named(_sides(part)))}
+    if len({*names.values()}) < len(parts):
         return parts
-    return sorted(parts, key=lambda part: re.sub(r"\d+", lambda digits: digits[0].zfill(9), str(_name(part))))
-
-
-def _union(parts: Sequence[str]) -> Sequence[str]:
-    """The intervals of a union that is the only part, which another side may write as `x < 2 or x > 3`, and both sides of `|x| > 3`;
-    `parts` where there is none."""
-    if len(parts) == 1 and (outside := _OUTSIDE.match(parts[0])):
-        name, sign, bound = outside.groups()
-        return [f"{name} {sign} {bound}", f"{name} {sign.replace('>', '<').replace('g', 'l')} -({bound})"]
-    pieces = [piece.strip() for piece in parts[0].split(r"\cup")] if len(parts) == 1 else []
-    return pieces if len(pieces) > 1 else parts
+    return sorted(parts, key=lambda part: re.sub(r"\d+", lambda digits: digits[0].zfill(9), names[part]))
 
 
 def _in_order(answer: Sequence[str], reference: Sequence[str], leaf: Leaf) -> Grade:
     if len(answer) != len(reference):
         return Grade(False, f"{max(1, len(answer))} parts and {max(1, len(reference))}")
     return _all(f"{len(answer)} parts in order", (_same_one(a, b, leaf) for a, b in zip(answer, reference, strict=True)))
-
-
-def _in_any_order(answer: Sequence[str], reference: Sequence[str], leaf: Leaf) -> Grade:
-    return _all(f"{len(answer)} parts in any order", _pairings(answer, list(reference), leaf))
-
-
-def _pairings(answer: Sequence[str], left: list[str], leaf: Leaf) -> Iterator[Grade]:
-    """For each part of `answer` the finding about its partner, which is taken out of `left`."""
-    for part in answer:
-        partner = next((i for i, other in enumerate(left) if same_answer(part, other)), None)
-        found = Grade(False, f"{part[:40]!r} has no partner")
-        for i in range(len(left)) if partner is None else (partner,):
-            if (of_this := _same_one(part, left[i], leaf)).correct or partner is not None:
-                found, partner = of_this if of_this.correct else Grade(True, "the same text in one notation"), i
-                break
-        yield found
-        if partner is not None:
-            del left[partner]
 
 
 def _all(how: str, found: Iterable[Grade]) -> Grade:
@@ -239,22 +208,22 @@ def _same_one(answer: str, reference: str, leaf: Leaf) -> Grade:
         return equal
     if (same := same_moment(a, b)) is not None:
         return Grade(same, "dates or times")
-    for compare in (_matrices, _brackets, _ratios, _equations, _unions):
+    for compare in (_matrices, _brackets, _ratios, _equations):
         if (equal := compare(a, b, leaf)) is not None:
             return equal
     moduli = {found[1] for text in (a, b) if (found := _MODULO.search(text))}
     if moduli:
         return _all("remainders", [Grade(len(moduli) == 1, "of one modulus"), _same_one(_MODULO.sub("", a), _MODULO.sub("", b), leaf)])
-    (a, unit), (b, other) = split_unit(a), split_unit(b)
-    if unit is None and not _has_letters(b):
-        a, unit = split_symbol(a)
-    elif other is None and not _has_letters(a):
-        b, other = split_symbol(b)
-    if differ(unit, other):
-        return Grade(False, f"different units, {unit} and {other}")
-    if not a.strip() or not b.strip():
+    (x, unit), (y, other) = split_unit(a), split_unit(b)
+    if unit is None and not _has_letters(y):
+        x, unit = split_unit(a, symbols=True)
+    elif other is None and not _has_letters(x):
+        y, other = split_unit(b, symbols=True)
+    if (times := factor(unit, other)) is None or (unit and is_percentage(b)) or (other and is_percentage(a)):
+        return Grade(False, f"different units, {unit or '%'} and {other or '%'}")
+    if not x.strip() or not y.strip():
         return Grade(False, "a unit without a value")
-    return _values(a.strip(), b.strip(), leaf)
+    return _values(x.strip() if times == 1 else rf"({times})\cdot({_expression(x)})", y.strip(), leaf)
 
 
 def _body(text: str) -> str:
@@ -294,20 +263,8 @@ def _items(text: str, bracket: str = "([") -> list[str]:
     """The elements of a tuple, an interval or a vector; none where `text` is none of them."""
     if text[:1] not in tuple(bracket) or text[-1:] not in (")", "]") or not _closes_at_end(text):
         return []
-    items = [item.strip() for item in split(text[1:-1], (",", ";"))]
+    items = split(text[1:-1], (",", ";"))
     return items if 1 < len(items) <= MAX_PARTS else []
-
-
-def _closes_at_end(text: str) -> bool:
-    """True if the bracket that `text` starts with is closed by its last character."""
-    depth = 0
-    for token in re.finditer(r"\\[{}]|\\.|[(\[{}\])]", text, re.DOTALL):
-        mark = token.group()
-        depth += mark in ("(", "[", "{", r"\{")
-        depth -= mark in (")", "]", "}", r"\}")
-        if depth == 0 and mark not in ("\\",):
-            return token.end() == len(text)
-    return False
 
 
 def _matrices(a: str, b: str, leaf: Leaf) -> Grade | None:
@@ -336,20 +293,18 @@ def _rows(text: str) -> list[list[str]]:
     text = _CALL.sub(r"\1", text)
     if text[:1] not in ("(", "[") or not _closes_at_end(text):
         return []
-    rows = [row.strip() for row in split(text[1:-1], (";",))]
+    rows = split(text[1:-1], (";",))
     if len(rows) > 1 and text[0] == "[":
-        return [[cell.strip() for cell in split(row, (",",))] if "," in row else row.split() for row in rows]
-    items = [item.strip() for item in split(text[1:-1], (",", ";"))]
-    if not all(item[:1] + item[-1:] in ("[]", "()") for item in items):
-        return [items]
-    return [[cell.strip() for cell in split(item[1:-1], (",",))] for item in items]
+        return [split(row, (",",)) if "," in row else row.split() for row in rows]
+    items = split(text[1:-1], (",", ";"))
+    return [split(item[1:-1], (",",)) for item in items] if all(item[:1] + item[-1:] in ("[]", "()") for item in items) else [items]
 
 
 def _ratios(a: str, b: str, leaf: Leaf) -> Grade | None:
     """Whether two ratios are proportional; None where neither text is one, and where one of two terms is compared with a fraction."""
     if ":" in a + b:
         a, b = (_TO.sub(":", text) for text in (a, b))
-    mine, theirs = ([term.strip() for term in split(text, (":",))] for text in (a, b))
+    mine, theirs = (split(text, (":",)) for text in (a, b))
     terms = (*mine, *theirs)
     if len(terms) == 2 or not all(re.search(r"\d|^\W*[a-zA-Z]\W*$", term) and not _RELATED.search(term) for term in terms):
         return None
@@ -393,13 +348,9 @@ def _has_letters(text: str) -> bool:
 
 def _sides(text: str) -> list[str]:
     """The sides of an equation, a name first; an equals sign in brackets, as in `\\sum_{k=1}^n`, makes none."""
-    sides = [side.strip() for side in split(text, ("=", r"\approx", r"\equiv"))]
+    sides = split(text, ("=", r"\approx", r"\equiv"))
     turned = len(sides) == 2 and not _has_letters(sides[0]) and _has_letters(sides[1]) and _named(sides[::-1])
     return sides[::-1] if turned else sides
-
-
-def _name(part: str) -> str | None:
-    return _named(_sides(part))
 
 
 def _named(sides: Sequence[str]) -> str | None:
@@ -417,15 +368,6 @@ def _plain_name(text: str) -> str | None:
         return None
     name = re.sub(r"[\s{}]", "", text)
     return "y" if _HEAD.match(name) else name.casefold()
-
-
-def _unions(a: str, b: str, leaf: Leaf) -> Grade | None:
-    """Whether two unions have equal intervals in any order; None where they are no unions or differ so, so that `leaf` decides."""
-    mine, theirs = (text.split(r"\cup") for text in (a, b))
-    if len(mine) != len(theirs) or len(mine) == 1 or len(mine) > MAX_PARTS:
-        return None
-    found = _in_any_order([part.strip() for part in mine], [part.strip() for part in theirs], leaf)
-    return found if found.correct else None
 
 
 def _values(a: str, b: str, leaf: Leaf) -> Grade:

@@ -39,8 +39,8 @@ def default_workers() -> int:
 class Grader:
     """Grades answers with up to `workers` worker processes, of the nice value `nice`. Close it, or use it as a context manager."""
 
-    def __init__(self, workers: int = 1, limit_s: float = LIMIT_S, *, nice: int = 0, patience_s: float = PATIENCE_S) -> None:
-        self.workers, self._limit_s, self._patience_s = workers, limit_s, max(patience_s, limit_s)
+    def __init__(self, workers: int = 1, limit_s: float = LIMIT_S, *, nice: int = 0) -> None:
+        self.workers, self._limit_s, self._patience_s = workers, limit_s, max(PATIENCE_S, limit_s)
         # A worker parses what models wrote, so it gets no keys and passwords.
         self._program = Program(module="pipeline.grading.worker", arguments=(str(limit_s), str(nice)))
         self.processes: list[WorkerProcess] = []
@@ -56,10 +56,6 @@ class Grader:
 
     def __exit__(self, *error: object) -> None:
         self.close()
-
-    def quick_grade(self, kind: Kind, answer: str, reference: str) -> Grade | None:
-        """The grade of `answer` if it takes no worker and no grader of others, else None. Never waits."""
-        return ruling(kind, taken(kind, answer), taken(kind, reference))
 
     def grade(self, kind: Kind, answer: str, reference: str, problem: Mapping[str, Any] | None = None) -> Grade:
         """The grade of `answer` to a `problem`, a row. Waits for a worker where one is needed; raises nothing."""

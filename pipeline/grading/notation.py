@@ -6,6 +6,7 @@ LaTeX has commands for are written in one way, and a unit is marked. Time is lin
 
 import re
 import unicodedata
+from functools import partial
 
 from pipeline.grading.words import in_figures
 
@@ -18,44 +19,10 @@ _CHARACTERS = {
     "\u2220": r"\angle ", "\u221b": r"\sqrt[3]", "\u2248": r"\approx ", "\u2026": "...", "\u201c": '"', "\u201d": '"',
     "\u2018": "'", "\u2019": "'", "\u2032": "'",
 }  # fmt: skip
-_RAISED = re.compile("[\u2070\u00b9\u00b2\u00b3\u2074-\u2079\u207a\u207b]+")
-_LOWERED = re.compile("[\u2080-\u2089]+")
+_RAISED = re.compile("([\u2070\u00b9\u00b2\u00b3\u2074-\u2079\u207a\u207b]+)|[\u2080-\u2089]+")
+"""Raised characters, and lowered ones."""
 _GAP = "(?:[\u00a0\u2009\u202f\u2007\u2008\u205f]|\\\\[,;: ]|~)"
 _GROUPED_BY_GAPS = re.compile(rf"(?<![\d.,])\d{{1,3}}(?:{_GAP}\d{{3}})+(?!\d)", re.ASCII)
-_BOLD = re.compile(r"(?<![\w*)}\]])(\*{2,3}|__)(?=[^\s*_])([^\n]{0,500}?[^\s*_])\1(?![\w*({\[])")
-_SLANTED = re.compile(r"([*_`])([^*_`\n]+)\1([.!]?)")
-_POWER = re.compile(r"(?<=[\w)}])\s?\*\*\s?(?=[\w({\\-])")
-_DELIMITERS = re.compile(r"(?<!\\)\\[()\[\]]")
-_ROOT = re.compile(r"\\?(?<![A-Za-z])sqrt\s*(?:\(([^()]*)\)|(\d+(?:\.\d+)?)|([A-Za-z]))", re.ASCII)
-_NTH_ROOT = re.compile(r"(\\sqrt\[\d+\])\s*(\d+|[A-Za-z])", re.ASCII)
-_PI = re.compile(r"(?<![\\A-Za-z])pi(?![A-Za-z])")
-_SEPARATING_DOLLARS = re.compile(r"(?<!\\)\$\s*(,|;|and|or)\s*(?<!\\)\$")
-_STYLE = re.compile(
-    r"\\(?:underline|emph|texttt|mathtt|mathsf|textsf|textsc|bm|pmb|ensuremath|mathstrut)\s*\{([^{}]*)\}"
-    r"|\\(?:(?:text)?color|[hv]space\*?|[hv]?phantom|tag\*?|label)\s*\{[^{}]*\}"
-    r"|\\(?:begin|end)\s*\{(?:align(?:ed)?|gathered|equation|split)\*?\}|\\(?:m?kern|[hm]skip)\s*-?[\d.]+\s*[a-z]{2}"
-)
-_DASH = re.compile(
-    r"(?:^|(?<=[=(\[{,;:*+/<>$])|(?<=\bis )|(?<=\*\*))[\u2014\u2015]\s?(?=[\d.\\(a-zA-Z])|(?<=[\w)}])[\u2014\u2015](?=\d|[a-z]\b|\\)"
-)
-"""A dash that is meant as a minus sign: one that begins something, or stands between two things without a space."""
-_AGAIN = re.compile(r"(?<![\d.])(\d{0,20}\.\d{0,20}?)(?:(\d)\2\2+\s?(?:\.\.\.|\\l?dots)|\((\d+)\)|\\(?:bar|dot)\s*\{(\d+)\})", re.ASCII)
-_LAYOUT = re.compile(
-    r"\\(?:left|right|[bB]igg?[lrm]?|displaystyle|textstyle|(?:script)?scriptstyle|limits|tiny|(?:script|footnote|normal)size|small|[lL]arge|LARGE"
-    r"|[hH]uge|centering|boldmath|bfseries|bf|rm|it|sf|tt|strut|nonumber|notag|hfill|newline|null|relax)(?![a-zA-Z])|\\[!@]"
-)
-_SPACES = re.compile(r"(?<!\\)\\(?:[,;: ]|(?:q?quad|en(?:space|skip)|th(?:in|ick)space|medspace|space)(?![a-zA-Z]))|~|\s+")
-_TEXT = re.compile(r"\\(text(?:bf|it|rm|normal)?|[mh]box|mathrm|mathbf|mathit|boldsymbol)\s*\{((?:[^{}]|\{[^{}]*\})*)\}")
-_THIN_COMMA = re.compile(r",\\!\s*(?=\d)")
-_FRAC = re.compile(r"\\[dtc]?frac(?![a-zA-Z])\s*")
-_SHORT_FRAC = re.compile(r"\\frac(?:([0-9a-zA-Z])|(\{[^{}]*\}))\s*(?:([0-9a-zA-Z])|(\{))")
-_LEAD = re.compile(
-    r"^(?:(?:so|thus|therefore|hence|then)(?:,|\b)\s+)?(?:(?:it|this|that)\s+(?:is|equals)\s+|"
-    r"(?:the\s+)?(?:final\s+|correct\s+)?(?:answer|solution|result)s?\s*(?:is|are|equals)?\s*:?\s+)?",
-    re.IGNORECASE,
-)
-_ARRAY = re.compile(r"\\begin\{array\}\s*\{[^{}]*\}|\\begin\{[pbvBV]?(?:small)?matrix\}")
-_ARRAY_END = re.compile(r"\\end\{(?:array|[pbvBV]?(?:small)?matrix)\}")
 BOUND = (
     r"\b(?:(?P<less>(?:strictly )?(?:less|fewer|smaller|lower) than|below|under)"
     r"|(?P<more>(?:strictly )?(?:more|greater|larger|higher|bigger) than|above|over|exceed(?:s|ing))"
@@ -64,12 +31,28 @@ BOUND = (
     r"(?P<equal> or equal to)?"
 )
 """How a sentence says that a number is a bound."""
-_BRACES = re.compile(r"\{(?!.*\\(?:choose|over|atop)(?![a-z]))[^{},;]*\}")
 _BOUND = re.compile(rf"(?:([a-zA-Z]) (?:is |must be )?)?{BOUND}\s*(?=[-+]?[\d.]|\\(?:frac|sqrt|pi|dollar))", re.IGNORECASE)
 _MARK = re.compile(r"\\unit\{([^{}]*)\}|\\dollar|%|\^\s*\{?\s*\\circ\s*\}?")
 # A space between two digits stays: it keeps 1 1/2 apart from 11/2.
 _LOOSE_SPACE = re.compile(r"(?<!\d)\s+|\s+(?!\d)")
 _ONLY_DIGITS = re.compile(r"-?\d+(?:\.\d+)?", re.ASCII)
+
+
+class _Characters(dict[int, str]):
+    """What each character is in ASCII and LaTeX, worked out when it is first met."""
+
+    def __missing__(self, code: int) -> str:
+        char = chr(code)
+        plain = char if char.isascii() or unicodedata.category(char) != "Cf" else ""
+        if char.isdecimal():
+            plain = str(unicodedata.decimal(char))
+        elif not (normal := unicodedata.normalize("NFKC", char)).isspace():
+            over, _, under = normal.partition("\u2044")
+            plain = rf"\frac{{{over}}}{{{under}}}" if over and under else plain and (normal.translate(self) if normal != char else char)
+        return self.setdefault(code, plain)
+
+
+_PLAIN = _Characters({ord(char): plain for char, plain in _CHARACTERS.items()})
 
 
 def clean(text: str) -> str:
@@ -79,35 +62,16 @@ def clean(text: str) -> str:
     """
     if _ONLY_DIGITS.fullmatch(text):
         return text
-    text = without_emphasis(in_ascii(_DASH.sub("-", visible(text))))
-    text = _SEPARATING_DOLLARS.sub(r" \1 ", text)
-    text = _THIN_COMMA.sub(",", text).replace(r"\$", r"\dollar ").replace("$", "").replace(r"\%", "%").replace("{,}", ",")
-    text = _AGAIN.sub(lambda found: rf"{found[1]}\overline{{{found[2] or found[3] or found[4]}}}", _STYLE.sub(r"\1", text))
-    text = _DELIMITERS.sub("", text).replace(r"\cr ", r"\\ ").replace(r"\langle", "(").replace(r"\rangle", ")")
-    text = _fractions(_LAYOUT.sub("", text))
-    text = _ARRAY_END.sub(r"\\end{matrix}", _ARRAY.sub(r"\\begin{matrix}", text))
-    text = _TEXT.sub(_unwrapped, _SPACES.sub(" ", text)).strip()
-    text = _PI.sub(r"\\pi ", _ROOT.sub(lambda found: rf"\sqrt{{{found[1] or found[2] or found[3] or ''}}}", text))
-    text = _NTH_ROOT.sub(r"\1{\2}", text)
-    text = re.sub(r"\s*\bpercent\b", "%", text.replace("<=", r"\le ").replace(">=", r"\ge ").replace("!=", r"\ne "))
-    return in_figures(_bounded(_stripped(_LEAD.sub("", text).lstrip(" ,;:").rstrip(" .,;:"))))
+    text = in_ascii(_DASH.sub("-", visible(text)))
+    for rule in _RULES:
+        text = rule(text)
+    return in_figures(_BOUND.sub(_bounded, text, count=1) if _BOUND.match(text) else text)
 
 
-def _stripped(text: str) -> str:
-    """`text` without quotation marks around it, `=` or `\\approx` before it, and line breaks or a number in words behind it."""
-    text = re.sub(r"^(?:=|\\approx)\s*", "", text).rstrip("\\ ")
-    text = text[1:-1] if len(text) > 2 and text[0] == text[-1] and text[0] in "\"'" else text
-    while _BRACES.fullmatch(text):
-        text = text[1:-1].strip()
-    return re.sub(r"(?<=\d)\s\([A-Za-z -]{3,30}\)$", "", text).strip()
-
-
-def _bounded(text: str) -> str:
-    """`text` as a relation where words say that it is a bound: `at most 5` is `x \\le 5`."""
-    if (found := _BOUND.match(text)) is None:
-        return text
+def _bounded(found: re.Match[str]) -> str:
+    """A relation in place of words that say that a number is a bound: `at most 5` is `x \\le 5`."""
     below, strictly = found["less"] or found["most"], (found["less"] or found["more"]) and not found["equal"]
-    return f"{found[1] or 'x'} {('<' if below else '>') if strictly else chr(92) + ('le' if below else 'ge')} {text[found.end() :]}"
+    return f"{found[1] or 'x'} {('<' if below else '>') if strictly else chr(92) + ('le' if below else 'ge')} "
 
 
 def compact(cleaned: str) -> str:
@@ -124,54 +88,8 @@ def in_ascii(text: str) -> str:
     """`text` with digits of all scripts, full-width signs and mathematical characters as ASCII and LaTeX; digits grouped by narrow, fixed
     or LaTeX spaces become one number."""
     if not text.isascii():
-        text = _RAISED.sub(lambda found: f"^{{{_plain_digits(found[0])}}}", text)
-        text = _LOWERED.sub(lambda found: f"_{{{_plain_digits(found[0])}}}", text)
-        text = "".join(map(_in_ascii, visible(text)))
+        text = _RAISED.sub(lambda found: f"{'^' if found[1] else '_'}{{{unicodedata.normalize('NFKC', found[0])}}}", text).translate(_PLAIN)
     return _GROUPED_BY_GAPS.sub(lambda found: re.sub(r"[^0-9]", "", found[0]), text)
-
-
-def without_emphasis(text: str) -> str:
-    """`text` without the marks of Markdown's emphasis and code; `**` between operands is a power."""
-    if "*" in text or "_" in text or "`" in text:
-        text = _BOLD.sub(r"\2", text)
-        whole = _SLANTED.fullmatch(text.strip())
-        text = whole[2] + whole[3] if whole else text
-        text = _POWER.sub("^", text)
-    return text
-
-
-def _in_ascii(char: str) -> str:
-    if char.isascii():
-        return char
-    if (known := _CHARACTERS.get(char)) is not None:
-        return known
-    if "\uff01" <= char <= "\uff5e":
-        return chr(ord(char) - 0xFEE0)
-    if char.isdecimal():
-        return str(unicodedata.decimal(char))
-    plain = unicodedata.normalize("NFKC", char)
-    over, _, under = plain.partition("\u2044")
-    if over and under:
-        return rf"\frac{{{over}}}{{{under}}}"
-    return "".join(map(_in_ascii, plain)) if plain not in (char, "") and not plain.isspace() else char
-
-
-def _plain_digits(text: str) -> str:
-    return unicodedata.normalize("NFKC", text).replace("\u2212", "-")
-
-
-def _fractions(text: str) -> str:
-    r"""`text` with every fraction as `\frac{}{}`, also `\dfrac12`, `\frac1{72}` and `\frac{1}2`."""
-    if "frac" not in text:
-        return text
-    return _SHORT_FRAC.sub(
-        lambda found: (
-            rf"\frac{{{found[1]}}}" * (found[1] is not None)
-            + rf"\frac{found[2]}" * (found[2] is not None)
-            + (found[4] or f"{{{found[3]}}}")
-        ),
-        _FRAC.sub(r"\\frac", text),
-    )
 
 
 def _unwrapped(found: re.Match[str]) -> str:
@@ -182,3 +100,70 @@ def _unwrapped(found: re.Match[str]) -> str:
     behind = found.string[: found.start()].rstrip()[-1:]
     upright = found[1] not in ("mathbf", "mathit", "boldsymbol")
     return f"\\unit{{{words}}}" if upright and "{" not in words and behind and behind not in "=<>+-*([,;:&\\" else f" {words} "
+
+
+_DASH = re.compile(
+    r"(?:^|(?<=[=(\[{,;:*+/<>$])|(?<=\bis )|(?<=\*\*))[\u2014\u2015]\s?(?=[\d.\\(a-zA-Z])|(?<=[\w)}])[\u2014\u2015](?=\d|[a-z]\b|\\)"
+)
+"""A dash that is meant as a minus sign: one that begins something, or stands between two things without a space."""
+_STYLES = r"\\(?:underline|emph|texttt|mathtt|mathsf|textsf|textsc|bm|pmb|ensuremath|mathstrut)\s*\{([^{}]*)\}"
+_NO_TEXT = (
+    r"|\\(?:(?:text)?color|[hv]space\*?|[hv]?phantom|tag\*?|label)\s*\{[^{}]*\}"
+    r"|\\(?:begin|end)\s*\{(?:align(?:ed)?|gathered|equation|split)\*?\}|\\(?:m?kern|[hm]skip)\s*-?[\d.]+\s*[a-z]{2}"
+)
+_LAYOUT = (
+    r"\\(?:left|right|[bB]igg?[lrm]?|displaystyle|textstyle|(?:script)?scriptstyle|limits|tiny|(?:script|footnote|normal)size|small|[lL]arge|LARGE"
+    r"|[hH]uge|centering|boldmath|bfseries|bf|rm|it|sf|tt|strut|nonumber|notag|hfill|newline|null|relax)(?![a-zA-Z])|\\[!@]"
+)
+_SPACES = r"(?<!\\)\\(?:[,;: ]|(?:q?quad|en(?:space|skip)|th(?:in|ick)space|medspace|space)(?![a-zA-Z]))|~|\s+"
+_TEXT = r"\\(text(?:bf|it|rm|normal)?|[mh]box|mathrm|mathbf|mathit|boldsymbol)\s*\{((?:[^{}]|\{[^{}]*\})*)\}"
+_MATRIX = r"(?:array\}\s*\{[^{}]*|[pbvBV]?(?:small)?matrix)\}"
+_LEAD = (
+    r"^(?:(?:so|thus|therefore|hence|then)(?:,|\b)\s+)?(?:(?:it|this|that)\s+(?:is|equals)\s+|"
+    r"(?:the\s+)?(?:final\s+|correct\s+)?(?:answer|solution|result)s?\s*(?:is|are|equals)?\s*:?\s+)?"
+)
+_RULES = [
+    partial(re.compile(pattern, re.IGNORECASE if pattern == _LEAD else re.ASCII).sub, written)
+    for pattern, written in (
+        (r"(?<![\w*)}\]])(\*{2,3}|__)(?=[^\s*_])([^\n]{0,500}?[^\s*_])\1(?![\w*({\[])", r"\2"),
+        (r"^\s*([*_`])([^*_`\n]+)\1([.!]?)\s*$", r"\2\3"),
+        (r"(?<=[\w)}])\s?\*\*\s?(?=[\w({\\-])", "^"),
+        (r"(?<!\\)\$\s*(,|;|and|or)\s*(?<!\\)\$", r" \1 "),
+        (r",\\!\s*(?=\d)|\{,\}", ","),
+        (r"\\\$", r"\\dollar "),
+        (r"\$|\\(?=%)", ""),
+        (_STYLES + _NO_TEXT, r"\1"),
+        (
+            r"(?<![\d.])(\d{0,20}\.\d{0,20}?)(?:(\d)\2\2+\s?(?:\.\.\.|\\l?dots)|\((\d+)\)|\\(?:bar|dot)\s*\{(\d+)\})",
+            r"\1\\overline{\2\3\4}",
+        ),
+        (r"(?<!\\)\\[()\[\]]", ""),
+        (r"\\cr ", r"\\\\ "),
+        (r"\\langle", "("),
+        (r"\\rangle", ")"),
+        (_LAYOUT, ""),
+        (r"\\[dtc]?frac(?![a-zA-Z])\s*", r"\\frac"),
+        (r"\\frac([0-9a-zA-Z])", r"\\frac{\1}"),
+        (r"(\\frac\{[^{}]*\})\s*([0-9a-zA-Z])", r"\1{\2}"),
+        (r"(\\frac\{[^{}]*\})\s+(?=\{)", r"\1"),
+        (r"\\begin\{" + _MATRIX, r"\\begin{matrix}"),
+        (r"\\end\{(?:array|[pbvBV]?(?:small)?matrix)\}", r"\\end{matrix}"),
+        (_SPACES, " "),
+        (_TEXT, _unwrapped),
+        (r"\\?(?<![A-Za-z])sqrt\s*(?:\(([^()]*)\)|(\d+(?:\.\d+)?)|([A-Za-z]))", r"\\sqrt{\1\2\3}"),
+        (r"(\\sqrt\[\d+\])\s*(\d+|[A-Za-z])", r"\1{\2}"),
+        (r"(?<![\\A-Za-z])pi(?![A-Za-z])", r"\\pi "),
+        (r"\s*\bpercent\b", "%"),
+        ("<=", r"\\le "),
+        (">=", r"\\ge "),
+        ("!=", r"\\ne "),
+        (r"^\s+|\s+$", ""),
+        (_LEAD, ""),
+        (r"^[ ,;:]+|[ .,;:]+$", ""),
+        (r"^(?:=|\\approx)\s*|[\\ ]+$", ""),
+        (r"^([\"'])(.+)\1$", r"\2"),
+        (r"^\{(?!.*\\(?:choose|over|atop)(?![a-z]))([^{},;]*)\}$", r"\1"),
+        (r"(?<=\d)\s\([A-Za-z -]{3,30}\)$|^\s+|\s+$", ""),
+    )
+]
+"""How each way to write something is replaced, in this order."""

@@ -64,7 +64,7 @@ _PROSE = re.compile(r"(?<![\\A-Za-z{])[A-Za-z]{3,}")
 _FEW_WORDS = re.compile(r"\*\*[^*]+\*\*\.?|[A-Za-z]+(?: [A-Za-z]+){0,3}")
 _FOREIGN = re.compile("[Ѐ-ӿ\u3040-鿿가-힯]")
 _DIGITS = r"(?:\d{1,3}(?:(?:,|\{,\}|,\\!)\d{3}(?!\d))+(?:\.\d+)?|\d+(?:\.\d+)?|\.\d+)"
-_NUMBER = re.compile(
+NUMBER = re.compile(
     r"(?:(?<![\w.)}$])[-+])?(?:\\?\$\s?-?)?(?<![\w.])"
     rf"(?:(?:\d+\s?)?\\[dt]?frac\s*(?:\{{\s*-?{_DIGITS}\s*\}}\s*\{{\s*{_DIGITS}\s*\}}|\d\d(?!\d))"
     rf"|{_DIGITS}(?:[eE][+-]?\d+(?!\w)|\s?(?:\\times|\\cdot|\u00d7|\*|x)\s?10\s?\^\s?(?:\{{-?\d+\}}|-?\d+)| \d+/\d+|/{_DIGITS})?)"
@@ -197,7 +197,7 @@ def _bare(text: str, form: Form | None) -> str | None:
         return choice(text) or only_option(text)
     if text and "\n" not in text and (not _PROSE.search(_WRAPPED.sub("", clean(text))) or _FEW_WORDS.fullmatch(text)):
         return text
-    numbers = {*_NUMBER.findall(text)}
+    numbers = {*NUMBER.findall(text)}
     return numbers.pop().strip() if form != "expression" and len(numbers) == 1 else None
 
 
@@ -271,7 +271,7 @@ def _of_form(text: str, form: Form | None, whole: bool = False) -> str | None:
     text = in_figures(text) if form in ("number", None) else text
     if not _PROSE.search(_WRAPPED.sub("", text)) and (form == "expression" or not _FOREIGN.search(text)):
         return _trimmed(text) or None
-    numbers = _NUMBER.findall(text.rpartition("=")[2]) or _NUMBER.findall(text)
+    numbers = NUMBER.findall(text.rpartition("=")[2]) or NUMBER.findall(text)
     if form == "number" and numbers and (len(numbers) == 1 or not _SEVERAL.search(text)):
         return str(numbers[0]).strip()
     if form == "expression":
@@ -287,7 +287,7 @@ def _ending(text: str, form: Form | None) -> str | None:
 
 def _last_number(text: str) -> str | None:
     for line in reversed(text.split("\n")):
-        if numbers := [*_NUMBER.finditer(line)]:
+        if numbers := [*NUMBER.finditer(line)]:
             bound = _BOUNDING.search(line[: numbers[0].start()][-60:]) if len(numbers) == 1 else None
             return (bound[0] if bound else "") + numbers[-1][0].strip()
     return None

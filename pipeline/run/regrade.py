@@ -15,7 +15,7 @@ from msgspec import Struct, structs
 
 from pipeline.analysis.summary import summarize
 from pipeline.errors import InputError, RunError
-from pipeline.grading.answers import Grade, as_kind, is_kind
+from pipeline.grading.answers import Grade, as_kind, is_kind, quick_grade
 from pipeline.grading.grader import LIMIT_S, Grader
 from pipeline.store.columns import with_values
 from pipeline.store.events import UNFINISHED, counted
@@ -131,7 +131,7 @@ class Tally:
         self._check_graders(rows)
         questions = [_question(row) for row in rows]
         asked = dict.fromkeys(question for question in questions if question is not None)
-        quick = {question: self._grader.quick_grade(*question) for question in asked}
+        quick = {question: quick_grade(*question) for question in asked}
         slow = [question for question, grade in quick.items() if grade is None]  # which take a worker process, and a thread that waits
         grades = {question: grade for question, grade in quick.items() if grade is not None}
         grades |= zip(slow, self._threads.map(lambda question: self._grader.grade(*question), slow), strict=True)

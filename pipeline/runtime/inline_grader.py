@@ -13,7 +13,7 @@ import anyio.to_thread
 from anyio.abc import TaskGroup
 from msgspec import Struct, structs
 
-from pipeline.grading.answers import Grade, as_kind
+from pipeline.grading.answers import Grade, as_kind, quick_grade
 from pipeline.grading.grader import Grader
 from pipeline.runtime.rows import RowSink
 from pipeline.store.events import UNFINISHED, CallRow, ChainRow, StepRow, counted
@@ -83,7 +83,7 @@ class InlineGrader:
         kind = as_kind(row.grader)
         if self._virtual:
             return self._grader.grade(kind, row.answer, row.reference_answer, self._problems.get(row.input_row))
-        return self._grader.quick_grade(kind, row.answer, row.reference_answer)
+        return quick_grade(kind, row.answer, row.reference_answer)
 
     async def _grade(self, row: ChainRow) -> None:
         """Grade a row, first come, first served; one that is cancelled meanwhile is passed on without a grade."""

@@ -11,6 +11,7 @@ from pipeline.errors import BadRow
 from pipeline.grading.answers import as_kind
 from pipeline.grading.grader import Grader
 from pipeline.graph.plugins import grader_names, load_grader
+from tests.support.grading_pairs import at_once
 
 MODULE = """
 def same(answer, reference):
@@ -53,7 +54,7 @@ def test_a_column_may_name_it(installed: None, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_it_grades(installed: None) -> None:
     with Grader(limit_s=1.0) as grader:
-        assert grader.quick_grade("bag", "a b", "a b") is None
+        assert at_once("bag", "a b", "a b") is None
         assert grader.grade("bag", "b a", "a b").correct is True
         assert grader.grade("bag", "b c", "a b").correct is False
         failed = grader.grade("bag", "fail", "a b")

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.grading.answers import quick_grade
 from pipeline.grading.stated import Form, stated, stated_in
+from tests.support.grading_pairs import at_once
 
 DRAFTS: list[tuple[Form | None, str, str | None]] = [
     ("number", "Tom collects 2, so 13 + 2 = 15.\n\nTom drops 2, so 15 - 2 = 13.\n\n</think>", "13"),
@@ -168,7 +168,7 @@ def test_drafts_published_with_scot_have_their_labels(shared: Path) -> None:
         value = _value(said)
         misprint = not label and value is not None and said != reference and value == _value(reference)
         misprints += misprint
-        by_value += (quick_grade("math", said, reference) is True) == (label or misprint)
+        by_value += (at_once("math", said, reference) is True) == (label or misprint)
     assert len(drafts) == 2500
     assert as_text / len(drafts) > 0.98
     assert by_value / len(drafts) > 0.98

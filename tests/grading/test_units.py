@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.grading.forms import clean
-from pipeline.grading.units import differ, split_unit, unit_name
+from pipeline.grading.units import factor, measure, split_unit
 
 
 @pytest.mark.parametrize(
@@ -36,15 +36,15 @@ from pipeline.grading.units import differ, split_unit, unit_name
     ],
 )
 def test_the_unit_of_an_answer(text: str, value: str, unit: str | None) -> None:
-    found, name = split_unit(clean(text))
-    assert (found.strip(), name) == (value, unit)
+    found, words = split_unit(clean(text))
+    assert found.strip() == value
+    assert words == unit if not unit else words and measure(words) == measure(unit)
 
 
-def test_known_units_differ_and_others_count_for_nothing() -> None:
-    assert differ("cm", "m")
-    assert not differ("cm", None)
-    assert not differ("", "m")
-    assert not differ("kg", "kg")
+def test_a_value_is_converted_to_a_unit_of_its_dimension() -> None:
+    assert factor("m", "cm") == 100
+    assert factor("cm", "kg") is None
+    assert factor("cm", None) == factor("", "m") == factor("kg", "kg") == 1
 
 
 SIZES = [
@@ -70,11 +70,11 @@ SIZES = [
 @given(st.data())
 def test_units_of_one_size_are_equal_and_others_are_not(data: st.DataObject) -> None:
     first, second = (data.draw(st.sampled_from(SIZES)) for _ in range(2))
-    one, other = (unit_name(data.draw(st.sampled_from(group))) for group in (first, second))
-    assert one
-    assert differ(one, other) is (first is not second)
+    one, other = (data.draw(st.sampled_from(group)) for group in (first, second))
+    assert measure(one)
+    assert (factor(one, other) == 1) is (first is second)
 
 
 @pytest.mark.parametrize("words", ["", " ", "/", "per", "of the", "2", "square", "squared", "km/", "/h", "a b c"])
-def test_what_is_no_unit_has_no_name(words: str) -> None:
-    assert unit_name(words) == ""
+def test_what_is_no_unit_has_no_size(words: str) -> None:
+    assert measure(words) is None
