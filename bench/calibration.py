@@ -151,7 +151,7 @@ def a100(cards: int, reached: float, overhead_s: float, model: Model) -> SimSpec
 def speed(spec: SimSpec, tokens: float) -> float:
     """Tokens per second of one sequence of `tokens` tokens, which the simulated scheduler would need: its own segment of iterations."""
     count = round(tokens)
-    return count / Roofline(spec).rates.batch(1, 1, 1).duration(count)
+    return count / Roofline(spec).rates.batch(1, 1, 0, 1, 1).duration(count)
 
 
 def fitted() -> tuple[float, float, Any]:
@@ -205,7 +205,7 @@ def simulated(folder: Path, name: str, specs: dict[str, SimSpec], count: int, ba
 def pair(cards: float, file: str, tokens: float, fallback: float) -> dict[str, SimSpec]:
     """Draft and target of an engines file on `cards` fourths of its device, writing thoughts of `tokens` tokens."""
     plan = load_plan(ROOT / "graphs/speccot.yaml", ENGINES / f"{file}.yaml")
-    accuracy = {"draft": accuracy_for(1 - fallback, 5), "target": 1.0}
+    accuracy = {"draft": accuracy_for(1 - fallback, 5, CORRELATION), "target": 1.0}
     specs = {}
     for role, spec in plan.engines.items():
         known: Any = spec
