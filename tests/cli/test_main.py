@@ -120,7 +120,7 @@ def test_why_chains_failed_is_printed(tmp_path: Path, problems: Path) -> None:
         (("sweep", SPECCOT, "--draft-model", "x"), "error: no option `--draft-model`; use --model draft=NAME\n"),
         (("run", SPECCOT, "--stop", "x"), "error: no option `--stop`; see pipeline run --help\n"),
         (("show", "--data", "x"), "error: no option `--data`; see pipeline show --help\n"),
-        (("run", SPECCOT, "--input", "x", "--column", "question=problem"), "a problem has no field `question`"),
+        (("run", SPECCOT, "--input", TEST_SET, "--column", "question=problem"), "a problem has no field `question`"),
         (("run", "graphs/none.yaml", "--input", "x"), "graphs/none.yaml: cannot be read: no such file"),
         (("run", SPECCOT, "--input", "none.csv"), "none.csv: no such file"),
         (("run", SPECCOT, "--input", "README.md"), "error: README.md: unknown file type `.md`"),
