@@ -199,7 +199,7 @@ def test_what_is_set_to_the_value_that_it_has_anyway_is_run_once_and_keeps_its_n
             {"tables": ["speccot-2"]},
             "$.tables[0]: speccot-2 is over runs of `draft` (draft alone), which the study does not make; add it to `systems`",
         ),
-        ({"tables": [{"table": "speccot-2", "without": ["draft"]}]}, "speccot-2 has no system `draft`; did you mean `draft alone`?"),
+        ({"tables": [{"table": "speccot-2", "without": ["draft"]}]}, "speccot-2 has no system `draft`; known are `SpecCoT`, "),
         ({"tables": ["speccot-22"]}, "$.tables[0]: --table speccot-22: no such table; did you mean"),
         (
             {"parts": {"one": {}, "two": {"set": {"candidates": 2}}}},
