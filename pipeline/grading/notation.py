@@ -69,7 +69,7 @@ def clean(text: str) -> str:
 
 
 def _bounded(found: re.Match[str]) -> str:
-    """A relation in place of words that say that a number is a bound: `at most 5` is `x \\le 5`."""
+    """The relation for the words of a bound: `at most 5` is `x \\le 5`."""
     below, strictly = found["less"] or found["most"], (found["less"] or found["more"]) and not found["equal"]
     return f"{found[1] or 'x'} {('<' if below else '>') if strictly else chr(92) + ('le' if below else 'ge')} "
 

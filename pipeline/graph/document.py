@@ -136,7 +136,7 @@ class Document:
         return value
 
     def decode(self, keys: Keys, to: type[S], given: Mapping[str, Any] = {}) -> S:
-        """The `to` that the mapping at `keys` describes, with `given` instead of its own values; raises `GraphError`."""
+        """Decode the mapping at `keys` as `to`; `given` overrides its values. Raises `GraphError`."""
         raw = {**self.mapping(keys), **given}
         try:
             return msgspec.convert(raw, to)

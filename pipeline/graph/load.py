@@ -327,7 +327,7 @@ def _choose_prompts(document: Document, kinds: Kinds, engines: Mapping[str, Engi
 
 
 def _prompts(document: Document, keys: Keys) -> Prompts:
-    """The block `prompts` at `keys`, made whole: what it leaves out says the file that it is `like`, else the block of the graph."""
+    """The block `prompts` at `keys`, completed from the file named by `like`, else from the block of the graph."""
     said = document.at(keys)
     if said is None or isinstance(said, str):
         document.put(keys, {} if said is None else {"like": said})

@@ -1,4 +1,4 @@
-"""A real S3 server in this process, on a port of its own, and a way to it that can be interrupted."""
+"""A real S3 server in this process, and a way to it that can be interrupted."""
 
 import json
 import logging
@@ -74,7 +74,7 @@ class Way:
         self.requests: list[str] = []
         """The method and path of every request, those without an answer included."""
         self.fault_after: Callable[[int], Fault] = lambda count: self.fault
-        """What becomes of the request after so many."""
+        """What becomes of a request, by how many came before it."""
         way = self
 
         class Handler(socketserver.BaseRequestHandler):
@@ -98,7 +98,7 @@ class Way:
         self._thread.join()
 
     def _serve(self, client: socket.socket, target: tuple[str, int]) -> None:
-        """Pass requests on, each by a connection of its own."""
+        """Pass requests on, each by its own connection."""
         with suppress(OSError):
             while (request := _message(client)) is not None:
                 self.requests.append(unquote(request.partition(b"\r\n")[0].decode().rpartition(" ")[0]))
