@@ -115,9 +115,7 @@ class Problems:
         )
 
     def _rows(self, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
-        for batch in self._batches(columns):
-            for start in range(0, batch.num_rows, AT_ONCE):
-                yield from batch.slice(start, AT_ONCE).to_pylist()
+        return (row for batch in self._batches(columns) for row in batch.to_pylist())
 
     def _batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """Batches of the rows up to the limit."""

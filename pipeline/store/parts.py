@@ -16,7 +16,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import lru_cache
-from itertools import chain
 from pathlib import Path
 from typing import TypeVar
 
@@ -39,10 +38,8 @@ GROUP_BYTES = 16 << 20
 """A row group is written when it has this many rows, or bytes of Arrow arrays; at most that much is held in memory."""
 PART_GROUPS = 8
 """A part is full after this many row groups."""
-BATCH_ROWS = 8192
-BATCH_BYTES = 4 << 20
-"""A batch that is read has at most this many rows (`BATCH_ROWS`), and about as many bytes (`BATCH_BYTES`) at most; batches of write-ahead
-files are joined until they have one or the other."""
+BATCH_ROWS = 1024
+"""A batch of a part that is read has at most this many rows."""
 REMEDY = "put the files of the run back from a copy, or start a new run"
 
 KEPT = "problems"
@@ -219,18 +216,16 @@ def count_rows(run: Path, table: str) -> int:
     for file in table_files(run, table):
         with readable(file):
             is_part = file.suffix == ".parquet"
-            rows += pq.read_metadata(file).num_rows if is_part else sum(batch.num_rows for batch in wal_batches(file, ()))
+            rows += pq.read_metadata(file).num_rows if is_part else sum(batch.num_rows for batch in read_file(file, ()))
     return rows
 
 
 def read_batches(run: Path, table: str, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """Record batches of the `columns` of a table, in the order in which its rows were written, a few thousand rows each.
+    """Record batches of the `columns` of a table, in the order in which its rows were written.
 
     A run that was cut short may have no rows. Raises `InputError` where the files are not those of the run, or cannot be read.
     """
-    for file in table_files(run, table):
-        with readable(file):
-            yield from _part_batches(file, columns) if file.suffix == ".parquet" else wal_batches(file, columns)
+    return (batch for file in table_files(run, table) for batch in read_file(file, columns))
 
 
 def read_whole(run: Path, table: str) -> Iterator[pa.RecordBatch]:
@@ -249,36 +244,17 @@ def read_rows(run: Path, row: type[Row], table: str) -> list[Row]:
     return [msgspec.convert(each, row) for each in read_table(run, row, table).to_pylist()]
 
 
-def _part_batches(part: Path, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    with open_part(part) as file:
-        yield from file.iter_batches(_batch_rows(file.metadata, columns), columns=list(columns))
-
-
-def _batch_rows(footer: pq.FileMetaData, names: Sequence[str]) -> int:
-    """How many rows a batch of these columns has: fewer than `BATCH_ROWS` where they have too many bytes in a row group."""
-    places = [place for place in range(footer.num_columns) if footer.schema.column(place).path.partition(".")[0] in names]
-    rows = BATCH_ROWS
-    for group in map(footer.row_group, range(footer.num_row_groups)):
-        size = sum(group.column(place).total_uncompressed_size for place in places)
-        rows = min(rows, BATCH_BYTES * max(group.num_rows, 1) // max(size, 1))
-    return max(rows, 1)
-
-
-def wal_batches(path: Path, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """The rows of a write-ahead file, or of the part that it has become since it was looked for."""
-    batches, pending, rows, size = read_wal(path), list[pa.RecordBatch](), 0, 0
-    try:
-        first = next(batches, None)
-    except FileNotFoundError:
-        yield from _part_batches(path.with_name(f"part-{number_of(path):05}.parquet"), columns)
-        return
-    if first is None:
-        return
-    _check_label(path, first.schema.metadata)
-    for batch in chain((first,), batches):
-        if rows >= BATCH_ROWS or size >= BATCH_BYTES:
-            yield pa.concat_batches(pending)
-            pending, rows, size = [], 0, 0
-        pending.append(batch.select(list(columns)))
-        rows, size = rows + batch.num_rows, size + batch.nbytes
-    yield pa.concat_batches(pending)
+def read_file(file: Path, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    """The rows of a part, or of a write-ahead file, or of the part that this has become since it was looked for."""
+    with readable(file):
+        if file.suffix != ".parquet":
+            try:
+                for batch in read_wal(file):
+                    _check_label(file, batch.schema.metadata)
+                    yield batch.select(list(columns))
+                return
+            except FileNotFoundError:
+                file = file.with_name(f"part-{number_of(file):05}.parquet")
+        with open_part(file) as part:
+            for group in range(part.num_row_groups):
+                yield from part.read_row_group(group, list(columns)).to_batches(BATCH_ROWS)

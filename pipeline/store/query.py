@@ -28,7 +28,7 @@ from pipeline.errors import InputError, OutOfMemory, UsageError
 from pipeline.store.columns import schema_of
 from pipeline.store.events import ROWS
 from pipeline.store.folder import check_folder, folder_id
-from pipeline.store.parts import check_parts, own_files, readable, shards_of, wal_batches
+from pipeline.store.parts import check_parts, own_files, read_file, shards_of
 from pipeline.system.machine import core_count, memory
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 TABLES = ("chains", "steps", "calls", "problems", "rewards")
 """The views in the order in which they are opened: a chain is written after its steps and calls, so of every chain that is seen all steps
 and calls are."""
-REPLICA = '"replica"'
+REPLICA = "replica"
 RUN = "run"
 """The column that a view has besides those of its rows: the name of the run folder."""
 DERIVED = {
@@ -57,13 +57,11 @@ DERIVED = {
 """Further columns of the view `chains`: type, expression, meaning."""
 BATCH_ROWS = 1 << 17
 """Rows of an Arrow batch, of a query that is answered in several."""
-MEMORY_SHARE = 0.5
-"""Share of the machine's memory that a query may use before it writes intermediate results to disk."""
 STREAMED = 1_000
 """Rows that `stream` fetches at a time."""
 _WHOLE = '"a whole row"'
 """A row in SQL: a name that no column has."""
-_SETTINGS = ("enable_progress_bar = false", "python_enable_replacements = false", "parquet_metadata_cache = true")
+_SETTINGS: dict[str, Any] = {"autoinstall_known_extensions": False, "autoload_known_extensions": False}
 _PATTERN = re.compile(r"[*?\[]")
 
 
@@ -78,20 +76,20 @@ class Query:
         import duckdb
 
         self.folders = folders
-        settings: dict[str, Any] = {"autoinstall_known_extensions": False, "autoload_known_extensions": False}
-        settings |= {"threads": core_count(), "memory_limit": f"{int(memory()[0] * MEMORY_SHARE) >> 20}MiB"}
-        # Made where memory is short, and gone when the connection is closed.
-        settings["temp_directory"] = str(Path(gettempdir()) / f"pipeline-query-{uuid4().hex}")
-        self._connection = duckdb.connect(config=settings)
-        for setting in _SETTINGS:
-            self._connection.execute(f"SET {setting}")
+        self._connection = duckdb.connect(config=_SETTINGS | {"threads": core_count(), "memory_limit": f"{memory()[0] >> 21}MiB"})
+        # Made where half of the memory is not enough, and gone when the connection is closed.
+        temporary = _quoted(str(Path(gettempdir()) / f"pipeline-query-{uuid4().hex}"))
+        self._connection.execute(
+            f"SET temp_directory = {temporary}; SET python_enable_replacements = false; SET parquet_metadata_cache = true"
+        )
         try:
             self.names = run_names(folders)
             """The names of the runs, as in the column `run`."""
             for folder in folders:
                 check_folder(folder)
                 folder_id(folder)
-            self._unopened = {table: [_files(folder, table) for folder in folders] for table in TABLES}
+            named = [*zip(self.names, folders, strict=True)]
+            self._unopened = {table: [source for run in named for source in _sources(*run, table)] for table in TABLES}
             self._offered: dict[str, Callable[[], None]] = {}
         except BaseException:
             self._connection.close()
@@ -230,27 +228,21 @@ class Query:
         return text
 
     def _open(self, table: str) -> None:
-        """Make the view of a table."""
-        schema, sources = schema_of(ROWS[table]), list[tuple[str, int | None, str]]()
-        places = [(name, files) for name, each in zip(self.names, self._unopened.pop(table), strict=True) for files in each]
-        for number, (name, files) in enumerate(places):
-            if files.waiting:
-                self._connection.register(f"wal_{table}_{number}", pa.Table.from_batches(files.waiting, schema))
-                sources.append((name, files.replica, f"wal_{table}_{number}"))
-            if files.parts:
-                check_parts(files.parts)
-                # A folder named NAME=VALUE is no column.
-                read = f"read_parquet([{', '.join(map(_path, files.parts))}], hive_partitioning = false)"
-                sources.append((name, files.replica, read))
-        if not sources:
-            self._connection.register(f"no_{table}", schema.empty_table())
-            sources.append(("", None, f"no_{table}"))
-        names = [f'"{name}"' for name in schema.names]
+        """Make the view of a table: for each source the rows of its parts, and those that are in no part yet."""
+        names, pieces = schema_of(ROWS[table]).names, []
         further = "".join(f", {sql} AS {name}" for name, (_, sql, _) in DERIVED.items()) if table == "chains" else ""
-        pieces = []
-        for name, replica, source in sources:
-            columns = ", ".join(f"{replica}::INTEGER AS {each}" if each == REPLICA and replica is not None else each for each in names)
-            pieces.append(f"SELECT {_quoted(name)} AS {RUN}, {columns}{further} FROM {source}")
+        for number, source in enumerate(self._unopened.pop(table)):
+            columns = ", ".join(
+                f"{source.replica}::INTEGER AS {name}" if name == REPLICA and source.replica is not None else f'"{name}"' for name in names
+            )
+            waiting = f"waiting_{table}_{number}"
+            self._connection.register(waiting, source.waiting)
+            tables = [waiting]
+            if source.parts:
+                check_parts(source.parts)
+                # A folder named NAME=VALUE is no column.
+                tables.append(f"read_parquet([{', '.join(map(_path, source.parts))}], hive_partitioning = false)")
+            pieces += [f"SELECT {_quoted(source.run)} AS {RUN}, {columns}{further} FROM {each}" for each in tables]
         self._connection.execute(f"CREATE VIEW {table} AS {' UNION ALL '.join(pieces)}")
 
     @contextmanager
@@ -303,31 +295,25 @@ def run_names(folders: Sequence[Path]) -> list[str]:
     return full if len(set(full)) == len(full) else [str(place) for place in places]
 
 
-class _TableFiles(Struct, frozen=True):
-    """What holds the rows of a table."""
+class _Source(Struct, frozen=True):
+    """What holds the rows of a table of one run, or of one of its shards."""
 
+    run: str
+    """The name of the run."""
+    replica: int | None
+    """The number of the shard; None for the run itself."""
     parts: list[Path]
-    waiting: list[pa.RecordBatch]
+    waiting: pa.Table
     """The rows of write-ahead files."""
-    replica: int | None = None
-    """The number of the shard that they are of; None for those of the run itself."""
 
 
-def _files(folder: Path, table: str) -> list[_TableFiles]:
-    """Those of the folder, or of each of its shards."""
-    shards = shards_of(folder, table)
-    return [_files_of(shard, table, number) for number, shard in enumerate(shards)] or [_files_of(folder, table)]
-
-
-def _files_of(folder: Path, table: str, replica: int | None = None) -> _TableFiles:
-    parts, waiting, names = list[Path](), list[pa.RecordBatch](), schema_of(ROWS[table]).names
-    for file in own_files(folder, table):
-        if file.suffix == ".parquet":
-            parts.append(file)
-        else:
-            with readable(file):
-                waiting += [batch.replace_schema_metadata() for batch in wal_batches(file, names)]
-    return _TableFiles(parts, waiting, replica)
+def _sources(run: str, folder: Path, table: str) -> Iterator[_Source]:
+    schema, shards = schema_of(ROWS[table]), shards_of(folder, table)
+    for replica, place in enumerate(shards) if shards else [(None, folder)]:
+        files = own_files(place, table)
+        parts = [file for file in files if file.suffix == ".parquet"]
+        batches = (batch for file in files if file not in parts for batch in read_file(file, schema.names))
+        yield _Source(run, replica, parts, pa.Table.from_batches((batch.replace_schema_metadata() for batch in batches), schema))
 
 
 def _path(file: Path) -> str:

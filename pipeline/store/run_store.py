@@ -35,9 +35,9 @@ from pipeline.store.parts import (
     open_part,
     own_files,
     read_batches,
+    read_file,
     readable,
     table_files,
-    wal_batches,
     write_part,
 )
 from pipeline.store.wal import Wal
@@ -281,7 +281,7 @@ def _recovered(path: Path) -> int:
     """Make the whole batches of a write-ahead file a part, unless they are one already or there are none; its size."""
     target, part, written = path.with_name(f"part-{path.stem[4:]}.parquet"), None, 0
     try:
-        for batch in () if target.exists() else wal_batches(path, schema_of(ROWS[path.parent.name]).names):
+        for batch in () if target.exists() else read_file(path, schema_of(ROWS[path.parent.name]).names):
             part = part or Part(target, batch.schema)
             part.add(batch)
         if part is not None:
