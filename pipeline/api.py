@@ -30,11 +30,12 @@ from pipeline.engine import Engine
 from pipeline.engines.registry import notices
 from pipeline.engines.sim.replay import bindings
 from pipeline.errors import MissingExtra, Unfinished, UsageError, nearest
+from pipeline.grading.plugins import register_grader
 from pipeline.graph.document import setting
 from pipeline.graph.load import PRESET, load_preset
 from pipeline.graph.load import load_graph as load_bound
 from pipeline.graph.plan import Plan
-from pipeline.graph.plugins import register, register_grader
+from pipeline.graph.plugins import register
 from pipeline.graph.spec import EngineSpec
 from pipeline.options import Engines, Graph, GraphKeywords, Input, RunKeywords, RunOptions
 from pipeline.remote.folder import written_folder

@@ -11,15 +11,16 @@ from typing import Annotated, Any, Literal, TypeAlias, TypedDict, get_type_hints
 import msgspec
 from msgspec import Meta, Struct, structs
 
-from pipeline.bundled import find_file
 from pipeline.data.inputs import Frame
 from pipeline.data.problems import MAX_ROWS, Problem, RowSet, row_sample, shard_of
 from pipeline.engine import Engine
 from pipeline.engines.sim.replay import PREFIX, replayed
 from pipeline.errors import InputError, UsageError, boundary
+from pipeline.grading.plugins import FunctionGrader, Same, grader_names
+from pipeline.graph.bundled import find_file
 from pipeline.graph.load import anywhere
 from pipeline.graph.plan import Plan
-from pipeline.graph.plugins import FunctionGrader, Same, grader_names, stage_kinds
+from pipeline.graph.plugins import stage_kinds
 from pipeline.graph.spec import EngineSpec, OpenSpec
 from pipeline.stages.base import StageKind
 from pipeline.stages.function_judge import JudgeFunction

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from pipeline.grading import plugins as graders
 from pipeline.graph import plugins
 from pipeline.runtime.virtual_loop import VirtualLoop
 from tests.support.chains import World
@@ -20,7 +21,7 @@ pytest_plugins = ["tests.support.browser", "tests.support.installed", "tests.sup
 settings.register_profile("suite", max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("quick", settings.get_profile("suite"), max_examples=10, derandomize=True)
 settings.load_profile("suite")  # a machine with other work is slow, and fails nobody; `make check` takes `quick`
-REGISTRIES: Any = (plugins._registered, plugins._graders)
+REGISTRIES: Any = (plugins._registered, graders._graders)
 MARKERS = ("slow", "long", "torch", "vllm", "browser", "clients")
 """The markers of tests that `--quick` leaves out."""
 MARKED_FILE = re.compile(rf"^pytestmark = .*\bmark\.({'|'.join(MARKERS)})\b", re.M)
@@ -96,5 +97,5 @@ def _as_before() -> Iterator[None]:
             registry.clear()
             registry.update(before)
         plugins.stage_kinds.cache_clear()
-        plugins.grader_names.cache_clear()
+        graders.grader_names.cache_clear()
     assert signal.getsignal(signal.SIGINT) is interrupts

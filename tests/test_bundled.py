@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.bundled import FOLDERS, FileKind, find_file
 from pipeline.errors import GraphError, UsageError
+from pipeline.graph.bundled import FOLDERS, FileKind, find_file
 from pipeline.options import RunOptions, resume_options
 from pipeline.run.prepare import load_plan
 from pipeline.run.run import run

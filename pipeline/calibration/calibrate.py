@@ -13,7 +13,6 @@ from typing import Any, Literal
 from msgspec import Struct, structs
 
 from pipeline.analysis.resources import devices_of, engine_facts, replica_count
-from pipeline.bundled import BUNDLED
 from pipeline.calibration.fit import Fit, fit_device
 from pipeline.calibration.recorded import Lengths, read_calls, read_lengths, text_of
 from pipeline.engines.hub import NotOnHub
@@ -21,6 +20,7 @@ from pipeline.engines.model_card import DTYPE_BYTES, read_card
 from pipeline.engines.models import resolve
 from pipeline.engines.sim.spec import SimDeviceSpec, SimSpec
 from pipeline.errors import InputError, UsageError, boundary
+from pipeline.graph.bundled import BUNDLED
 from pipeline.graph.document import written
 from pipeline.graph.plan import settings_of
 from pipeline.store.run_file import RunFile

@@ -42,8 +42,8 @@ from pipeline.store.resume_state import ResumeState
 from pipeline.store.run_file import RunFile, Session, Status, Totals
 from pipeline.store.run_store import RunStore
 from pipeline.system.machine import Gpu, Machine, core_count, look
-from pipeline.system.tasks import unwrapped
 from pipeline.system.worker_process import Program, WorkerProcess, leave_signals
+from pipeline.tasks import unwrapped
 
 Poll = Callable[[Order], Awaitable[ShardReport]]
 """Passes an order on to a worker; its report. Raises `ReplicaLost`."""

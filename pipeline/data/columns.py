@@ -17,7 +17,7 @@ from pipeline.data.problems import Problem
 from pipeline.data.requests import ApiError, custom_id_of, is_request, read_messages, read_request
 from pipeline.errors import BadRow, InputError, did_you_mean
 from pipeline.grading.answers import Kind
-from pipeline.graph.plugins import GRADER_KINDS, grader_names
+from pipeline.grading.plugins import GRADER_KINDS, grader_names
 from pipeline.graph.prompts import LETTERS, Message
 
 FIELDS = ("problem", "answer", "problem_id", "options", "grader")

@@ -12,11 +12,11 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
-from pipeline.bundled import ARITH
 from pipeline.data.files import CODECS, Record, records_of
 from pipeline.data.prepare import HUB, RECIPES, hub_data, prepare
 from pipeline.data.problems import DEFAULT, Problem
 from pipeline.errors import InputError, PipelineError, UsageError, boundary
+from pipeline.graph.bundled import ARITH
 from pipeline.graph.prompts import Message
 
 STDIN = "-"

@@ -15,13 +15,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from msgspec import Struct, structs
 
-from pipeline.bundled import ARITH
 from pipeline.data.columns import as_text
 from pipeline.data.files import rows_of
 from pipeline.data.problems import Problem
 from pipeline.data.reading import InputReading
 from pipeline.errors import InputError, MissingExtra, UsageError, boundary, did_you_mean, reason
 from pipeline.files import new_file
+from pipeline.graph.bundled import ARITH
 
 Row = Mapping[str, Any]
 HUB = "hub"

@@ -4,10 +4,10 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal
 
-from pipeline.bundled import BUNDLED
 from pipeline.engine import Tokenizer
 from pipeline.engines.tokenizer import HFTokenizer
 from pipeline.errors import GraphError, boundary, did_you_mean
+from pipeline.graph.bundled import BUNDLED
 
 _FOLDER = Path(str(files("pipeline"))) / "models"
 _CONFIGS = {"model": "config.json", "adapter": "adapter_config.json"}

@@ -18,7 +18,6 @@ from typing import Any
 import anyio
 from msgspec import Struct
 
-from pipeline.bundled import find_file
 from pipeline.engines.asks import asks_of
 from pipeline.engines.cores import ranges
 from pipeline.engines.hub import NotOnHub, check_hub, is_hub_name
@@ -29,6 +28,7 @@ from pipeline.engines.openai.engine import listed_models
 from pipeline.engines.openai.spec import flaw_in_url
 from pipeline.engines.vllm.backend import SHARE, is_cpu_build
 from pipeline.errors import UsageError, boundary, did_you_mean, install_command
+from pipeline.graph.bundled import find_file
 from pipeline.graph.document import Document
 from pipeline.graph.load import PRESET, Graph, load_graph, outline
 from pipeline.graph.plan import Plan

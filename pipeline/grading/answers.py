@@ -15,11 +15,11 @@ from msgspec import Struct
 
 from pipeline.grading.marks import parts_of
 from pipeline.grading.notation import clean, compact, visible
+from pipeline.grading.plugins import GRADER_KINDS, grader_names
 from pipeline.grading.stated import NUMBER, Form, choice, declared, only_option, segments
-from pipeline.graph.plugins import GRADER_KINDS, grader_names
 
 Kind = str
-"""How a problem's answers are graded: one of `GRADER_KINDS`, or the name of a grader of others (`graph.plugins`)."""
+"""How a problem's answers are graded: one of `GRADER_KINDS`, or the name of a grader of others (`plugins`)."""
 Canonical = Fraction | str
 LONGEST = 2000
 """Answers of more characters are compared as they are."""

@@ -16,7 +16,7 @@ import msgspec
 
 from pipeline.errors import with_place
 from pipeline.grading.answers import Grade, Kind, ruling, taken
-from pipeline.graph.plugins import FunctionGrader, registered_grader
+from pipeline.grading.plugins import FunctionGrader, registered_grader
 from pipeline.system.machine import core_count
 from pipeline.system.worker_process import Program, WorkerProcess
 from pipeline.text import storable

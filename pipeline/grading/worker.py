@@ -19,7 +19,7 @@ import msgspec
 from pipeline.grading.answers import Grade, Kind
 from pipeline.grading.expressions import equal
 from pipeline.grading.forms import same_form
-from pipeline.graph.plugins import GRADER_KINDS, load_grader
+from pipeline.grading.plugins import GRADER_KINDS, load_grader
 from pipeline.system.worker_process import leave_signals
 
 MEMORY_BYTES = 4 << 30

@@ -14,8 +14,8 @@ from typing import Any
 import msgspec
 from msgspec import Struct, structs
 
-from pipeline.bundled import BUNDLED, FileKind, bundled_files, find_file, model_name
 from pipeline.errors import GraphError, UsageError, did_you_mean
+from pipeline.graph.bundled import BUNDLED, FileKind, bundled_files, find_file, model_name
 from pipeline.graph.compiler import compile_graph
 from pipeline.graph.document import SET, Document, Keys, parse, read_setting, written
 from pipeline.graph.plan import Plan

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from pipeline.bundled import BUNDLED, model_name
+from pipeline.graph.bundled import BUNDLED, model_name
 from pipeline.graph.prompts import Prompts
 from pipeline.graph.spec import EngineSpec, GraphSpec, Param, Speculate, StageSpec, UntilSpec, early_end, waits_for
 

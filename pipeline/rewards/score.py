@@ -31,7 +31,7 @@ from pipeline.store.kept_problems import solved_problems
 from pipeline.store.query import Query
 from pipeline.store.run_file import RunFile
 from pipeline.store.run_store import RunStore, TableWriter
-from pipeline.system.tasks import unwrapped
+from pipeline.tasks import unwrapped
 
 WINDOW = 2
 """Steps being scored at once, as a multiple of the engine's `max_in_flight`."""

@@ -21,7 +21,7 @@ from pipeline.runtime.rows import RowSink
 from pipeline.runtime.schedule import SCHEDULES
 from pipeline.stages.base import Stage
 from pipeline.stages.build import build_stages, builders_of, cannot_of, flaw_in_contract
-from pipeline.system.tasks import gather
+from pipeline.tasks import gather
 
 Facts = Mapping[str, Mapping[str, Fact]]
 """What each engine states about itself, by role."""

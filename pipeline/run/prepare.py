@@ -19,9 +19,10 @@ from pipeline.engines.sim.device import devices_of
 from pipeline.engines.sim.replay import bindings
 from pipeline.engines.sim.spec import SimSpec
 from pipeline.errors import InputError, UsageError
+from pipeline.grading.plugins import graders_of_this_process, takes_problem
 from pipeline.graph.load import load_graph, source_of
 from pipeline.graph.plan import Plan
-from pipeline.graph.plugins import graders_of_this_process, registered_alone, takes_problem
+from pipeline.graph.plugins import registered_alone
 from pipeline.options import (
     ABOUT,
     MAY_DRIFT,

@@ -41,7 +41,7 @@ from pipeline.store.resume import drop_unfinished
 from pipeline.store.resume_state import ResumeState
 from pipeline.store.run_file import RunFile, Session, Status, Totals, versions
 from pipeline.store.run_store import RunStore
-from pipeline.system.tasks import unwrapped
+from pipeline.tasks import unwrapped
 
 T = TypeVar("T")
 Solve = Callable[..., Awaitable["SessionResult"]]

@@ -1,10 +1,10 @@
 """What the bundled models know: a plan and problems enter; foreign problems are refused, unless somebody chose the engines."""
 
-from pipeline.bundled import ARITH
 from pipeline.data.problems import Problem
 from pipeline.data.reading import read_problems
 from pipeline.engines.models import bundled_name
 from pipeline.errors import UsageError
+from pipeline.graph.bundled import ARITH
 from pipeline.graph.plan import Plan
 from pipeline.options import RunOptions
 from pipeline.store.kept_problems import Problems

@@ -26,7 +26,7 @@ from pipeline.runtime.rows import RowSink
 from pipeline.runtime.schedule import Schedule
 from pipeline.stages.base import Stage
 from pipeline.store.resume_state import ResumeState
-from pipeline.system.tasks import unwrapped
+from pipeline.tasks import unwrapped
 
 MODES = {"always": "speculative", "never": "direct"}
 """The mode of all steps, by what the graph says under `speculate`; none where nothing is drafted."""

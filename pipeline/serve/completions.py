@@ -19,7 +19,7 @@ from starlette.types import Receive, Scope, Send
 
 from pipeline.data.requests import ApiError, AskedChat, ChainReply, completion, read_chat, usage_of
 from pipeline.serve.desk import CommittedStep, Desk, Ended, Event, Overloaded, ServeLimits
-from pipeline.system.tasks import background_tasks
+from pipeline.tasks import background_tasks
 
 URL = "/v1/chat/completions"
 BODY_S = 60.0

@@ -15,9 +15,9 @@ from msgspec import Struct, structs
 from pipeline.analysis.compare.papers import read_layout, table_file
 from pipeline.analysis.compare.runs import data_name
 from pipeline.analysis.compare.studies import Place, Study, StudyTables
-from pipeline.bundled import ARITH, find_file
 from pipeline.data.prepare import RECIPES
 from pipeline.errors import GraphError, RunError, UsageError, did_you_mean
+from pipeline.graph.bundled import ARITH, find_file
 from pipeline.graph.document import setting, shown, written
 from pipeline.graph.load import PRESET, GraphNames, load_preset, load_reward_model, outline, own_params
 from pipeline.graph.spec import Param

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from msgspec import UNSET, Meta, Struct, UnsetType, structs
 
-from pipeline.bundled import find_file
+from pipeline.graph.bundled import find_file
 from pipeline.graph.document import Document, Keys
 from pipeline.graph.spec import Count, Param
 from pipeline.options import ScheduleName

@@ -11,10 +11,10 @@ from msgspec import structs
 
 from pipeline.analysis.compare.rules import differences, rules_of
 from pipeline.analysis.points import TARGET, THE_TARGET
-from pipeline.bundled import find_file
 from pipeline.engines.registry import by_backend
 from pipeline.engines.sim.replay import PREFIX, bindings
 from pipeline.errors import GraphError, UsageError
+from pipeline.graph.bundled import find_file
 from pipeline.graph.document import setting
 from pipeline.graph.load import load_engines, outline
 from pipeline.graph.plan import Plan

@@ -20,8 +20,6 @@ from pathlib import Path
 
 from msgspec import Struct
 
-import pipeline
-
 LEFT_TO_MAIN = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 """Signals that a terminal, a batch system or a service manager sends to all processes of a job to let it end in order."""
 _STDERR_BYTES = 1 << 16
@@ -181,6 +179,6 @@ def _environment(program: Program) -> dict[str, str]:
 
     `PYTHONSAFEPATH`, like `-P`, keeps modules of the working folder out of all Python programs that the worker starts.
     """
-    home, path = str(Path(pipeline.__file__).parent.parent), os.environ.get("PYTHONPATH")
+    home, path = str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")
     found = {"PYTHONPATH": f"{home}{os.pathsep}{path}" if path else home, "PYTHONSAFEPATH": "1"}
     return program.defaults | dict(os.environ) | found | program.environment

@@ -9,13 +9,13 @@ import msgspec
 import pyarrow as pa
 from msgspec import Struct
 
-from pipeline.bundled import bundled_files
 from pipeline.data.problems import Problem
 from pipeline.engines.models import resolve
 from pipeline.engines.tokenizer import HFTokenizer
 from pipeline.errors import RunFolderError, UsageError, boundary
 from pipeline.export.answers_file import Form, form_of, write_rows
 from pipeline.grading.grader import Grader
+from pipeline.graph.bundled import bundled_files
 from pipeline.graph.load import load_prompts
 from pipeline.graph.prompts import Prompts
 from pipeline.store.columns import schema_of

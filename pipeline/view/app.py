@@ -26,7 +26,7 @@ from pipeline.analysis.compare.cells import plain, plain_percent, size
 from pipeline.analysis.progress import ACTIVE, duration
 from pipeline.errors import Interrupted, PipelineError, UsageError
 from pipeline.report import page as report_page
-from pipeline.system.local_web import is_named, listening
+from pipeline.view.local_web import is_named, listening
 from pipeline.view.pages import PAGES, Page, age
 from pipeline.view.shelf import Shelf
 

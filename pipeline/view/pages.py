@@ -20,8 +20,8 @@ from pipeline.report.run_sections import ReportOptions, clock, decisions, engine
 from pipeline.report.transcripts import Transcript, read_transcripts
 from pipeline.store.query import Query
 from pipeline.store.run_file import RunFile
-from pipeline.system.local_web import is_foreign
 from pipeline.view.chains import ORDERS, VERDICTS, AskedChains, chain_page, neighbours
+from pipeline.view.local_web import is_foreign
 from pipeline.view.shelf import Shelf
 
 _SAMPLES = """

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from pipeline.bundled import bundled_files
 from pipeline.cli.author import catalog
 from pipeline.cli.author.catalog import KINDS
+from pipeline.graph.bundled import bundled_files
 from tests.support.commands import pipeline
 
 

@@ -12,11 +12,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.bundled import ARITH
 from pipeline.data.inputs import problem_files, rows_in_memory
 from pipeline.data.problems import ChainSettings, Problem
 from pipeline.data.reading import InputReading, read_problems
 from pipeline.errors import InputError, PipelineError, UsageError
+from pipeline.graph.bundled import ARITH
 from pipeline.graph.prompts import Message
 from tests.support.requests import request
 

@@ -9,11 +9,11 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.bundled import ARITH
 from pipeline.data.prepare import RECIPES, prepare
 from pipeline.data.problems import Problem
 from pipeline.data.reading import read_problems
 from pipeline.errors import UsageError
+from pipeline.graph.bundled import ARITH
 
 PUBLISHED = [name for name in RECIPES if name not in ("arith", "gpqa_diamond", "math-scot")]
 """Data sets whose rows as published are in the shared folder."""

@@ -11,8 +11,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pipeline.grading.answers import Kind, as_kind, same_answer
+from pipeline.grading.plugins import GRADER_KINDS
 from pipeline.grading.stated import boxed, choice, has_boxed
-from pipeline.graph.plugins import GRADER_KINDS
 from tests.support.grading_pairs import PAIRS, Pair, at_once
 
 

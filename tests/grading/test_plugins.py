@@ -10,7 +10,7 @@ from pipeline.data.reading import read_problems
 from pipeline.errors import BadRow
 from pipeline.grading.answers import as_kind
 from pipeline.grading.grader import Grader
-from pipeline.graph.plugins import grader_names, load_grader
+from pipeline.grading.plugins import grader_names, load_grader
 from tests.support.grading_pairs import at_once
 
 MODULE = """

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from pipeline.api import load_graph
-from pipeline.bundled import bundled_files
 from pipeline.engines.sim.spec import SimSpec
 from pipeline.errors import GraphError, UsageError, nearest
+from pipeline.graph.bundled import bundled_files
 from pipeline.graph.document import Document, parse
 from pipeline.graph.load import load_engines, load_preset
 from pipeline.graph.plan import LoopNode, StageNode

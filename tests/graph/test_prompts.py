@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from pipeline.bundled import bundled_files
 from pipeline.errors import GraphError
+from pipeline.graph.bundled import bundled_files
 from pipeline.graph.load import load_prompts
 from pipeline.graph.plan import Plan
 from pipeline.graph.prompts import DEFAULT_PROMPTS, Example, Prompts, flaws

@@ -4,8 +4,8 @@ from typing import NamedTuple
 
 import pytest
 
-from pipeline.bundled import bundled_files
 from pipeline.errors import GraphError
+from pipeline.graph.bundled import bundled_files
 from pipeline.graph.load import load_prompts
 from pipeline.graph.prompts import ChoosePrompt, Example, Marks, Prompts, ScorePrompt
 from pipeline.reasoning.prompts import OptionPrompt, PromptBuilder

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 import pipeline
 from pipeline.data.problems import Problem
 from pipeline.errors import InputError, UsageError
+from pipeline.grading import plugins as graders
 from pipeline.graph import plugins
 from pipeline.options import resume_options
 from pipeline.stages.function_judge import JudgeFailed, _judgement
@@ -40,8 +41,8 @@ def solve(kind: str, **options: Any) -> pipeline.Result:
 def forget() -> None:
     """As a process that was started anew."""
     plugins._registered.clear()
-    plugins._graders.clear()
-    for known in (plugins._entries, plugins.stage_kinds, plugins.grader_names):
+    graders._graders.clear()
+    for known in (plugins._entries, plugins.stage_kinds, graders.grader_names):
         known.cache_clear()
 
 

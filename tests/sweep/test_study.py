@@ -14,9 +14,9 @@ from pipeline.analysis.compare.papers import bundled_tables
 from pipeline.analysis.compare.studies import grouped, read_study, study_tables
 from pipeline.analysis.points import Point, read_points
 from pipeline.analysis.sweep_tables import crossings
-from pipeline.bundled import bundled_files
 from pipeline.data.prepare import RECIPES
 from pipeline.errors import GraphError, UsageError
+from pipeline.graph.bundled import bundled_files
 from pipeline.report.report import sweep_report
 from pipeline.run.observer import Observer, View
 from pipeline.sweep.plan import SweepOptions, SweepPlan

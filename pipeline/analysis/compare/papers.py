@@ -26,8 +26,8 @@ from pipeline.analysis.compare.rules import DECIDED, differences
 from pipeline.analysis.compare.runs import RunTable, data_sets
 from pipeline.analysis.quality.estimates import Estimate
 from pipeline.analysis.resources import Resources
-from pipeline.bundled import model_name
 from pipeline.errors import UsageError, did_you_mean, reason
+from pipeline.graph.bundled import model_name
 from pipeline.store.query import Query
 
 FOLDER = Path(__file__).parent.parent / "papers"

@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 
 from msgspec import Struct
 
-from pipeline.bundled import model_name
+from pipeline.graph.bundled import model_name
 from pipeline.graph.plan import LoopNode, Plan, StageNode, settings_of
 from pipeline.graph.prompts import DEFAULT_PROMPTS, Prompts
 from pipeline.graph.spec import PLAIN_SAMPLING, SamplingSpec

@@ -10,10 +10,10 @@ import msgspec
 from msgspec import Struct
 from rich.table import Table
 
-from pipeline.bundled import FileKind, bundled_files
 from pipeline.cli.commands import command, json_option
 from pipeline.cli.console import PlainConsole
 from pipeline.cli.terminal import print_page
+from pipeline.graph.bundled import FileKind, bundled_files
 from pipeline.graph.document import Document
 
 FILES: dict[str, FileKind] = {

@@ -7,7 +7,6 @@ from typing import Any
 import click
 import msgspec
 
-from pipeline.bundled import find_file
 from pipeline.cli.commands import check_output, command, json_option, option, overwrite_option
 from pipeline.cli.located import ProblemFile
 from pipeline.cli.options import engines_option, model_option, preset_option, run_options, settings_option, with_models, with_preset
@@ -20,6 +19,7 @@ from pipeline.drawing.text import text
 from pipeline.engines.registry import notices
 from pipeline.errors import UsageError
 from pipeline.files import whole_file
+from pipeline.graph.bundled import find_file
 from pipeline.graph.plan import Plan
 from pipeline.run.prepare import load_plan
 from pipeline.text import sanitize

@@ -27,7 +27,7 @@ from pipeline.engines.startup import READY, tell_phase
 from pipeline.engines.tokenizer import HFTokenizer
 from pipeline.engines.validate import validate_request
 from pipeline.errors import BadCompletion, EngineDead, EngineUnavailable, GraphError, RequestRefused, did_you_mean
-from pipeline.system.tasks import gather
+from pipeline.tasks import gather
 
 T = TypeVar("T")
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 10.0

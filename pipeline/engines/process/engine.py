@@ -23,8 +23,8 @@ from pipeline.engines.process.wire import Abort, Failed, Loading, Ready, Report,
 from pipeline.engines.startup import READY, current_listener
 from pipeline.engines.validate import validate_request
 from pipeline.errors import EngineDead, EngineUnavailable, GraphError, RequestRefused, boundary
-from pipeline.system.tasks import background_tasks, gather
 from pipeline.system.worker_process import Program, WorkerProcess
+from pipeline.tasks import background_tasks, gather
 
 _EXIT_S = 0.5
 """How long a worker whose socket is closed has to leave its exit status; then it is killed."""

@@ -25,7 +25,7 @@ from pipeline.engines.sim.speculation import SpeculationMeter, iterations_of
 from pipeline.engines.sim.text import TextModel
 from pipeline.engines.validate import validate_request
 from pipeline.errors import EngineDead, RequestRefused
-from pipeline.system.tasks import background_tasks
+from pipeline.tasks import background_tasks
 
 Done: TypeAlias = "asyncio.Future[None]"
 """Has a result when a job is over, be it finished or dropped; also where its task was cancelled."""

@@ -10,8 +10,8 @@ from typing import Annotated, Literal, TypeAlias, TypeVar
 
 from msgspec import Meta, Struct
 
-from pipeline.bundled import find_file
 from pipeline.errors import GraphError
+from pipeline.graph.bundled import find_file
 from pipeline.graph.document import SET, Document, read_setting
 
 Task: TypeAlias = Literal["draft", "select"]

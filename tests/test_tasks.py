@@ -6,7 +6,7 @@ import anyio
 import pytest
 
 from pipeline.errors import EngineDead
-from pipeline.system.tasks import background_tasks, gather, unwrapped
+from pipeline.tasks import background_tasks, gather, unwrapped
 
 
 async def after(seconds: float, result: int | Exception) -> int:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pipeline.system.local_web import is_foreign, is_named
+from pipeline.view.local_web import is_foreign, is_named
 
 
 @pytest.mark.parametrize(

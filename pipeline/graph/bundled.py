@@ -16,7 +16,7 @@ FileKind = Literal["graph", "engines file", "prompts file", "preset", "reward mo
 
 BUNDLED = "bundled:"
 """The prefix of the names of models and adapters that are in this package."""
-_PACKAGE = Path(__file__).parent
+_PACKAGE = Path(__file__).parents[1]
 _ROOT = _PACKAGE if (_PACKAGE / "graphs").is_dir() else _PACKAGE.parent
 FOLDERS: dict[FileKind, Path] = {
     "graph": _ROOT / "graphs",

@@ -1,0 +1,15 @@
+from pipeline.api import Result as Result
+from pipeline.api import load_graph as load_graph
+from pipeline.api import solve as solve
+from pipeline.api import solve_async as solve_async
+from pipeline.data.problems import Problem as Problem
+from pipeline.engine import Candidate as Candidate
+from pipeline.engine import Completion as Completion
+from pipeline.engine import Engine as Engine
+from pipeline.engine import Request as Request
+from pipeline.engine import Usage as Usage
+from pipeline.errors import PipelineError as PipelineError
+from pipeline.grading.plugins import grader as grader
+from pipeline.reasoning.chain import Verdict as Verdict
+from pipeline.stages.function_judge import judge as judge
+from pipeline.store.query import query as query
