@@ -28,7 +28,7 @@ from pipeline.runtime.admission.cache import CacheLimit
 from pipeline.runtime.admission.feed import InputFeed, SampleCounts
 from pipeline.runtime.clock import Clock
 from pipeline.runtime.executor import Executor, Settings
-from pipeline.runtime.schedule import Pipelined
+from pipeline.runtime.schedule import Schedule
 from pipeline.stages.build import build_stages
 from pipeline.store.recorder import open_recorder
 from pipeline.store.run_store import RunStore
@@ -97,7 +97,7 @@ async def solved(engines: dict[str, Instant], live: int, chains: int, admission:
         async with open_recorder(store or RunStore(Path(folder)), virtual=False) as recorder:
             clock = Clock(time.time_ns(), time.monotonic)
             stages = build_stages(plan, builders, "bench")
-            run = Executor(plan, stages, engines, builders, Pipelined(live, admission), recorder, clock, Settings(run_id="bench"))
+            run = Executor(plan, stages, engines, builders, Schedule(live, admission), recorder, clock, Settings(run_id="bench"))
             await run.run(InputFeed(iter(problems), SampleCounts(1, 1), lambda place: False, threads=True))
         assert run.progress.done == chains
         return time.process_time() - cpu

@@ -174,6 +174,14 @@ class Ending:
         self._agreeing = self._tried_at = 0
         """How many trials in a row gave the same answer, and after how many steps the last was made."""
 
+    def overflow(self) -> None:
+        """Take note that a prompt did not fit into the context of its engine."""
+        self.overflowed = True
+
+    def end(self, reason: str) -> None:
+        """The loop has ended for this `reason`."""
+        self.reason = reason
+
     def commit(self, span: Span) -> None:
         """Take note of the text of a step."""
         self.closed = self.closed or span.closes
@@ -369,7 +377,8 @@ class Chain:
 
     def leave(self, reason: str) -> None:
         """End the loop for `reason`, the name of a stop condition."""
-        self.ending.reason, self.budget = reason, None
+        self.ending.end(reason)
+        self.budget = None
 
     @property
     def steps(self) -> int:

@@ -95,7 +95,6 @@ class Chains:
         known = Settings(
             run_id=run.record.run_id,
             seed=options.seed,
-            samples=options.samples,
             cache_tokens={} if options.admission == "batch" else call_tokens(plan, opened.facts),
             virtual_time=run.virtual_time,
         )

@@ -31,7 +31,7 @@ from pipeline.run.prepare import Prepared, load_plan, prepared
 from pipeline.runtime.admission.feed import Start
 from pipeline.runtime.clock import Clock
 from pipeline.runtime.inline_grader import GradingStatistics, InlineGrader, open_inline_grader
-from pipeline.runtime.rows import FirstRows, RowSink, Setbacks, Tee
+from pipeline.runtime.rows import FirstRows, RowSink, Setbacks, Strangers, Tee
 from pipeline.store.events import TABLES, ProblemRow
 from pipeline.store.kept_problems import TABLE as KEPT
 from pipeline.store.kept_problems import Problems, problem_row
@@ -206,9 +206,10 @@ async def execute(run: Prepared, opened: OpenEngines, observer: Observer, stop: 
                 for sentence in unknown_caches(run, run.record.engine_facts):
                     observer.tell(sentence)
                 setbacks = Setbacks(observer.tell)
-                watches = [setbacks] if run.arrivals is not None else [setbacks, FirstRows(observer.tell)]  # a server serves on
+                watches: list[RowSink] = [setbacks, Strangers(run.plan.engines, observer.tell)]
+                if run.arrivals is None:  # a server serves on
+                    watches.append(FirstRows(observer.tell))
                 work = Chains(run, opened, Tee(rows, *watches), clock)
-                work.progress.tell = observer.tell
                 stop.drained_by(work.drain)
                 with observer.watch(_view(run, work, rows, lambda: setbacks.reasons(clock.unix_ns(clock.now())))):
                     await work.run()

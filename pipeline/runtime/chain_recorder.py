@@ -16,7 +16,7 @@ from pipeline.runtime.lane import Call
 from pipeline.runtime.progress import Progress
 from pipeline.runtime.rows import RowSink
 from pipeline.store.events import MEASURED_IN, CallRow, ChainRow, StepRow
-from pipeline.store.resume_state import NO_STAGE, ResumedCall, ResumedChain
+from pipeline.store.resume_state import ResumedCall, ResumedChain
 
 NO_ANSWER = Completion(candidates=(), usage=Usage(input_tokens=0))
 """The completion that stands in the row of an attempt without an answer."""
@@ -32,8 +32,6 @@ class StageLabel(Struct, frozen=True):
     purpose: Purpose
     role: str
     model: str
-    served: str
-    """The name under which the engine is asked for the model, with the adapter of the stage."""
     context: str | None
     """The key of `Chain.contexts` with which its prompts begin; None: each is a separate chat."""
 
@@ -43,6 +41,8 @@ class Attempt(Struct, frozen=True, kw_only=True):
 
     label: StageLabel
     call: Call
+    context: int
+    """Tokens of the chain's context, with which its prompt begins; 0 if the prompt is a separate chat."""
     step_index: int
     number: int
     """Number of the attempt among those of its call, from 0."""
@@ -70,8 +70,6 @@ class ChainRecorder:
     ) -> None:
         """`blocks`: see `ComputedContexts`, by role; `mode` is a column of its rows."""
         self._rows, self._progress, self._clock, self._problem, self._resumed = rows, progress, clock, problem, resumed
-        self.contexts: Mapping[str, Sequence[int]] = {}
-        """The chain's contexts, once it has begun: they grow with its thought."""
         self._computed, self._mode = ComputedContexts(blocks), mode
         self._chain_id = chain_id(problem.problem_id, sample_index)
         self._identity = (run_id, problem.problem_id, self._chain_id, sample_index)
@@ -84,8 +82,12 @@ class ChainRecorder:
         """Tokens of its calls, by role."""
         self._wasted = self._accepted = self._fallbacks = self._unverified = 0
         self._round = RoundTotals()
-        progress.live += 1
-        progress.oldest[self._chain_id] = self._started
+        self._stage: str | None = None
+        progress.begin(self._chain_id, self._started)
+
+    def enter(self, stage: str) -> None:
+        """The chain is in the stage of this name from now on; an error that it meets is recorded with it."""
+        self._stage = stage
 
     def call(self, attempt: Attempt, completion: Completion | None, error: Exception | None) -> None:
         """Record an attempt that ended, with the `completion` or the `error` that it got."""
@@ -95,15 +97,13 @@ class ChainRecorder:
         self._progress.sampled(label.role, label.name, usage.output_tokens)
         self._rows.call(self._call_row(attempt, completion, usage, error, end))
         self._calls += 1
-        if completion is not None and completion.model is not None:
-            self._progress.answered(label.role, label.served, completion.model)
 
     def recall(self, label: StageLabel, request: Request) -> ResumedCall | None:
         """The answer that `request` got in an earlier session of the run, or None. Its tokens count; it gets no second row."""
         resumed = self._resumed.take(request)
         if resumed is not None:
             self._count(label, resumed.usage, resumed.wait_s)
-            self.waiting.total_s += resumed.wait_s
+            self.waiting.add(resumed.wait_s)
         return resumed
 
     def commit(self, step: Step) -> None:
@@ -150,18 +150,12 @@ class ChainRecorder:
         )
         self._step_started, self._round = now, RoundTotals()
 
-    def end(self, chain: Chain | None, stop_reason: str, error: Exception | None = None, stage: str | None = None) -> None:
-        """Record the end of the chain: finished, failed with `error` in `stage`, or cancelled. `chain` is None if it never began."""
-        now, progress = self._clock.now(), self._progress
-        progress.live -= 1
-        progress.oldest.pop(self._chain_id, None)
-        finished = chain is not None and error is None and stop_reason != "cancelled"
-        if error is not None:
-            progress.failed += 1
-            progress.errors[type(error).__name__, stage or NO_STAGE] += 1
-        progress.cancelled += stop_reason == "cancelled"
-        progress.done += finished
-        problem = self._problem
+    def end(self, chain: Chain | None, stop_reason: str, error: Exception | None = None) -> None:
+        """Record the end of the chain: finished, failed with `error`, or cancelled. `chain` is None if it never began."""
+        now, problem = self._clock.now(), self._problem
+        stage, failure = (self._stage, type(error).__name__) if error else (None, None)
+        finished = stop_reason not in ("error", "cancelled")
+        self._progress.end(self._chain_id, stop_reason, failure, stage)
         grader = problem.grader or ("letter" if problem.options else "math")
         form = None if problem.answer is None else form_of(as_kind(grader), problem.answer)
         said: Span | None = chain.answer if chain else None
@@ -176,14 +170,14 @@ class ChainRecorder:
                 grader=grader,
                 grading_error=None,
                 stop_reason=stop_reason,
-                error_type=type(error).__name__ if error else None,
+                error_type=failure,
                 error_message=with_place(error) if error else None,
                 error_stage=stage,
                 steps=chain.steps if chain else 0,
                 accepted_steps=self._accepted,
                 fallback_steps=self._fallbacks,
                 thought_tokens=chain.thought_tokens if chain else 0,
-                engines=tuple(progress.output_tokens),
+                engines=tuple(self._output),
                 input_tokens=tuple(self._input.values()),
                 output_tokens=tuple(self._output.values()),
                 wasted_draft_tokens=self._wasted + self._round.draft_tokens,
@@ -250,7 +244,7 @@ class ChainRecorder:
             call.waiting_engine,
             None if error is None else type(error).__name__,
             None if error is None else str(error),
-            self._recomputed(label, request.adapter, completion),
+            self._recomputed(attempt, completion),
             request.top_k,
             request.min_p,
             request.adapter,
@@ -258,13 +252,14 @@ class ChainRecorder:
             **_measures(request, candidates),
         )
 
-    def _recomputed(self, label: StageLabel, adapter: str | None, completion: Completion | None) -> int | None:
+    def _recomputed(self, attempt: Attempt, completion: Completion | None) -> int | None:
         """The column `recomputed_input_tokens` of a call."""
         if completion is None or (cached := completion.usage.cached_input_tokens) is None:
             return None
-        if (key := label.context) is None:
+        label = attempt.label
+        if label.context is None:
             return 0
-        return self._computed.recomputed((key, adapter), label.role, len(self.contexts[key]), cached)
+        return self._computed.recomputed((label.context, attempt.call.request.adapter), label.role, attempt.context, cached)
 
 
 def _measures(request: Request, candidates: Sequence[Candidate]) -> dict[str, Any]:

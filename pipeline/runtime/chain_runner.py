@@ -70,14 +70,9 @@ def bind(plan: Plan, stages: Mapping[str, Stage], dispatchers: Mapping[str, Disp
         built, spec = stages[node.name], node.spec
         model = str(getattr(plan.engines.get(built.role), "model", built.role))
         context = None if getattr(built, "alone", False) else getattr(built, "context", built.role)
-        adapters = getattr(plan.engines.get(built.role), "adapters", None)
-        served = adapters.get(spec.adapter, model) if isinstance(adapters, Mapping) and spec.adapter else model
-        label = StageLabel(
-            name=node.name, kind=spec.kind, purpose=spec.purpose, role=built.role, model=model, served=served, context=context
-        )
         return BoundStage(
             stage=built,
-            label=label,
+            label=StageLabel(name=node.name, kind=spec.kind, purpose=spec.purpose, role=built.role, model=model, context=context),
             dispatcher=dispatchers.get(built.role),
             in_thread=threads and getattr(built, "in_thread", False),
             condition=node.condition,
@@ -102,23 +97,24 @@ def bind(plan: Plan, stages: Mapping[str, Stage], dispatchers: Mapping[str, Disp
 
 
 class ChainRunner:
-    """Runs one chain; `stage` is the name of the stage that it is in, for the record of an error."""
+    """Runs one chain; its `record` is told of every stage, call and step."""
 
-    __slots__ = ("_clock", "_member", "_schedule", "chain", "overflow", "record", "stage")
+    __slots__ = ("_chain", "_clock", "_member", "_overflow", "_record", "_schedule")
 
-    def __init__(self, schedule: Schedule, member: AdmissionMember | None, clock: Clock, record: ChainRecorder) -> None:
-        self._schedule, self._member, self._clock, self.record = schedule, member, clock, record
-        self.chain: Chain | None = None
-        self.stage: str | None = None
-        self.overflow: ContextOverflow | None = None
-        """The error of a prompt that did not fit into the context; None while all fit."""
+    def __init__(self, chain: Chain, schedule: Schedule, member: AdmissionMember | None, clock: Clock, record: ChainRecorder) -> None:
+        self._chain, self._schedule, self._member, self._clock, self._record = chain, schedule, member, clock, record
+        self._overflow: ContextOverflow | None = None
+        """The error of the last prompt that did not fit into the context; None while all fit."""
 
-    def begin(self, chain: Chain) -> None:
-        """The chain that is run; to be called before its `block`."""
-        self.chain, self.record.contexts = chain, chain.contexts
+    async def run(self, plan: BoundBlock) -> None:
+        """Run the whole plan. Raises `ContextOverflow` where not even the problem fits."""
+        await self._block(plan)
+        if self._overflow is not None and not self._chain.thought:
+            raise self._overflow
 
-    async def block(self, chain: Chain, block: BoundBlock) -> None:
+    async def _block(self, block: BoundBlock) -> None:
         """Run the levels of `block`, one after the other."""
+        chain = self._chain
         for level in block.levels:
             stages: Sequence[BoundStage] = level.stages
             loops: Sequence[BoundLoop] = level.loops
@@ -126,73 +122,76 @@ class ChainRunner:
                 stages = [stage for stage in stages if _due(stage.condition, chain)]
                 loops = [loop for loop in loops if _due(loop.condition, chain)]
             if stages:
-                await self._level(chain, stages)
+                await self._level(stages)
                 if chain.finished:
                     return
             for loop in loops:
-                await self._loop(chain, loop)
+                await self._loop(loop)
                 if chain.finished:
                     return
 
-    async def _loop(self, chain: Chain, loop: BoundLoop) -> None:
+    async def _loop(self, loop: BoundLoop) -> None:
+        chain = self._chain
         chain.enter(loop.until)
         body, reason = loop.body, None
-        while not chain.finished and (reason := await self._exit(chain, loop)) is None:
+        while not chain.finished and (reason := await self._exit(loop)) is None:
             chain.begin_round()
             if body.first_writer and chain.next_index <= body.first_steps:
-                await self._level(chain, body.first_writer)
+                await self._level(body.first_writer)
             else:
-                await self.block(chain, body)
+                await self._block(body)
         chain.leave(reason or chain.default_stop_reason())
 
-    async def _exit(self, chain: Chain, loop: BoundLoop) -> str | None:
+    async def _exit(self, loop: BoundLoop) -> str | None:
         """The stop condition that holds, or None; where none does and the answer is to be asked for, with that answer."""
+        chain = self._chain
         reason = chain.exit(loop.until)
         if reason is not None or not (loop.trial and chain.ending.tries(loop.until, chain.steps)):
             return reason
-        await self._level(chain, loop.trial)
+        await self._level(loop.trial)
         return chain.exit(loop.until)
 
-    async def _level(self, chain: Chain, stages: Sequence[BoundStage]) -> None:
+    async def _level(self, stages: Sequence[BoundStage]) -> None:
         """Run `stages` concurrently and apply their outcomes in plan order, so that timing never changes an answer.
 
         When one of their prompts does not fit, none of the outcomes is applied, and the thought is over unless it was a trial's.
         """
+        chain = self._chain
         if chain.ending.overflowed and not any(stage.answers for stage in stages):
             return
         first = stages[0]
-        self.stage = first.label.name
+        self._record.enter(first.label.name)
         ready = self._clock.now()
         await self._schedule.before_level(first.rank, self._member, chain.contexts)
         requests = [stage.stage.requests(chain) for stage in stages]
         try:
             if len(stages) == len(requests[0]) == 1:  # most levels: one call
-                answers = [[await self._call(chain, first, requests[0][0], ready)]]
+                answers = [[await self._call(first, requests[0][0], ready)]]
             else:
-                answers = await self._ask(chain, stages, requests, ready)
+                answers = await self._ask(stages, requests, ready)
         except ContextOverflow as overflow:
             if first.label.purpose != "trial":  # without a trial answer the thought goes on
-                chain.ending.overflowed, self.overflow = True, overflow
+                chain.ending.overflow()
+                self._overflow = overflow
             return
         for stage, completions in zip(stages, answers, strict=True):
-            self.stage = name = stage.label.name
+            name = stage.label.name
+            self._record.enter(name)
             if stage.in_thread:
                 outcome = await anyio.to_thread.run_sync(stage.stage.apply, chain, completions)
             else:
                 outcome = stage.stage.apply(chain, completions)
             if (step := chain.apply(name, outcome)) is not None:
-                self.record.commit(step)
+                self._record.commit(step)
 
-    async def _ask(
-        self, chain: Chain, stages: Sequence[BoundStage], asked: Sequence[Sequence[Request]], ready: float
-    ) -> list[list[Completion]]:
+    async def _ask(self, stages: Sequence[BoundStage], asked: Sequence[Sequence[Request]], ready: float) -> list[list[Completion]]:
         """All completions, in the order of the requests. Where calls failed, waits for all and raises the first `RunError`, else the
         first error."""
         results: list[list[Completion | PipelineError | None]] = [[None] * len(requests) for requests in asked]
 
         async def one(stage: BoundStage, request: Request, row: list[Completion | PipelineError | None], place: int) -> None:
             try:
-                row[place] = await self._call(chain, stage, request, ready)
+                row[place] = await self._call(stage, request, ready)
             except PipelineError as error:
                 row[place] = error
 
@@ -205,11 +204,11 @@ class ChainRunner:
             raise next((error for error in errors if isinstance(error, RunError)), errors[0])
         return [[r for r in row if isinstance(r, Completion)] for row in results]
 
-    async def _call(self, chain: Chain, stage: BoundStage, request: Request, ready: float) -> Completion:
-        label = stage.label
+    async def _call(self, stage: BoundStage, request: Request, ready: float) -> Completion:
+        chain, label = self._chain, stage.label
         index = 0 if label.purpose == "guide" and not chain.thought else chain.next_index
         assert stage.dispatcher is not None, "a stage without an engine makes no requests"
-        return await stage.dispatcher.call(self.record, label, chain.order, index, request, ready)
+        return await stage.dispatcher.call(self._record, chain, label, index, request, ready)
 
 
 def _due(condition: Condition | None, chain: Chain) -> bool:

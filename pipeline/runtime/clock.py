@@ -53,6 +53,10 @@ class CoveredTime:
             self.total_s += now - self._since
             self._until = now
 
+    def add(self, seconds: float) -> None:
+        """Count `seconds` that no interval covers."""
+        self.total_s += seconds
+
 
 async def sleep_noticing(seconds: float, clock: Clock) -> float:
     """Sleep for `seconds`. Returns the number of seconds that this process did not run meanwhile; on virtual time 0."""

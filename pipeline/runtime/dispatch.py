@@ -6,11 +6,12 @@ from msgspec import structs
 
 from pipeline.engine import Completion, Engine, Request
 from pipeline.graph.spec import EngineSpec
+from pipeline.reasoning.chain import Chain
 from pipeline.runtime.chain_recorder import Attempt, ChainRecorder, StageLabel
 from pipeline.runtime.clock import Clock
 from pipeline.runtime.lane import Call, CallRoom, Lane
-from pipeline.runtime.retry import RetryingCaller
-from pipeline.runtime.waiting import new_gate
+from pipeline.runtime.retry import AttemptListener, RetryingCaller
+from pipeline.runtime.waiting import Gate, new_gate
 
 
 class Dispatcher:
@@ -21,22 +22,25 @@ class Dispatcher:
         self.lane = Lane(engine.role, spec.max_in_flight, None if cache_tokens is None else CallRoom(cache_tokens))
         self._engine, self._clock = engine, clock
         self._caller = RetryingCaller(engine, spec, clock)
+        self._gates: dict[Call, Gate] = {}
+        """Where each call waits that the queue has not let start."""
 
     async def call(
-        self, record: ChainRecorder, label: StageLabel, order: int, step_index: int, request: Request, ready: float
+        self, record: ChainRecorder, chain: Chain, label: StageLabel, step_index: int, request: Request, ready: float
     ) -> Completion:
-        """The completion of `request`, which could have been sent at `ready`; raises what the engine raises.
+        """The completion of the `chain`'s `request`, which could have been sent at `ready`; raises what the engine raises.
 
         A request that was answered in an earlier session of the run is not sent again. A call that waits for its next attempt
         keeps its place in flight, so that a busy engine gets fewer calls.
         """
         if (answered := record.recall(label, request)) is not None:
             return answered.completion(self._engine.tokenizer)
-        call = Call(label.name, order, request)
+        call = Call(label.name, chain.order, request)
         completion: Completion | None = None
         try:
             submit = await self._wait(call, record, ready)
-            attempt = Attempt(label=label, call=call, step_index=step_index, number=0, ready=ready, submit=submit)
+            context = 0 if label.context is None else len(chain.contexts[label.context])
+            attempt = Attempt(label=label, call=call, context=context, step_index=step_index, number=0, ready=ready, submit=submit)
             completion = await self._caller.ask(request, _RecordedAttempts(record, attempt, self.lane.priority, self._clock))
             return completion
         finally:
@@ -52,12 +56,13 @@ class Dispatcher:
         record.waiting.begin(ready)
         try:
             if not self.lane.start(call):
-                call.gate = new_gate()
+                gate = self._gates[call] = new_gate()
                 self.lane.put(call)
-                await call.gate
+                await gate
             if self._caller.supervisor.down:
                 await self._caller.supervisor.wait_ready()
         finally:
+            self._gates.pop(call, None)
             now = self._clock.now()
             record.waiting.end(now)
         return now
@@ -65,12 +70,12 @@ class Dispatcher:
     def _start(self) -> None:
         """Start every waiting call that may be in flight now."""
         while (call := self.lane.take()) is not None:
-            if not call.gate.done():
-                call.gate.set_result(None)
+            if not (gate := self._gates[call]).done():
+                gate.set_result(None)
 
 
-class _RecordedAttempts:
-    """An `AttemptListener` that records every attempt of one call in `record`; `attempt` is the first of them."""
+class _RecordedAttempts(AttemptListener):
+    """Records every attempt of one call in `record`; `attempt` is the first of them."""
 
     def __init__(self, record: ChainRecorder, attempt: Attempt, priority: Callable[[Call], int], clock: Clock) -> None:
         self._record, self._attempt, self._priority, self._clock = record, attempt, priority, clock
@@ -81,10 +86,10 @@ class _RecordedAttempts:
     def end_attempt(self, completion: Completion | None, error: Exception | None) -> None:
         self._record.call(self._attempt, completion, error)
 
-    def begin_pause(self, now: float) -> None:
+    def begin_wait(self, now: float) -> None:
         self._attempt = structs.replace(self._attempt, number=self._attempt.number + 1, ready=now)
         self._record.waiting.begin(now)
 
-    def end_pause(self, now: float) -> None:
+    def end_wait(self, now: float) -> None:
         self._attempt = structs.replace(self._attempt, submit=now)
         self._record.waiting.end(now)

@@ -4,6 +4,7 @@ Chains come from a `Feed`, rows leave into a `RowSink`. A failed chain is a row;
 """
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 
 import anyio
 from msgspec import Struct
@@ -38,8 +39,6 @@ class Settings(Struct, frozen=True, kw_only=True):
     run_id: str
     seed: int = 0
     """The run's seed, from which the seed of every request follows."""
-    samples: int = 1
-    """Chains for each problem."""
     cache_tokens: Mapping[str, float] = {}
     """By role, what the calls in flight at an engine may come to; without an entry their number alone is bounded."""
     virtual_time: bool = False
@@ -117,37 +116,24 @@ class Executor:
             blocks=self._blocks,
             mode=self._mode,
         )
-        runner = ChainRunner(self._schedule, member, self._clock, record)
         try:
-            await self._run_chain(runner, start)
+            await self._run_chain(record, start, member)
         finally:
             self._schedule.leave(member)
 
-    async def _run_chain(self, runner: ChainRunner, start: Start) -> None:
+    async def _run_chain(self, record: ChainRecorder, start: Start, member: AdmissionMember | None) -> None:
         """Run the chain itself; the one place where its end is recorded, whatever that is."""
-        item = start.item
+        item, chain = start.item, None
         try:
             if isinstance(item, BadRow):
                 raise item
             seed, limits = self._settings.seed, self._limits
             chain = Chain(item, start.sample_index, start.order, seed, self._openings, self._translator, limits)
-            runner.begin(chain)
-            await self._run_block(runner, chain, start)
-            if runner.overflow is not None and not chain.thought:
-                raise runner.overflow  # not even the problem fits
-            runner.record.end(chain, chain.ending.reason or chain.default_stop_reason())
+            with start.withdrawal or nullcontext():
+                await ChainRunner(chain, self._schedule, member, self._clock, record).run(self._block)
+            record.end(chain, chain.ending.reason or chain.default_stop_reason())
         except (anyio.get_cancelled_exc_class(), RunError, MemoryError):  # none of these is the chain's own
-            runner.record.end(runner.chain, "cancelled")
+            record.end(chain, "cancelled")
             raise
         except Exception as error:  # whatever one chain meets, the others go on
-            runner.record.end(runner.chain, "error", error, runner.stage)
-
-    async def _run_block(self, runner: ChainRunner, chain: Chain, start: Start) -> None:
-        """Run the plan; raises `Withdrawn` where the chain was ended by whoever asked for it."""
-        if (withdrawal := start.withdrawal) is None:
-            await runner.block(chain, self._block)
-            return
-        with withdrawal.scope:
-            await runner.block(chain, self._block)
-        if withdrawal.scope.cancelled_caught:
-            raise withdrawal.error
+            record.end(chain, "error", error)

@@ -17,6 +17,7 @@ from pipeline.grading.answers import Grade, as_kind, quick_grade
 from pipeline.grading.grader import Grader
 from pipeline.runtime.rows import RowSink
 from pipeline.store.events import UNFINISHED, CallRow, ChainRow, StepRow, counted
+from pipeline.tasks import unwrapped
 
 MAX_WAITING = 1024
 """Number of ungraded rows from which on `room` waits."""
@@ -113,15 +114,6 @@ async def open_inline_grader(
     """An `InlineGrader` that passes rows on to `recorder`. At the end it grades all rows that still wait; after an error they are
     recorded without a grade, and `pipeline grade` can grade them later. `virtual`: time is simulated; `problems`: for graders that
     want them."""
-    error: BaseException | None = None
-    try:
+    with unwrapped():
         async with anyio.create_task_group() as tasks:
-            try:
-                yield InlineGrader(recorder, grader, virtual, problems or {}, tasks)
-            except BaseException:
-                tasks.cancel_scope.cancel()
-                raise
-    except BaseExceptionGroup as group:
-        error = group.exceptions[0] if len(group.exceptions) == 1 else group
-    if error is not None:
-        raise error
+            yield InlineGrader(recorder, grader, virtual, problems or {}, tasks)

@@ -6,7 +6,6 @@ length, and `_arrivals`, by age; a call that has started or was dropped may stil
 
 import heapq
 from collections import deque
-from typing import Any
 
 from msgspec import Struct
 
@@ -28,7 +27,6 @@ class Call:
     __slots__ = (
         "arrival",
         "cancelled",
-        "gate",
         "in_flight_engine",
         "order",
         "request",
@@ -40,8 +38,6 @@ class Call:
     def __init__(self, stage: str, order: int, request: Request) -> None:
         self.stage, self.order, self.request = stage, order, request
         self.started = self.cancelled = False
-        self.gate: Any = None
-        """The event that is set when the call starts; put here by the caller that waits for that."""
         self.arrival = self.in_flight_engine = self.waiting_engine = 0
 
     @property

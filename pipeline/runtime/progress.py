@@ -1,14 +1,11 @@
 """Counts of a run while it goes on: steps, tokens and ends of its chains, for the live display and the summary."""
 
-from collections.abc import Callable
-
-from pipeline.engines.validate import is_another_model
 from pipeline.graph.plan import Plan
-from pipeline.store.resume_state import ResumeState
+from pipeline.store.resume_state import NO_STAGE, ResumeState
 
 
 class Progress:
-    """Counts since the run began, earlier sessions included, for the live display and the summary."""
+    """Counts since the run began, earlier sessions included."""
 
     def __init__(self, plan: Plan, resume_state: ResumeState) -> None:
         self.live = self.cancelled = 0
@@ -20,17 +17,31 @@ class Progress:
         self.output_tokens = {role: resume_state.output_tokens.get(role, 0) for role in plan.engines}
         self.kept_tokens = 0
         """Tokens of committed steps and of answers, of this session alone."""
-        self._finishing = plan.finishing
         self.oldest: dict[str, float] = {}
         """When each live chain started, by `chain_id`, oldest first."""
-        self.tell: Callable[[str], object] = lambda sentence: None
-        """Receives notices for the user during the run."""
-        self._strangers: set[tuple[str, str]] = set()
+        self._finishing = plan.finishing
 
     @property
     def over(self) -> int:
         """Chains that are done or failed."""
         return self.done + self.failed
+
+    def begin(self, chain_id: str, now: float) -> None:
+        """A chain has begun."""
+        self.live += 1
+        self.oldest[chain_id] = now
+
+    def end(self, chain_id: str, stop_reason: str, error: str | None, stage: str | None) -> None:
+        """A chain is over; if it failed, with an `error` of this type in `stage`."""
+        self.live -= 1
+        self.oldest.pop(chain_id, None)
+        if error is not None:
+            self.failed += 1
+            self.errors[error, stage or NO_STAGE] += 1
+        elif stop_reason == "cancelled":
+            self.cancelled += 1
+        else:
+            self.done += 1
 
     def sampled(self, role: str, stage: str, tokens: int) -> None:
         """A call of `stage` to the engine `role` has ended, which sampled that many tokens."""
@@ -44,9 +55,3 @@ class Progress:
         self.decisions[decision] += 1
         if stage not in self._finishing:
             self.kept_tokens += tokens
-
-    def answered(self, role: str, asked: str, model: str) -> None:
-        """The engine `role` answered as the `model` where it was asked for `asked`: said once, if that is another one."""
-        if (role, model) not in self._strangers and is_another_model(asked, model):
-            self._strangers.add((role, model))
-            self.tell(f"engine {role!r} answers as the model {model!r} where {asked!r} is asked for")

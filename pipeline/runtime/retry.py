@@ -5,7 +5,6 @@ Requests enter, validated completions leave. Knows of no client queue and keeps 
 
 import math
 from collections.abc import Awaitable
-from typing import Protocol
 
 import anyio
 
@@ -40,39 +39,24 @@ class CallCancelled(ChainError):
     """The run, or another call of the same chain, ended before the answer came."""
 
 
-class AttemptListener(Protocol):
-    """Is told of every attempt of one call; `now` is the time of the run's clock in seconds."""
+class AttemptListener:
+    """Is told of every attempt of one call, and does nothing; `now` is the time of the run's clock in seconds."""
 
     def begin_attempt(self, request: Request) -> Request:
         """An attempt is about to be sent; returns `request` as it is to be sent."""
+        return request
 
     def end_attempt(self, completion: Completion | None, error: Exception | None) -> None:
         """The attempt that began last got `completion`, or failed with `error`."""
 
-    def begin_pause(self, now: float) -> None:
+    def begin_wait(self, now: float) -> None:
         """The call begins to wait for its next attempt, or for the engine's restart."""
 
-    def end_pause(self, now: float) -> None:
+    def end_wait(self, now: float) -> None:
         """The wait is over; unless it was cancelled the next attempt begins now."""
 
 
-class Unobserved:
-    """An `AttemptListener` that records nothing."""
-
-    def begin_attempt(self, request: Request) -> Request:
-        return request
-
-    def end_attempt(self, completion: Completion | None, error: Exception | None) -> None:
-        """Does nothing."""
-
-    def begin_pause(self, now: float) -> None:
-        """Does nothing."""
-
-    def end_pause(self, now: float) -> None:
-        """Does nothing."""
-
-
-UNOBSERVED = Unobserved()
+UNOBSERVED = AttemptListener()
 
 
 class RetryingCaller:
@@ -93,7 +77,7 @@ class RetryingCaller:
         """The engine's answer to `request`, checked to be valid; raises what the engine raises.
 
         After an `EngineUnavailable` (the engine is busy, the attempt timed out, or the answer was invalid) the request is sent again,
-        up to `max_retries` times, after invalid answers up to `UNREADABLE` times, after pauses that grow. When no repetition is left and a
+        up to `max_retries` times, after invalid answers up to `UNREADABLE` times, after waits that grow. When no repetition is left and a
         `Remote` engine answers nobody, one more is made as soon as it does. After an `EngineDead` it is sent again as often as the engine
         is restarted.
         """
@@ -103,22 +87,22 @@ class RetryingCaller:
             try:
                 return await self._attempt(request, observer)
             except EngineDead as death:
-                pause: Awaitable[None] = self.supervisor.wait_restarted(restarts, death)
+                ready: Awaitable[None] = self.supervisor.wait_restarted(restarts, death)
             except EngineUnavailable as refusal:
                 invalid += isinstance(refusal, BadCompletion)
                 if failures < self._max_retries and invalid <= UNREADABLE:
-                    pause = anyio.sleep(backoff_s(request.request_id, failures, refusal.retry_after_s))
+                    ready = anyio.sleep(backoff_s(request.request_id, failures, refusal.retry_after_s))
                     failures += 1
                 elif spared or not isinstance(self._engine, Remote):
                     raise
                 else:
-                    pause, spared = _wait_answering(self._engine, refusal), True
-            observer.begin_pause(self._clock.now())
+                    ready, spared = _wait_answering(self._engine, refusal), True
+            observer.begin_wait(self._clock.now())
             try:
-                await pause
+                await ready
                 await self.supervisor.wait_ready()
             finally:
-                observer.end_pause(self._clock.now())
+                observer.end_wait(self._clock.now())
 
     async def watch(self) -> None:
         """Give up attempts that take too long, and restart the engine when it dies or hangs; runs until it is cancelled."""

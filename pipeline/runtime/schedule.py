@@ -16,8 +16,7 @@ NO_CONTEXTS: Contexts = {}
 
 
 class Schedule:
-    """Decides when a chain may begin and when it may continue: `batch_size` chains are live at once and none waits for another, unless
-    `admission` lets it pause."""
+    """The pipelined schedule: `batch_size` chains are live at once and none waits for another, unless `admission` lets it pause."""
 
     def __init__(self, batch_size: int, admission: Admission | None = None) -> None:
         self.batch_size = batch_size
@@ -25,6 +24,8 @@ class Schedule:
         self.live = 0
         """Chains that have entered and have not left."""
         self._admission = admission
+        self._paused: dict[AdmissionMember, anyio.Event] = {}
+        """Where each chain waits that pauses."""
         self._entrance: anyio.Event | None = None
         """Set when the caller that waits in `enter` should check again; None while none waits."""
 
@@ -61,14 +62,13 @@ class Schedule:
         """Expect no more chains."""
 
     async def _pause(self, member: AdmissionMember) -> None:
-        member.gate = anyio.Event()
-        await member.gate.wait()
+        gate = self._paused[member] = anyio.Event()
+        await gate.wait()
 
     def _resume(self, member: AdmissionMember) -> None:
         """Let a chain continue that was to pause; one that has not reached its next level does not wait."""
-        if member.gate is not None:
-            member.gate.set()
-            member.gate = None
+        if gate := self._paused.pop(member, None):
+            gate.set()
 
     def _may_enter(self) -> bool:
         return self.live < self.batch_size and (self._admission is None or self._admission.may_enter())
@@ -77,10 +77,6 @@ class Schedule:
         if self._entrance is not None:
             self._entrance.set()
             self._entrance = None
-
-
-class Pipelined(Schedule):
-    """The `Schedule` in which no chain waits for another."""
 
 
 class Sequential(Schedule):
@@ -155,13 +151,12 @@ class Lockstep(Schedule):
         try:
             await super()._pause(member)
         except BaseException:
-            if member.gate is not None:  # cancelled while it paused: see `before_level`
-                member.gate = None
+            if self._paused.pop(member, None):  # cancelled while it paused: see `before_level`
                 self._running += 1
             raise
 
     def _resume(self, member: AdmissionMember) -> None:
-        self._running += member.gate is not None
+        self._running += member in self._paused
         super()._resume(member)
 
     def _may_enter(self) -> bool:
@@ -189,4 +184,4 @@ class Lockstep(Schedule):
         return [rank for rank, gates in self._waiting.items() if gates and rank > self._phase]
 
 
-SCHEDULES: dict[str, type[Schedule]] = {"pipelined": Pipelined, "lockstep": Lockstep, "sequential": Sequential}
+SCHEDULES: dict[str, type[Schedule]] = {"pipelined": Schedule, "lockstep": Lockstep, "sequential": Sequential}

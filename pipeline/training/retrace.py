@@ -25,7 +25,7 @@ from pipeline.runtime.chain_recorder import ChainRecorder, StageLabel
 from pipeline.runtime.chain_runner import BoundBlock, ChainRunner, bind
 from pipeline.runtime.clock import Clock
 from pipeline.runtime.dispatch import Dispatcher
-from pipeline.runtime.schedule import Pipelined
+from pipeline.runtime.schedule import Schedule
 from pipeline.stages.build import build_stages, builders_of
 from pipeline.store.events import UNFINISHED
 from pipeline.store.kept_problems import solved_problems
@@ -169,8 +169,6 @@ class Retracer:
 class _Record:
     """Answers the requests of one chain from what was recorded, in a `ChainRecorder`'s place, and notes them with the steps."""
 
-    contexts: Mapping[str, Sequence[int]]
-
     def __init__(self, chain: Chain, recorded: ResumedChain) -> None:
         self._chain, self._recorded = chain, recorded
         self.committed: list[RetracedStep] = []
@@ -187,6 +185,9 @@ class _Record:
         self.ended = "length" not in answered.finish_reason
         return answered
 
+    def enter(self, stage: str) -> None:
+        """Nothing is recorded of it."""
+
     def commit(self, step: Step) -> None:
         self._recorded.holds(len(self.committed), step.span.ids)  # raises where it is another one
         self.committed.append(RetracedStep(step=step, asked=tuple(self._asked)))
@@ -199,14 +200,12 @@ class _RecordedAnswers:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
 
-    async def call(self, record: _Record, label: StageLabel, order: int, step_index: int, request: Request, ready: float) -> Completion:
+    async def call(self, record: _Record, chain: Chain, label: StageLabel, step_index: int, request: Request, ready: float) -> Completion:
         return record.answer(label, request).completion(self._tokenizer)
 
 
 async def _run(chain: Chain, record: _Record, block: BoundBlock) -> None:
-    runner = ChainRunner(Pipelined(1), None, Clock(0, lambda: 0.0), cast(ChainRecorder, record))
-    runner.begin(chain)
-    await runner.block(chain, block)
+    await ChainRunner(chain, Schedule(1), None, Clock(0, lambda: 0.0), cast(ChainRecorder, record)).run(block)
 
 
 def _rows(run: Path, table: str, columns: Sequence[str], wanted: pa.Array) -> Iterator[dict[str, Any]]:

@@ -121,7 +121,7 @@ def test_what_is_left_of_a_delimiter_is_known(world: World, texts: list[str], re
 
 def test_an_overflow_ends_the_thought_whatever_until_says(world: World) -> None:
     chain = world().chain()
-    chain.ending.overflowed = True
+    chain.ending.overflow()
     assert chain.exit(UntilSpec(max_steps=5)) == "context_length"
     assert chain.default_stop_reason() == "context_length"
 

@@ -13,7 +13,7 @@ from pipeline.run.prepare import load_plan
 from pipeline.runtime.admission.admission import Admission, AdmissionMember
 from pipeline.runtime.admission.cache import CLASSES, Cache, CacheLimit, cache_limits
 from pipeline.runtime.chain_recorder import ComputedContexts, block_tokens
-from pipeline.runtime.schedule import Lockstep, Pipelined, Schedule, Sequential
+from pipeline.runtime.schedule import Lockstep, Schedule, Sequential
 from tests.support.paths import ROOT, SIM
 
 
@@ -170,15 +170,15 @@ async def play(schedule: Schedule, lengths: Sequence[Sequence[int]]) -> dict[int
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize("kind", [Pipelined, Lockstep])
-async def test_a_chain_waits_while_it_pauses_and_holds_nobody_up(kind: type[Pipelined]) -> None:
+@pytest.mark.parametrize("kind", [Schedule, Lockstep])
+async def test_a_chain_waits_while_it_pauses_and_holds_nobody_up(kind: type[Schedule]) -> None:
     turns = await play(kind(2, admission(100)), [[50, 60, 70], [30, 40, 41]])
     assert turns == {0: [0, 1, 2], 1: [0, 3, 4]}
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize("kind", [Pipelined, Lockstep, Sequential])
-async def test_every_chain_comes_to_its_end_in_whatever_room(kind: type[Pipelined]) -> None:
+@pytest.mark.parametrize("kind", [Schedule, Lockstep, Sequential])
+async def test_every_chain_comes_to_its_end_in_whatever_room(kind: type[Schedule]) -> None:
     draw = random.Random(7)
     lengths = [sorted(draw.randrange(1, 200) for _ in range(draw.randrange(1, 9))) for _ in range(40)]
     for tokens in (1, 150, 1000):
@@ -187,8 +187,8 @@ async def test_every_chain_comes_to_its_end_in_whatever_room(kind: type[Pipeline
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize("kind", [Pipelined, Lockstep])
-async def test_a_chain_that_is_cancelled_while_it_pauses_is_missed_by_nobody(kind: type[Pipelined]) -> None:
+@pytest.mark.parametrize("kind", [Schedule, Lockstep])
+async def test_a_chain_that_is_cancelled_while_it_pauses_is_missed_by_nobody(kind: type[Schedule]) -> None:
     schedule = kind(2, admission(100))
     old, young = await schedule.enter(), await schedule.enter()
     schedule.exhausted()

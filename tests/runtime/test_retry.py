@@ -99,7 +99,7 @@ class Dripping(Still):
 PATIENT = structs.replace(SPEC, timeout_s=None, hang_s=10.0, max_retries=0, max_restarts=0)
 
 
-class Log:
+class Log(AttemptListener):
     """An observer that writes down what it is told, and gives every attempt a priority of its own."""
 
     def __init__(self, now: Callable[[], float]) -> None:
@@ -113,10 +113,10 @@ class Log:
     def end_attempt(self, completion: Completion | None, error: Exception | None) -> None:
         self.lines.append((type(error).__name__ if error else "answer", self.now()))
 
-    def begin_pause(self, now: float) -> None:
+    def begin_wait(self, now: float) -> None:
         self.lines.append(("pause", now))
 
-    def end_pause(self, now: float) -> None:
+    def end_wait(self, now: float) -> None:
         self.lines.append(("go on", now))
 
 

@@ -5,7 +5,7 @@ import pytest
 
 from pipeline.runtime.admission.admission import Admission
 from pipeline.runtime.admission.cache import CacheLimit
-from pipeline.runtime.schedule import Lockstep, Pipelined, Schedule, Sequential
+from pipeline.runtime.schedule import Lockstep, Schedule, Sequential
 
 pytestmark = pytest.mark.anyio
 
@@ -31,7 +31,7 @@ async def play(schedule: Schedule, chains: dict[str, list[tuple[int, float]]]) -
 
 
 async def test_pipelined_chains_wait_for_nobody_and_enter_as_soon_as_one_is_done() -> None:
-    log = await play(Pipelined(2), {"a": [(1, 1.0), (2, 1.0)], "b": [(1, 5.0), (2, 1.0)], "c": [(1, 1.0)]})
+    log = await play(Schedule(2), {"a": [(1, 1.0), (2, 1.0)], "b": [(1, 5.0), (2, 1.0)], "c": [(1, 1.0)]})
     assert sorted(log) == [(0, "a", 1), (0, "b", 1), (1, "a", 2), (2, "c", 1), (5, "b", 2)]
 
 
@@ -82,7 +82,7 @@ async def test_lockstep_goes_on_when_a_waiting_chain_is_cancelled() -> None:
 
 
 async def test_a_chain_that_is_shorter_than_was_expected_lets_another_enter() -> None:
-    schedule, entered = Pipelined(9, Admission([CacheLimit(role="target", tokens=1000)])), list[float]()
+    schedule, entered = Schedule(9, Admission([CacheLimit(role="target", tokens=1000)])), list[float]()
     await schedule.before_level(0, await schedule.enter(), {"target": range(450)})
     second = await schedule.enter()  # expected to have 450 tokens, too
 

@@ -8,7 +8,6 @@ because a gate let them pass: its next call computes them, and needs the room. D
 
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 from pipeline.reasoning.prompts import role_of
 from pipeline.runtime.admission.cache import Cache, CacheLimit
@@ -17,15 +16,13 @@ from pipeline.runtime.admission.cache import Cache, CacheLimit
 class AdmissionMember:
     """A live chain, as `Admission` knows it."""
 
-    __slots__ = ("gate", "number", "running", "starts", "tokens")
+    __slots__ = ("number", "running", "starts", "tokens")
 
     def __init__(self, number: int) -> None:
         self.number = number
         """The number of chains that began before it."""
         self.running = False
         """True while it runs; False: it pauses, from its next level on."""
-        self.gate: Any = None
-        """The event that it waits for while it pauses; the schedule puts it here and sets it."""
         self.starts: list[int] = []
         """Tokens of its context in each of the caches before its first level; empty until then."""
         self.tokens: list[int] = []

@@ -17,18 +17,24 @@ Item = Problem | BadRow
 
 
 class Withdrawal:
-    """Ends a chain before its time, whoever asked for it."""
+    """Ends a chain before its time: whoever asked for it calls `withdraw`, the chain runs in the context of the object."""
 
     def __init__(self) -> None:
-        self.scope = anyio.CancelScope()
-        """That in which the chain runs."""
-        self.error = Withdrawn("")
-        """With what it ends."""
+        self._scope, self._why = anyio.CancelScope(), ""
 
     def withdraw(self, why: str) -> None:
         """End the chain, or let it end as soon as it begins."""
-        self.error = Withdrawn(why)
-        self.scope.cancel()
+        self._why = why
+        self._scope.cancel()
+
+    def __enter__(self) -> None:
+        self._scope.__enter__()
+
+    def __exit__(self, *error: Any) -> bool | None:
+        ended = self._scope.__exit__(*error)
+        if self._scope.cancelled_caught:
+            raise Withdrawn(self._why)
+        return ended
 
 
 class Start(NamedTuple):
