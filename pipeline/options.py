@@ -18,7 +18,6 @@ from pipeline.engines.sim.replay import PREFIX, replayed
 from pipeline.errors import InputError, UsageError, boundary
 from pipeline.grading.plugins import FunctionGrader, Same, grader_names
 from pipeline.graph.bundled import find_file
-from pipeline.graph.load import anywhere
 from pipeline.graph.plan import Plan
 from pipeline.graph.plugins import stage_kinds
 from pipeline.graph.spec import EngineSpec, OpenSpec
@@ -211,7 +210,6 @@ def recorded_options(options: RunOptions) -> dict[str, Any]:
         files["engines"] = str(find_file(options.engines, "engines file").absolute())
     recorded: dict[str, Any] = {name: storable(path) for name, path in files.items()}
     recorded["more_inputs"] = tuple(map(storable, more))
-    recorded["settings"] = tuple(anywhere(setting, Path(files["graph"])) for setting in options.settings)
     found = structs.asdict(options) | recorded
     return {name: value for name, value in found.items() if value is not None and (name not in ABOUT or ABOUT[name].recorded)}
 

@@ -1,6 +1,6 @@
 """The options that several commands have, and how their values are read. Those of a run derive from the fields of `RunOptions`."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from importlib import import_module
 from pathlib import Path
@@ -13,7 +13,7 @@ from msgspec import NODEFAULT, structs
 from pipeline.cli.commands import F, headed, option
 from pipeline.cli.terminal import NoticeOptions, notices_as, print_notice
 from pipeline.errors import UsageError
-from pipeline.graph.load import PRESET, Preset, load_preset, outline, own_params
+from pipeline.graph.load import PRESET, load_preset, outline
 from pipeline.options import ABOUT, RunOptions
 
 Address = tuple[str, int] | None
@@ -100,28 +100,18 @@ preset_option = option("--preset", type=click.Path(path_type=Path), metavar="NAM
 def with_preset(graphs: Sequence[Path], options: Mapping[str, Any]) -> dict[str, Any]:
     """The options of a command with its `preset` among its settings, and the samples that it says where the user says none.
 
-    What of the preset describes another speculation than that of a graph is told; raises `UsageError` where all of it is of other graphs.
+    Raises `UsageError` where none of the graphs has anything that the preset sets.
     """
     found = {name: value for name, value in options.items() if name != "preset"}
     preset = None if options["preset"] is None else load_preset(options["preset"])
     if preset is not None:
         found["settings"] = (f"{PRESET}{options['preset']}", *options["settings"])
-        for sentence in _strange(preset, options["preset"], graphs):
-            print_notice(sentence)
+        if preset.set and not any(names.has(setting) for names in map(outline, graphs) for setting in preset.set):
+            listed, where = ", ".join(f"`{setting}`" for setting in preset.set), " and ".join(map(str, graphs))
+            raise UsageError(f"--preset {options['preset']}: sets only {listed}, none of which {where} has")
     if "samples" in found and found["samples"] is None:
         found["samples"] = (preset.samples if preset is not None else None) or 1
     return found
-
-
-def _strange(preset: Preset, name: Path, graphs: Sequence[Path]) -> Iterator[str]:
-    """A notice for each of the `graphs` that drafts, but has not all params by which the preset describes its speculation."""
-    outlines = {graph: outline(graph) for graph in graphs}
-    if preset.set and not any(each.has(setting) for each in outlines.values() for setting in preset.set):
-        listed, where = ", ".join(f"`{setting}`" for setting in preset.set), " and ".join(map(str, graphs))
-        raise UsageError(f"--preset {name}: sets only {listed}, none of which {where} has; use it with the graph that it was made for")
-    for graph, each in outlines.items():
-        if "draft" in each.kinds and (left_out := [f"`{param}`" for param in own_params(preset) if param not in each.params]):
-            yield f"--preset {name}: left out, as {graph} has no such param: {', '.join(left_out)}"
 
 
 def with_models(graphs: Sequence[Path], options: Mapping[str, Any], batch_size: int = 64) -> dict[str, Any]:

@@ -5,7 +5,6 @@ wheel they lie in the package. Models are told by the prefix `BUNDLED`. Nothing 
 """
 
 import os
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -41,12 +40,12 @@ def bundled_files(*kinds: FileKind) -> dict[str, Path]:
     return {path.stem: path for kind in reversed(kinds) for path in sorted(FOLDERS[kind].glob("*.yaml"))}
 
 
-def find_file(name: Path | str, *kinds: FileKind, beside: Path = Path(), also: Sequence[str] = ()) -> Path:
+def find_file(name: Path | str, *kinds: FileKind, beside: Path = Path()) -> Path:
     """The file that `name` means: a path as it stands, else the bundled file of one of `kinds` that is called so.
 
     `name` is a path where it holds a separator, ends in `.yaml` or names an existing file, which goes before a bundled file of
     the same name. Relative paths count from the folder `beside`. Raises `UsageError` for a name that is not known; whether
-    a path leads to a file is not checked. `also` are words that the caller takes in place of a name, for the message.
+    a path leads to a file is not checked.
     """
     text, path = str(name), beside / name
     if text.endswith((".yaml", ".yml")) or os.sep in text or (os.path.exists(path) and not os.path.isdir(path)):
@@ -56,4 +55,4 @@ def find_file(name: Path | str, *kinds: FileKind, beside: Path = Path(), also: S
         return known[text]
     if os.path.isdir(path):
         return path  # reading it says what is wrong
-    raise UsageError(f"no {' or '.join(kinds)} is named `{text}` and there is no such file; {did_you_mean(text, [*known, *also])}")
+    raise UsageError(f"no {' or '.join(kinds)} is named `{text}` and there is no such file; {did_you_mean(text, known)}")

@@ -1,12 +1,12 @@
 """A YAML document on its way to typed values: a file enters, Structs leave, or its first flaw as a `GraphError` with the file, the line,
 the path and what would be right.
 
-Plain scalars are those of the core schema of YAML 1.2. Nothing in a file can run code or name a type.
+Plain scalars are those of YAML 1.2's core schema. Nothing in a file can run code or name a type.
 """
 
 import re
 from collections.abc import Callable, Mapping
-from itertools import pairwise
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar, get_args, get_origin
 
@@ -14,7 +14,8 @@ import msgspec
 import yaml
 from msgspec import Struct, structs
 
-from pipeline.errors import GraphError, boundary, did_you_mean, reason
+from pipeline.errors import GraphError, UsageError, boundary, did_you_mean, reason
+from pipeline.graph.bundled import FileKind, find_file
 
 S = TypeVar("S", bound=Struct)
 Keys = tuple[str | int, ...]
@@ -25,12 +26,7 @@ _TAG = "tag:yaml.org,2002:"
 _CORE: tuple[tuple[str, str, str, Callable[[str], Any]], ...] = (
     ("null", r"~|null|Null|NULL|", "~nN", lambda text: None),
     ("bool", r"true|True|TRUE|false|False|FALSE", "tTfF", lambda text: text.lower() == "true"),
-    (
-        "int",
-        r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+",
-        "-+0123456789",
-        lambda text: int(text, {"0o": 8, "0x": 16}.get(text[:2], 10)),
-    ),
+    ("int", r"[-+]?[0-9]+", "-+0123456789", int),
     (
         "float",
         r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
@@ -39,8 +35,7 @@ _CORE: tuple[tuple[str, str, str, Callable[[str], Any]], ...] = (
     ),
     ("str", "(?!)", "", str),
 )
-"""The kinds of plain scalars: how they are written, their first characters, and the value. All others are text: `yes`, `1_000`, `1:30` and
-dates too."""
+"""The kinds of plain scalars: their form, first characters and value. All else is text: `yes`, `1_000`, `1:30`, `0x10` and dates too."""
 _VALUES: dict[str, Callable[[Any], Any]] = {_TAG + "map": dict, _TAG + "seq": list} | {_TAG + kind: value for kind, _, _, value in _CORE}
 
 
@@ -60,13 +55,19 @@ for _kind, _form, _first, _ in _CORE:
 _Dumper.add_representer(str, lambda dumper, text: dumper.represent_scalar(_TAG + "str", text, style='"'))
 
 
-class Document:
-    """The values of a file, among which those of other files and of settings may be put; it knows where each was written."""
+class FileMapping(dict[Any, Any]):
+    """A mapping that knows where its values were written."""
 
-    def __init__(self, values: Mapping[str, Any], file: Path | str, places: Mapping[Keys, str] = {}) -> None:
-        self.file = str(file)
-        self.values: dict[str, Any] = _copied(values, self.file)
-        self._places: dict[Keys, str] = {(): self.file, **places}
+    def __init__(self) -> None:
+        self.places: dict[Any, str] = {}
+
+
+class Document:
+    """The values of a file, into which values of other files and of settings may be put."""
+
+    def __init__(self, values: Mapping[str, Any], file: Path | str, first: str = "") -> None:
+        self.file, self._first = str(file), first or str(file)
+        self.values: FileMapping = _copied(values, self.file)
 
     @classmethod
     def read(cls, path: Path) -> "Document":
@@ -78,11 +79,10 @@ class Document:
             raise GraphError(file, f"is not UTF-8 text: byte {error.start}") from error
         except (OSError, ValueError) as error:
             raise GraphError(file, f"cannot be read: {reason(error)}") from error
-        places: dict[Keys, str] = {(): f"{file}, line 1"}
-        values = parse(text, file, places)
+        values = parse(text, file, located=True)
         if not isinstance(values, dict):
             raise GraphError(file, "is empty" if values is None else f"expected a mapping, got `{type(values).__name__}`")
-        return cls(values, file, places)
+        return cls(values, file, f"{file}, line 1")
 
     def at(self, keys: Keys) -> Any:
         """The value at `keys`; None where there is none."""
@@ -94,24 +94,24 @@ class Document:
     def put(self, keys: Keys, value: Any, place: str = "") -> None:
         """Write `value`, from this `place`, at `keys`, in mappings that are made where there are none; raises `GraphError` where another
         value is in the way."""
-        parent: Any = self.values
-        for key, below in pairwise(keys):
-            if isinstance(parent, dict) and parent.get(key) is None:
-                parent[key] = {}
+        *above, last = keys
+        parent = self.values
+        for key in above:
+            if parent.get(key) is None:
+                parent[key] = FileMapping()
             parent = parent[key]
-            if not isinstance(parent, list if isinstance(below, int) else dict):
+            if not isinstance(parent, FileMapping):
                 raise GraphError(place or self.file, f"expected a mapping, got `{type(parent).__name__}`")
-        parent[keys[-1]] = _copied(value, place or self.file)
+        parent[last] = _copied(value, place or self.file)
         if place:
-            self._places = {path: at for path, at in self._places.items() if path[: len(keys)] != keys} | {keys: place}
+            parent.places[last] = place
 
     def graft(self, keys: Keys, other: "Document", at: Keys = ()) -> None:
         """Write the value at `at` of another document at `keys`."""
         self.put(keys, other.at(at), other.place(at))
-        self._places |= {(*keys, *path[len(at) :]): place for path, place in other._places.items() if path[: len(at)] == at}
 
     def underlay(self, keys: Keys, other: "Document", at: Keys = ()) -> None:
-        """Write of the mapping at `at` of another document what that at `keys` leaves out, mappings within them likewise."""
+        """Write what the mapping at `keys` leaves out of that at `at` of another document, and so in the mappings within them."""
         for key, value in other.mapping(at).items():
             own = self.mapping(keys)
             if key not in own:
@@ -119,9 +119,24 @@ class Document:
             elif isinstance(own[key], dict) and isinstance(value, dict):
                 self.underlay((*keys, key), other, (*at, key))
 
+    def named(self, keys: Keys, kind: FileKind) -> "Document":
+        """The document in the file of this `kind` that the value at `keys` names: next to this file, or of a setting in the working folder.
+        Raises `GraphError`."""
+        beside = Path() if self.place(keys).startswith(SET) else Path(self.file).parent
+        try:
+            path = find_file(str(self.at(keys)), kind, beside=beside)
+        except UsageError as error:
+            raise self.flaw(keys, str(error)) from error
+        return Document.read(path)
+
     def place(self, keys: Keys) -> str:
         """Where the value at `keys` was written: a file with the line, or a setting."""
-        return next(self._places[keys[:end]] for end in range(len(keys), -1, -1) if keys[:end] in self._places)
+        place, value = self._first, self.values
+        with suppress(KeyError, IndexError, TypeError):
+            for key in keys:
+                place = getattr(value, "places", {}).get(key, place)
+                value = value[key]
+        return place
 
     def flaw(self, keys: Keys, what: str, *, key: str | None = None) -> GraphError:
         """The error of the value at `keys`; `key`: of this key of the mapping there."""
@@ -144,10 +159,6 @@ class Document:
             at, key, what = _explained(str(error), raw, to)
             raise self.flaw((*keys, *at), what, key=key) from error
 
-    def tagged(self, keys: Keys, tag: str, known: Mapping[str, type[S]]) -> S:
-        """The mapping at `keys` as the one of the `known` Structs that its key `tag` names; raises `GraphError`."""
-        return self.decode(keys, self.kind(keys, tag, known))
-
     def kind(self, keys: Keys, tag: str, known: Mapping[str, type[S]]) -> type[S]:
         """The one of the `known` Structs that the key `tag` of the mapping at `keys` names; raises `GraphError`."""
         name = self.mapping(keys).get(tag)
@@ -157,6 +168,10 @@ class Document:
             raise self.flaw(keys, f"has no `{tag}`; {did_you_mean('', known)}")
         raise self.flaw((*keys, tag), f"unknown {tag} `{name}`; {did_you_mean(str(name), known)}")
 
+    def tagged(self, keys: Keys, tag: str, known: Mapping[str, type[S]]) -> S:
+        """The mapping at `keys` as the one of the `known` Structs that its key `tag` names; raises `GraphError`."""
+        return self.decode(keys, self.kind(keys, tag, known))
+
 
 def _copied(value: Any, file: str) -> Any:
     """A copy of mappings and lists, those within them included; raises `GraphError` for a key that is no text."""
@@ -164,16 +179,20 @@ def _copied(value: Any, file: str) -> Any:
         return [_copied(each, file) for each in value]
     if not isinstance(value, Mapping):
         return value
-    if odd := [key for key in value if not isinstance(key, str)]:
-        raise GraphError(file, f"the key `{odd[0]}` is not text")
-    return {key: _copied(each, file) for key, each in value.items()}
+    found = FileMapping()
+    found.places |= getattr(value, "places", {})
+    for key, each in value.items():
+        if not isinstance(key, str):
+            raise GraphError(file, f"the key `{key}` is not text")
+        found[key] = _copied(each, file)
+    return found
 
 
-def parse(text: str, file: str = "", places: dict[Keys, str] | None = None) -> Any:
-    """The value of one YAML document, whose `places` in a `file` are filled in; raises `GraphError`."""
+def parse(text: str, file: str = "", *, located: bool = False) -> Any:
+    """The value of one YAML document, whose mappings know their lines in `file` if they are to be `located`; raises `GraphError`."""
     try:
         node = yaml.compose(text, _Loader)
-        return None if node is None else _value(node, file, (), {} if places is None else places)
+        return None if node is None else _value(node, file if located else None)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = file if mark is None else f"{file}, line {mark.line + 1}"
@@ -184,20 +203,21 @@ def parse(text: str, file: str = "", places: dict[Keys, str] | None = None) -> A
         raise GraphError(file, "is nested too deeply") from error
 
 
-def _value(node: yaml.Node, file: str, keys: Keys, places: dict[Keys, str]) -> Any:
+def _value(node: yaml.Node, file: str | None) -> Any:
     if node.tag not in _VALUES:
         raise yaml.MarkedYAMLError(problem=f"the tag `{node.tag}` is not known here", problem_mark=node.start_mark)
     if isinstance(node, yaml.SequenceNode):
-        return [_value(each, file, (*keys, index), places) for index, each in enumerate(node.value)]
+        return [_value(each, file) for each in node.value]
     if not isinstance(node, yaml.MappingNode):
         return _VALUES[node.tag](node.value)
-    found: dict[str, Any] = {}
+    found = FileMapping()
     for key, value in node.value:
         if key.tag != _TAG + "str" or key.value in found:
             what = "is given twice" if key.tag == _TAG + "str" else "is not text"
             raise yaml.MarkedYAMLError(problem=f"the key `{key.value}` {what}", problem_mark=key.start_mark)
-        places[*keys, key.value] = f"{file}, line {key.start_mark.line + 1}"
-        found[key.value] = _value(value, file, (*keys, key.value), places)
+        if file is not None:
+            found.places[key.value] = f"{file}, line {key.start_mark.line + 1}"
+        found[key.value] = _value(value, file)
     return found
 
 

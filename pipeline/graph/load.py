@@ -5,19 +5,18 @@ The first flaw is raised with the file, the line, the path and the remedy.
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 from msgspec import Struct, structs
 
-from pipeline.errors import GraphError, UsageError, did_you_mean
-from pipeline.graph.bundled import BUNDLED, FileKind, bundled_files, find_file, model_name
+from pipeline.errors import GraphError, did_you_mean
+from pipeline.graph.bundled import BUNDLED, find_file, model_name
 from pipeline.graph.compiler import compile_graph
-from pipeline.graph.document import SET, Document, Keys, parse, read_setting, written
+from pipeline.graph.document import SET, Document, FileMapping, Keys, parse, read_setting, written
 from pipeline.graph.plan import Plan
 from pipeline.graph.plugins import engine_specs, stage_specs
 from pipeline.graph.prompts import Prompts, flaws
@@ -36,9 +35,9 @@ from pipeline.graph.spec import (
     SamplingSpec,
     StageSpec,
 )
-from pipeline.text import storable
 
 Kinds = Mapping[str, type[StageSpec]]
+Backends = dict[str, type[EngineSpec]]
 Graph = Path | Mapping[str, Any]
 """The path of a graph file, or the mapping that such a file would hold."""
 Engines = Path | Mapping[str, Any] | None
@@ -48,13 +47,11 @@ PRESET = "preset="
 """How a setting begins that applies a preset."""
 PARAMS = "params"
 """The key of an engines file that is no role: values for the params of graphs that run on it, by the name of the graph."""
-PLAIN = ("target", "target-steps")
-"""Bundled graphs whose params say nothing of speculation."""
 PARAM_PATTERN = r"\$[A-Za-z][A-Za-z0-9_-]*"
 """A value that names a param; other texts may begin with a dollar sign too."""
 AUTO, OWN, PUBLISHED = "auto", "default", "published"
 """Prompts that the model that judges decides: the first prompts file where it is bundled, else the second."""
-OPEN: dict[str, type[EngineSpec]] = {"open": OpenSpec}
+OPEN: Backends = {"open": OpenSpec}
 """The backend that values from Python may name, and no file."""
 
 
@@ -67,29 +64,34 @@ class Preset(Struct, frozen=True, forbid_unknown_fields=True):
     """Attempts at every problem; null: the paper does not state it."""
 
 
+class Setting(NamedTuple):
+    """A value of `--set` or of a preset, which a graph need not have."""
+
+    name: str
+    value: Any
+    place: str
+    of_preset: bool
+
+
 def load_graph(graph: Graph, engines: Engines = None, settings: Sequence[str] = ()) -> Plan:
     """The plan of `graph` on its `engines`, with `settings` (`NAME=VALUE`, or `preset=FILE`) applied and every `$param` filled in.
 
     A path may also be the name of a file that comes with this package. Raises `GraphError`.
     """
-    document = _document(graph)
-    parts: list[str] = [part for part in ("stages", "sampling", "prompts") if part in document.values]  # those that may name params
+    document, given = _document(graph), list(_read(settings))
     _check_top(document)
-    if engines is None and isinstance(document.at(("engines",)), dict):
-        parts.append("engines")
-    else:
+    inline = engines is None and isinstance(document.at(("engines",)), dict)
+    if not inline:
         _bind_engines(document, engines)
-    used = {name for part in parts for name in _params_in(document.values[part])}
-    of_engines = [each for each in settings if each.startswith("engines.")]
-    for setting in (each for each in settings if each not in of_engines):
-        _apply(setting, document)
-    for part in parts:
-        _fill(document, (part,), document.values[part])
+    _set_params(document, given)
+    used: set[Any] = set()
+    for part in ("stages", "sampling", "prompts", *(["engines"] if inline else [])):
+        used |= _fill(document, document.values, part, (part,)) if part in document.values else set()
     if unused := [name for name in document.mapping((PARAMS,)) if name not in used]:
         raise document.flaw((PARAMS, unused[0]), f"this param is unused; write `${unused[0]}` where it belongs, or drop it")
+    _set(document, given, "stages", {name: [keys] for name, keys in _below(document).items()})
     _fill_rewards(document)
-    for setting in of_engines:
-        set_engine(setting, document, ("engines",))
+    _set(document, given, "engines", _roles(document, ("engines",)))
     found = _decoded(document, stage_specs(), engine_specs() | (OPEN if isinstance(engines, Mapping) else {}))
     assert isinstance(found.engines, dict), "they are bound above"
     for keys, what in flaws_in(found.stages, found.engines):
@@ -131,20 +133,17 @@ def _check_top(document: Document) -> None:
 
 def _bind_engines(document: Document, override: Engines) -> None:
     """Put the engines of a file by role into the `document` of a graph, and their values for its params."""
-    named = document.at(("engines",))
     if isinstance(override, Mapping):
         found = Document(override, "--engines")
     elif override is not None:
         found = Document.read(find_file(override, "engines file"))
-    elif named is None:
+    elif document.at(("engines",)) is None:
         raise document.flaw(("engines",), "is missing; name an engines file here, or give one with --engines")
     else:
-        with _blamed(document, ("engines",)):
-            found = Document.read(find_file(str(named), "engines file", beside=Path(document.file).parent))
+        found = document.named(("engines",), "engines file")
     name, known = str(document.at(("name",))), document.mapping((PARAMS,))
-    for of, values in (found.mapping((PARAMS,)) if found.at((PARAMS,)) else {}).items():
-        if not isinstance(values, dict):
-            raise found.flaw((PARAMS, of), f"expected the params of a graph named `{of}`, such as scot: {{adapter: selection}}")
+    for of in found.mapping((PARAMS,)) if found.at((PARAMS,)) else ():
+        values = found.mapping((PARAMS, of))
         for param in values if of == name else ():
             if param not in known:
                 raise found.flaw((PARAMS, of, param), f"the graph has no such param; {did_you_mean(param, known)}")
@@ -153,51 +152,44 @@ def _bind_engines(document: Document, override: Engines) -> None:
     document.graft(("engines",), found)
 
 
-@contextmanager
-def _blamed(document: Document, keys: Keys) -> Iterator[None]:
-    """Say of a file that is not there where it is named."""
-    try:
-        yield
-    except GraphError:
-        raise
-    except UsageError as error:
-        raise document.flaw(keys, str(error)) from error
+def _read(settings: Iterable[str]) -> Iterator[Setting]:
+    """The values of `settings`, of a preset each."""
+    for text in settings:
+        if text.startswith(PRESET):
+            preset = Document.read(find_file(text.removeprefix(PRESET), "preset"))
+            for name, value in preset.decode((), Preset).set.items():
+                yield Setting(name, value, preset.place(("set", name)), True)
+        else:
+            yield Setting(*read_setting(text), f"{SET}{text}", False)
 
 
-def _apply(setting: str, document: Document) -> None:
-    """Apply one of the `settings` of `load_graph` that is about no engine."""
-    if setting.startswith(PRESET):
-        preset = Document.read(find_file(setting.removeprefix(PRESET), "preset"))
-        stages = _below(document)
-        for name in preset.decode((), Preset).set:
-            part, stage, key = [*name.split(".", 2), "", ""][:3]
-            if name in document.mapping((PARAMS,)):
-                document.graft((PARAMS, name), preset, ("set", name))
-            elif part == "stages" and stage in stages:
-                document.graft((*stages[stage], *key.split(".")), preset, ("set", name))
-    elif setting.startswith("stages."):
-        _set(setting, document, "STAGE", {name: [keys] for name, keys in _below(document).items()})
-    else:
-        name, value = read_setting(setting)
-        if name not in (params := document.mapping((PARAMS,))):
-            raise GraphError(f"{SET}{setting}", f"{document.file} has no param `{name}`; {did_you_mean(name, params)}")
-        document.put((PARAMS, name), value, f"{SET}{setting}")
+def _set_params(document: Document, settings: Iterable[Setting]) -> None:
+    """Write the values of params; raises `GraphError` for one that the graph does not have."""
+    params = document.mapping((PARAMS,))
+    for each in settings:
+        if each.name in params:
+            document.put((PARAMS, each.name), each.value, each.place)
+        elif not each.of_preset and not each.name.startswith(("stages.", "engines.")):
+            raise GraphError(each.place, f"{document.file} has no param `{each.name}`; {did_you_mean(each.name, params)}")
 
 
-def set_engine(setting: str, document: Document, engines: Keys = ()) -> None:
-    """Write the value of an `engines.ROLE.NAME=VALUE` into the roles at `engines`, where `*` is all of them; raises `GraphError`."""
-    roles = {role: [(*engines, role)] for role in document.mapping(engines)}
-    _set(setting, document, "ROLE", roles | {"*": [(*engines, role) for role in document.mapping(engines)]})
+def _set(document: Document, settings: Iterable[Setting], part: Literal["stages", "engines"], known: Mapping[str, Sequence[Keys]]) -> None:
+    """Write the values of a PART.NAME.KEY at the key of each mapping that the name stands for; raises `GraphError` where it is not
+    `known`."""
+    for each in settings:
+        of, named, key = [*each.name.split(".", 2), "", ""][:3]
+        if of == part and key and named in known:
+            for keys in known[named]:
+                document.put((*keys, *key.split(".")), each.value, each.place)
+        elif each.name.startswith(f"{part}.") and not each.of_preset:
+            what = {"stages": "STAGE", "engines": "ROLE"}[part]
+            raise GraphError(each.place, f"expected {part}.{what}.NAME=VALUE; {did_you_mean(named, known)}")
 
 
-def _set(setting: str, document: Document, what: str, known: Mapping[str, Sequence[Keys]]) -> None:
-    """Write the value of a `PART.NAME.KEY=VALUE` at the key of each mapping that the name stands for."""
-    name, value = read_setting(setting)
-    part, named, key = [*name.split(".", 2), "", ""][:3]
-    if not key or named not in known:
-        raise GraphError(f"{SET}{setting}", f"expected {part}.{what}.NAME=VALUE; {did_you_mean(named, known)}")
-    for keys in known[named]:
-        document.put((*keys, *key.split(".")), value, f"{SET}{setting}")
+def _roles(document: Document, keys: Keys = ()) -> dict[str, list[Keys]]:
+    """The paths of the engines at `keys` by role, and those of all by `*`."""
+    roles = {role: [(*keys, role)] for role in document.mapping(keys)}
+    return roles | {"*": [path for paths in roles.values() for path in paths]}
 
 
 def _below(document: Document, keys: Keys = ("stages",)) -> dict[str, Keys]:
@@ -209,60 +201,50 @@ def _below(document: Document, keys: Keys = ("stages",)) -> dict[str, Keys]:
     return found
 
 
-def _params_in(value: Any) -> Iterator[str]:
-    """The params that `value` names, those in mappings and lists within it included."""
+def _fill(document: Document, inside: Any, key: Any, keys: Keys) -> set[str]:
+    """Put the value of each param at `key` of the mapping or list `inside`, or within what is there, whose path is `keys`; their names."""
+    value = inside[key]
     if isinstance(value, dict | list):
-        for each in value.values() if isinstance(value, dict) else value:
-            yield from _params_in(each)
-    elif isinstance(value, str) and re.fullmatch(PARAM_PATTERN, value):
-        yield value[1:]
-
-
-def _fill(document: Document, keys: Keys, value: Any) -> None:
-    """Put the values of params where the `value` at `keys` names them, each with its place."""
-    if isinstance(value, dict | list):
-        for key, each in list(value.items() if isinstance(value, dict) else enumerate(value)):
-            _fill(document, (*keys, key), each)
-        return
-    for name in _params_in(value):
-        params = document.mapping((PARAMS,))
-        if name not in params:
-            raise document.flaw(keys, f"no param `{value}`; {did_you_mean(name, params)}")
-        found = params[name]
-        if isinstance(found, dict | list):
-            raise document.flaw((PARAMS, name), f"expected one value, got a {'mapping' if isinstance(found, dict) else 'list'}")
-        if isinstance(found, float) and not math.isfinite(found):
-            raise document.flaw((PARAMS, name), f"is {found}; expected a finite number")
-        document.graft(keys, document, (PARAMS, name))
+        below = [*value] if isinstance(value, dict) else range(len(value))
+        return set[str]().union(*(_fill(document, value, each, (*keys, each)) for each in below))
+    if not (isinstance(value, str) and re.fullmatch(PARAM_PATTERN, value)):
+        return set()
+    name, params = value[1:], document.mapping((PARAMS,))
+    if name not in params:
+        raise document.flaw(keys, f"no param `{value}`; {did_you_mean(name, params)}")
+    found = params[name]
+    if isinstance(found, dict | list):
+        raise document.flaw((PARAMS, name), f"expected one value, got a {'mapping' if isinstance(found, dict) else 'list'}")
+    if isinstance(found, float) and not math.isfinite(found):
+        raise document.flaw((PARAMS, name), f"is {found}; expected a finite number")
+    inside[key] = found
+    if isinstance(inside, FileMapping):
+        inside.places[key] = document.place((PARAMS, name))
+    return {name}
 
 
 def _fill_rewards(document: Document) -> None:
-    """Write into each stage that asks a reward model what its file says: how it is asked and, where the graph's engines have no such role,
-    what serves it."""
-    asks = {keys: getattr(stage_specs().get(str(document.at((*keys, "kind")))), "rewards", False) for keys in _below(document).values()}
-    writers = {str(document.at((*keys, "engine"))) for keys, rewards in asks.items() if not rewards}
-    for keys in (keys for keys, rewards in asks.items() if rewards):
-        stage, prm = document.mapping(keys), document.at((*keys, "prm"))
-        if not isinstance(prm, str):
+    """Write into each stage what the file of its reward model says: how it is asked and, where the graph's engines have no such role, what
+    serves it."""
+    for keys in _below(document).values():
+        stage = document.mapping(keys)
+        if not isinstance(stage.get("prm"), str):
             continue
-        with _blamed(document, (*keys, "prm")):
-            file = Document.read(said_file(prm, Path(document.file), "reward model"))
+        file, role = document.named((*keys, "prm"), "reward model"), ("engines", str(stage.get("engine")))
         file.decode((), RewardFile)
         if stage.get("prompt") is None:
             document.graft((*keys, "prompt"), file, ("prompt",))
-        role = ("engines", str(stage.get("engine")))
         if document.at(role) is None:
             document.graft(role, file, ("reward",))
-        elif role[1] not in writers:
-            models = [model_name(str(of.at((*at, "model")) or "")) for of, at in ((file, ("reward",)), (document, role))]
-            if all(models) and models[0] != models[1]:
-                what = f"serves `{models[1]}`, not the reward model `{models[0]}` of `prm: {prm}`"
-                raise document.flaw(role, f"{what}; leave this role out, or set `prm` to the file of its model")
+        served, own = (model_name(str(of.at((*at, "model")) or "")) for of, at in ((document, role), (file, ("reward",))))
+        if served and own and served != own:
+            what = f"serves `{served}`, not the reward model `{own}` of `prm: {stage['prm']}`"
+            raise document.flaw(role, f"{what}; leave this role out, or set `prm` to the file of its model")
 
 
-def _decoded(document: Document, kinds: Kinds, backends: Mapping[str, type[EngineSpec]]) -> GraphSpec:
+def _decoded(document: Document, kinds: Kinds, backends: Backends) -> GraphSpec:
     """The spec of a graph that is filled in, whose rules nobody has checked; raises `GraphError`."""
-    _named(document, (PARAMS,), "a param")
+    _check_names(document, (PARAMS,), "a param")
     engines = _engines(document, ("engines",), backends)
     if document.at(("prompts",)) == AUTO:
         _choose_prompts(document, kinds, engines)
@@ -281,24 +263,24 @@ def _check_name(document: Document, keys: Keys, name: str, of: str) -> None:
         raise document.flaw(keys, f"{name!r} is not a valid name of {of}; {expected}")
 
 
-def _named(document: Document, keys: Keys, of: str) -> list[str]:
-    """The names in the mapping at `keys`, which are those `of` something; raises `GraphError`."""
-    names = list(document.mapping(keys))
-    for name in names:
+def _check_names(document: Document, keys: Keys, of: str) -> None:
+    """Raise `GraphError` where the mapping at `keys` has a name that nothing may have."""
+    for name in document.mapping(keys):
         _check_name(document, (*keys, name), name, of)
-    return names
 
 
-def _engines(document: Document, keys: Keys, backends: Mapping[str, type[EngineSpec]]) -> dict[str, EngineSpec]:
+def _engines(document: Document, keys: Keys, backends: Backends) -> dict[str, EngineSpec]:
     """The engines at `keys`, by role."""
-    return {role: document.tagged((*keys, role), "backend", backends) for role in _named(document, keys, "a role")}
+    _check_names(document, keys, "a role")
+    return {role: document.tagged((*keys, role), "backend", backends) for role in document.mapping(keys)}
 
 
 def _block(document: Document, keys: Keys, kinds: Kinds, prompts: Prompts) -> dict[str, StageSpec]:
     """The stages at `keys` of a graph with these `prompts`."""
     if not document.mapping(keys):
         raise document.flaw(keys, "holds no stage")
-    return {name: _stage(document, (*keys, name), kinds, prompts) for name in _named(document, keys, "a stage")}
+    _check_names(document, keys, "a stage")
+    return {name: _stage(document, (*keys, name), kinds, prompts) for name in document.mapping(keys)}
 
 
 def _stage(document: Document, keys: Keys, kinds: Kinds, prompts: Prompts) -> StageSpec:
@@ -327,15 +309,14 @@ def _choose_prompts(document: Document, kinds: Kinds, engines: Mapping[str, Engi
 
 
 def _prompts(document: Document, keys: Keys) -> Prompts:
-    """The block `prompts` at `keys`, completed from the file named by `like`, else from the block of the graph."""
+    """The block `prompts` at `keys`, completed from the file that it names, or names under `like`, else from the block of the graph."""
     said = document.at(keys)
+    name = keys if isinstance(said, str) else (*keys, "like")
+    under = None if document.at(name) is None else document.named(name, "prompts file")
     if said is None or isinstance(said, str):
-        document.put(keys, {} if said is None else {"like": said})
-    name = document.mapping(keys).pop("like", None)
-    if name is not None:
-        with _blamed(document, (*keys, "like")):
-            also = (AUTO,) if isinstance(said, str) and len(keys) == 1 else ()
-            under = Document.read(said_file(str(name), Path(document.file), also=also))
+        document.put(keys, {})
+    document.mapping(keys).pop("like", None)
+    if under is not None:
         document.underlay(keys, under)
     elif len(keys) > 1:
         document.underlay(keys, document, ("prompts",))
@@ -355,20 +336,12 @@ def load_prompts(path: Path) -> Prompts:
     return _checked_prompts(Document.read(path), ())
 
 
-def said_file(name: str, graph: Path, kind: FileKind = "prompts file", also: Sequence[str] = ()) -> Path:
-    """The file of that `kind` that `name` refers to: from a graph, one next to it or a bundled one; from `--set`, also one in the working
-    folder. `also`: as of `find_file`."""
-    file = find_file(name, kind, beside=graph.parent, also=also)
-    return Path(name) if not file.exists() and Path(name).exists() else file
-
-
 def load_engines(path: Path, settings: Sequence[str] = ()) -> dict[str, EngineSpec]:
     """The specs in an engines file, by role; `path` may be the name of one that comes with this package, `settings` are
     `engines.ROLE.NAME=VALUE`. Raises `GraphError`."""
     document = Document.read(find_file(path, "engines file"))
     document.values.pop(PARAMS, None)
-    for setting in settings:
-        set_engine(setting, document)
+    _set(document, _read(settings), "engines", _roles(document))
     return _engines(document, (), engine_specs())
 
 
@@ -376,37 +349,13 @@ def load_reward_model(path: Path, settings: Sequence[str] = ()) -> RewardSpec:
     """The reward model in a file, which `path` or a bundled name names; `settings` are `engines.reward.NAME=VALUE`. Raises `GraphError`."""
     document = Document.read(find_file(path, "reward model"))
     document.decode((), RewardFile)
-    for setting in settings:
-        set_engine(setting, document)
+    _set(document, _read(settings), "engines", _roles(document))
     return RewardSpec(document.tagged(("reward",), "backend", engine_specs()), document.tagged(("prompt",), "form", FORMS))
 
 
 def load_preset(name: Path | str) -> Preset:
     """A preset, by its path or its name; raises `GraphError` for what is wrong in it."""
     return Document.read(find_file(name, "preset")).decode((), Preset)
-
-
-def own_params(preset: Preset) -> list[str]:
-    """The params by which a preset describes its speculation: those that no graph of the target alone has."""
-    known = bundled_files("graph")
-    plain = frozenset[str]().union(*(outline(known[name]).params for name in PLAIN))
-    return [name for name in preset.set if "." not in name and name not in plain]
-
-
-def anywhere(setting: str, graph: Path) -> str:
-    """`setting` with an absolute path where it names a preset or a prompts file in the working folder, so that it means the same in
-    any other."""
-    name, _, text = setting.partition("=")
-    with suppress(UsageError):
-        if setting.startswith(PRESET):
-            file = find_file(text, "preset")
-        elif name.rpartition(".")[2] in ("prompts", "like"):
-            file = said_file(text, graph)
-        else:
-            return setting
-        if file == Path(text):
-            return f"{name}={storable(str(file.absolute()))}"
-    return setting
 
 
 class GraphNames(Struct, frozen=True):
@@ -417,8 +366,6 @@ class GraphNames(Struct, frozen=True):
     """The names of all stages, loops and those within them included."""
     roles: tuple[str, ...]
     """The roles that stages name, in the order of the file."""
-    kinds: frozenset[str]
-    """The kinds of all stages."""
 
     def has(self, setting: str) -> bool:
         """Whether the name of a setting is that of a param, or `stages.STAGE.NAME` of a stage."""
@@ -434,4 +381,4 @@ def outline(graph: Graph) -> GraphNames:
     stages = {name: document.mapping(keys) for name, keys in _below(document).items()}
     roles = [str(stage["engine"]) for stage in stages.values() if "engine" in stage]
     named = dict.fromkeys(str(params.get(name[1:], name)) if name.startswith("$") else name for name in roles)
-    return GraphNames(frozenset(params), frozenset(stages), tuple(named), frozenset(str(stage.get("kind")) for stage in stages.values()))
+    return GraphNames(frozenset(params), frozenset(stages), tuple(named))

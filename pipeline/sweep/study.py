@@ -17,9 +17,9 @@ from pipeline.analysis.compare.runs import data_name
 from pipeline.analysis.compare.studies import Place, Study, StudyTables
 from pipeline.data.prepare import RECIPES
 from pipeline.errors import GraphError, RunError, UsageError, did_you_mean
-from pipeline.graph.bundled import ARITH, find_file
+from pipeline.graph.bundled import ARITH
 from pipeline.graph.document import setting, shown, written
-from pipeline.graph.load import PRESET, GraphNames, load_preset, load_reward_model, outline, own_params
+from pipeline.graph.load import PRESET, GraphNames, load_preset, load_reward_model, outline
 from pipeline.graph.spec import Param
 from pipeline.rewards.score import score_run
 from pipeline.sweep.plan import PlannedPoint, SweepOptions, SweepPlan, SweepSystem, combinations, planned_points, together
@@ -89,8 +89,7 @@ def _groups(file: StudyFile, part: StudyPart, told: dict[str, None], *, several:
     """The points of a part, those that are compared with each other together; raises `GraphError`."""
     named = _graphs(file, part)
     _check_params(file, part, named)
-    _check_preset(file, part, named)
-    _check_reward_model(file, part)
+    _check_files(file, part)
     own = {name: values for name, values in part.params.items() if name not in named[part.baseline].params}
     others = [name for name in part.params if name not in own]
     for values in product(*(part.params[name] for name in others)):
@@ -126,28 +125,18 @@ def _check_params(file: StudyFile, part: StudyPart, named: Mapping[str, GraphNam
         raise _flawed(file, part, "params", f"none of the graphs has a param `{unknown}`; {did_you_mean(unknown, known)}", unknown)
 
 
-def _check_preset(file: StudyFile, part: StudyPart, named: Mapping[str, GraphNames]) -> None:
-    """Raise `GraphError` where a graph that drafts has none of the params by which the preset describes its own speculation."""
-    if part.preset is None:
-        return
-    try:
-        own = own_params(load_preset(part.preset))
-    except UsageError as error:
-        raise _flawed(file, part, "preset", error) from error
-    for entry in part.systems:
-        graph = named[entry.graph]
-        if own and "draft" in graph.kinds and not graph.params & {*own}:
-            has = f"which has no param `{own[0]}`" if len(own) == 1 else f"which has none of the params {', '.join(own)}"
-            what = f"`{part.preset}` does not fit the graph {entry.graph}, {has}; give it a part of its own with the preset of its paper"
-            raise _flawed(file, part, "preset", what)
-
-
-def _check_reward_model(file: StudyFile, part: StudyPart) -> None:
-    try:
-        if part.prm is not None:
-            load_reward_model(find_file(part.prm, "reward model"))
-    except UsageError as error:
-        raise _flawed(file, part, "prm", error) from error
+def _check_files(file: StudyFile, part: StudyPart) -> None:
+    """Raise `GraphError` where the preset or the reward model of a part cannot be read."""
+    loads: tuple[tuple[str, str | None, Callable[[Path], object]], ...] = (
+        ("preset", part.preset, load_preset),
+        ("prm", part.prm, load_reward_model),
+    )
+    for key, name, load in loads:
+        try:
+            if name is not None:
+                load(Path(name))
+        except UsageError as error:
+            raise _flawed(file, part, key, error) from error
 
 
 def _systems(
@@ -341,7 +330,7 @@ def score_steps(folder: Path, study: Study, tell: Tell) -> list[str]:
             continue
         tell(f"scoring the steps of {name} with {prm}")
         try:
-            score_run(run, find_file(prm, "reward model"))
+            score_run(run, Path(prm))
         except (RunError, UsageError) as error:
             failures.append(f"{name} has no rewards: {error}")
     return failures

@@ -54,11 +54,7 @@ FLAWS = [
     ("gated", "sure=.nan", "--set sure=.nan: is nan; expected a finite number"),
     ("gated", "statistic=[mean,min]", "--set statistic=[mean,min]: expected one value, got a list"),
     ("gated", "prompts={like: short}", "--set prompts={like: short}: expected one value, got a mapping"),
-    (
-        "gated",
-        "prompts=SHORT",
-        "--set prompts=SHORT: no prompts file is named `SHORT` and there is no such file; known are `auto`",
-    ),
+    ("gated", "prompts=SHORT", "--set prompts=SHORT: no prompts file is named `SHORT` and there is no such file; known are `default`"),
     ("rsd", "prm=nix", "--set prm=nix: no reward model is named `nix` and there is no such file; known are `prm-math-shepherd`"),
     ("rsd", "prm=[prm-tiny]", "--set prm=[prm-tiny]: expected one value, got a list"),
     ("rsd", "prm=7", "--set prm=7: expected `str`, got `int`"),
@@ -153,8 +149,6 @@ def test_places(tmp_path: Path) -> None:
         *(
             ("010000", 10000),
             ("08", 8),
-            ("0o17", 15),
-            ("0x10", 16),
             ("+5", 5),
             (".5", 0.5),
             ("1.", 1.0),
@@ -162,7 +156,7 @@ def test_places(tmp_path: Path) -> None:
             ("-.inf", -math.inf),
         ),
         *(("true", True), ("FALSE", False), ("~", None), ("", None), ("null", None)),
-        *((text, text) for text in ("on", "off", "yes", "no", "1_000", "1:30", "2024-01-01", "0b1", "=", "nan")),
+        *((text, text) for text in ("on", "off", "yes", "no", "1_000", "1:30", "2024-01-01", "0x10", "0o17", "=", "nan")),
     ],
 )
 def test_plain_scalars_are_those_of_the_core_schema_of_yaml_1_2(text: str, value: Any) -> None:
@@ -184,7 +178,7 @@ def test_params_of_an_engines_file_hold_where_set_says_nothing_and_for_that_grap
     ("params", "said"),
     [
         ("{scot: {candidatez: 3}}", r"engines.yaml, line 1: \$.params.scot.candidatez: the graph has no such param; did you mean `cand"),
-        ("{adapter: selection}", r"\$.params.adapter: expected the params of a graph named `adapter`, such as scot: {adapter: selection}"),
+        ("{scot: {candidates: 3}, adapter: selection}", r"\$.params.adapter: expected a mapping, got `str`"),
         ("3", r"\$.params: expected a mapping, got `int`"),
     ],
 )

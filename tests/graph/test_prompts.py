@@ -98,7 +98,7 @@ def test_questions_that_papers_published_are_asked_of_models_that_are_not_bundle
 
 def test_auto_is_a_word_of_the_whole_graph(tmp_path: Path) -> None:
     assert graph_with(tmp_path, "prompts: auto").prompts == DEFAULT_PROMPTS
-    with pytest.raises(GraphError, match=r"verify\.prompts\.like: no prompts file is named `auto`"):
+    with pytest.raises(GraphError, match=r"verify\.prompts: no prompts file is named `auto`"):
         graph_with(tmp_path, verify="auto")
 
 
@@ -124,7 +124,7 @@ def test_auto_is_a_word_of_the_whole_graph(tmp_path: Path) -> None:
             "{like: specrason}",
             r"\$\.prompts\.like: no prompts file is named `specrason` and there is no such file; did you mean `specreason`",
         ),
-        ("specrason", r"\$\.prompts\.like: no prompts file is named `specrason`"),
+        ("specrason", r"\$\.prompts: no prompts file is named `specrason`"),
         ("7", r"\$\.prompts: expected a mapping, got `int`"),
     ],
 )

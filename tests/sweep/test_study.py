@@ -192,10 +192,6 @@ def test_what_is_set_to_the_value_that_it_has_anyway_is_run_once_and_keeps_its_n
         ({"preset": "nothere"}, "$.preset: no preset is named `nothere`"),
         ({"prm": "nothere"}, "$.prm: no reward model is named `nothere`"),
         (
-            {"preset": "specreason"},
-            "line 11: $.preset: `specreason` does not fit the graph speccot, which has no param `threshold`; give it a part of its own",
-        ),
-        (
             {"tables": ["speccot-2"]},
             "$.tables[0]: speccot-2 is over runs of `draft` (draft alone), which the study does not make; add it to `systems`",
         ),
