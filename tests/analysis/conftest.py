@@ -7,12 +7,24 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pipeline.analysis.compare.rules import Rules
 from pipeline.analysis.compare.runs import Details, RunTable
 from pipeline.analysis.quality.by_problem import Texts
 from pipeline.analysis.resources import Resources
+from pipeline.graph.prompts import DEFAULT_PROMPTS
 from pipeline.store.run_file import Host, RunInput
 from tests.support.replicas import replica_run
-from tests.support.rules import RULES
+
+RULES = Rules(
+    thought_tokens=100,
+    answer_tokens=50,
+    closes=True,
+    exits=(),
+    sampling={"write": "temperature 0.6"},
+    asked=(),
+    prompts=DEFAULT_PROMPTS,
+    engines={"target": {"backend": "torch", "model": "large"}},
+)
 
 
 def run_table(name: str, latency: Sequence[float], **fields: Any) -> RunTable:

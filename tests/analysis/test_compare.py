@@ -16,7 +16,7 @@ from pipeline.analysis.quality.selection import ThoughtChoices
 from pipeline.analysis.resources import Resources
 from pipeline.errors import UsageError
 from pipeline.store.run_file import Host, RunInput
-from tests.support.rules import RULES
+from tests.analysis.conftest import RULES
 
 Make = Callable[..., RunTable]
 BASE = [8.0, 4.0, 6.0, 2.0]

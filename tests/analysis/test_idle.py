@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pipeline.analysis.time.idle import BY_ENGINE, occupancy_sums
 from pipeline.analysis.time.spans import Spans, gaps, open_at, open_time, together, union, while_open
 from pipeline.analysis.time.work import pieces
-from tests.support import reference_analyses as reference
+from tests.analysis import reference_analyses as reference
 from tests.support.traces import ENGINES, calls_of, lives_of, random_calls, random_lives, rules_of, times
 
 of_all_replicas = st.none() | st.tuples(times, times)

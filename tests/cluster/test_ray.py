@@ -17,10 +17,10 @@ from pipeline.run.loop import in_loop
 from pipeline.run.observer import Observer
 from pipeline.run.prepare import load_plan, prepared
 from pipeline.run.run import SessionResult, run
+from tests.cluster.waiting_engines import waiting, when
 from tests.support.hanging_together import check_hangs_together
 from tests.support.paths import ROOT
 from tests.support.runs import said, write_problems
-from tests.support.waiting_engines import waiting, when
 
 pytestmark = [pytest.mark.long, pytest.mark.filterwarnings("ignore")]
 CHAINS = 40

@@ -28,13 +28,13 @@ from pipeline.store.query import Query
 from pipeline.store.run_file import RunFile
 from pipeline.store.run_store import RunStore
 from pipeline.system.machine import GIB, Gpu, Machine, core_count
+from tests.cluster.waiting_engines import waiting, when
 from tests.support.commands import begun, pipeline, spawned
 from tests.support.hanging_together import check_hangs_together
 from tests.support.paths import TEST_SET
 from tests.support.patience import HANGS_S
 from tests.support.replicas import on_replicas, options_of
 from tests.support.runs import rows, said, write_problems
-from tests.support.waiting_engines import waiting, when
 
 pytestmark = pytest.mark.slow  # whole runs, and processes
 CHAINS = 40

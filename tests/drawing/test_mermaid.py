@@ -7,8 +7,8 @@ import pytest
 
 from pipeline.drawing.mermaid import mermaid
 from pipeline.graph.plan import Plan
+from tests.drawing.conftest import NASTY
 from tests.support.paths import ROOT
-from tests.support.plans import NASTY
 
 Load = Callable[..., Plan]
 GRAPHS = sorted(path.stem for path in (ROOT / "graphs").glob("*.yaml"))

@@ -16,7 +16,7 @@ from pipeline.engine import Engine, PrefixCacheReset, Request, Restartable
 from pipeline.engines.process.engine import WorkerEngine
 from pipeline.engines.sim.tokenizer import SimTokenizer
 from pipeline.errors import ContextOverflow, EngineDead, GraphError, RequestRefused
-from tests.support.echo_engine import BACKEND, EchoSpec
+from tests.engines.echo_engine import BACKEND, EchoSpec
 
 pytestmark = pytest.mark.slow  # each test starts an interpreter
 ROOT = Path(__file__).parent.parent.parent
@@ -107,7 +107,7 @@ def test_a_start_that_takes_too_long_is_killed_and_said() -> None:
 
 LOADING = """
 import anyio
-from tests.support.echo_engine import BACKEND, EchoSpec
+from tests.engines.echo_engine import BACKEND, EchoSpec
 
 async def main():
     async with BACKEND.open({"echo": EchoSpec(loads="never")}):

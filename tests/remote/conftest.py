@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.object_stores import ObjectServer
+from tests.remote.object_stores import ObjectServer
 
 
 @pytest.fixture(scope="session", name="server")

@@ -9,8 +9,8 @@ from pipeline.data.files import files_of
 from pipeline.errors import UsageError
 from pipeline.remote.inputs import fetch_problems
 from pipeline.store.run_file import RunFile
+from tests.remote.object_stores import BUCKET, ObjectServer, tables
 from tests.support.commands import pipeline
-from tests.support.object_stores import BUCKET, ObjectServer, tables
 from tests.support.paths import SIM
 from tests.support.runs import write_problems
 

@@ -7,7 +7,7 @@ import pytest
 from pipeline.errors import StoreError
 from pipeline.remote.object_store import ObjectStore
 from pipeline.remote.url import Url
-from tests.support.object_stores import BUCKET, Fault, ObjectServer, way_to
+from tests.remote.object_stores import BUCKET, Fault, ObjectServer, way_to
 from tests.support.servers import free_port
 
 

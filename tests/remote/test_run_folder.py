@@ -23,10 +23,10 @@ from pipeline.store.events import CallRow, ChainRow, StepRow
 from pipeline.store.parts import read_batches, read_rows
 from pipeline.store.run_file import RunFile
 from pipeline.store.run_store import RunStore
+from tests.remote.object_stores import BUCKET, Fault, ObjectServer, tables, way_to
 from tests.support.changed import change_rows
 from tests.support.commands import pipeline
 from tests.support.hanging_together import check_hangs_together
-from tests.support.object_stores import BUCKET, Fault, ObjectServer, tables, way_to
 from tests.support.paths import ROOT, SIM, TEST_SET
 from tests.support.patience import HANGS_S
 from tests.support.runs import said, solve, write_problems

@@ -3,7 +3,6 @@
 import random
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -13,25 +12,35 @@ import pytest
 from msgspec import structs
 
 from pipeline.errors import RunFolderError
+from pipeline.options import RunOptions
+from pipeline.run.run import run
 from pipeline.store.run_file import RunFile
 from tests.support.changed import change_rows
+from tests.support.commands import COMMAND
 from tests.support.golden import golden_run
 from tests.support.hanging_together import check_hangs_together, rows
 from tests.support.paths import ROOT
 from tests.support.runs import write_problems
-from tests.support.unrepeatable import solve_unrepeatably, speccot
 
 CHAINS = 24
 
 
-@pytest.fixture(scope="module")
-def problems(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_problems(tmp_path_factory.mktemp("source"), CHAINS)
+@pytest.fixture
+def varying(faulty: Path) -> Path:
+    """The file of engines that never answer the same twice."""
+    faulty.write_text(faulty.read_text().replace("backend: faulty", "backend: faulty\n  faults: {varies: true}"))
+    return faulty
 
 
-def resumed(folder: Path, problems: Path, **options: Any) -> int:
+@pytest.fixture
+def problems(tmp_path: Path) -> Path:
+    return write_problems(tmp_path, CHAINS)
+
+
+def resumed(folder: Path, problems: Path, engines: Path, **options: Any) -> int:
     """The exit code of a further session."""
-    return solve_unrepeatably(speccot(folder, problems, **{"batch_size": 8} | options)).exit_code
+    given = {"graph": ROOT / "graphs/speccot.yaml", "batch_size": 8, "resume": True} | options
+    return run(RunOptions(engines=engines, input=problems, output=folder, **given)).exit_code
 
 
 @pytest.fixture
@@ -57,23 +66,23 @@ def disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kib", [64, 600, 1400])
-def test_a_full_disk_that_is_made_larger(problems: Path, disk: Callable[[int], Path], kib: int) -> None:
+def test_a_full_disk_that_is_made_larger(problems: Path, varying: Path, disk: Callable[[int], Path], kib: int) -> None:
     folder = disk(kib) / "run"
     with suppress(RunFolderError):  # where not even `run.json` finds room
-        code = resumed(folder, problems, samples=3)
+        code = resumed(folder, problems, varying, samples=3)
         assert code in ((0, 1) if kib > 900 else (1,))
     disk(64 << 10)
-    resumed(folder, problems, samples=3)
+    resumed(folder, problems, varying, samples=3)
     check_hangs_together(folder, 3 * CHAINS)
 
 
 @pytest.mark.slow
-def test_kills_at_any_moment(problems: Path, tmp_path: Path) -> None:
+def test_kills_at_any_moment(problems: Path, varying: Path, tmp_path: Path) -> None:
     """Sessions are killed one after the other; a last one ends the run."""
     chance, folder = random.Random(3), tmp_path / "run"
     for _ in range(3):
-        command = [sys.executable, "-m", "tests.support.unrepeatable", str(folder), str(problems)]
-        process = subprocess.Popen(command, cwd=ROOT)
+        words = ["run", "speccot", "--engines", varying, "--input", problems, "--output", folder, "--resume", "--batch-size", "8"]
+        process = subprocess.Popen([*COMMAND, *map(str, words)])
         while process.poll() is None and not (folder / "run.json").exists():
             pass
         try:
@@ -81,28 +90,30 @@ def test_kills_at_any_moment(problems: Path, tmp_path: Path) -> None:
         except subprocess.TimeoutExpired:
             process.send_signal(signal.SIGKILL)
         process.wait()
-    resumed(folder, problems, batch_size=16)
+    resumed(folder, problems, varying)
     check_hangs_together(folder, CHAINS)
 
 
 @pytest.mark.slow
-def test_what_a_kill_leaves_between_two_file_operations_goes_on(tmp_path: Path) -> None:
-    history = golden_run(tmp_path)
+def test_what_a_kill_leaves_between_two_file_operations_goes_on(varying: Path, tmp_path: Path) -> None:
+    history = golden_run(tmp_path, varying)
     for number, moment in enumerate(history.moments[4::9]):
         folder = history.put(moment, tmp_path / str(number))
-        resumed(folder, tmp_path / "problems.jsonl", batch_size=3)
+        resumed(folder, tmp_path / "problems.jsonl", varying, batch_size=3)
         check_hangs_together(folder, 4)
 
 
 @pytest.mark.slow
-def test_chains_whose_steps_came_out_differently_begin_anew_when_failed_ones_are_retried(problems: Path, tmp_path: Path) -> None:
+def test_chains_whose_steps_came_out_differently_begin_anew_when_failed_ones_are_retried(
+    problems: Path, varying: Path, tmp_path: Path
+) -> None:
     folder = tmp_path / "run"
-    assert resumed(folder, problems) == 0
+    assert resumed(folder, problems, varying) == 0
     change_rows(folder, "chains", lambda row: MISMATCH if row["input_row"] < 4 else {})
     record = RunFile.read(folder)
     structs.replace(record, totals=structs.replace(record.totals, chains_done=CHAINS - 3, chains_failed=3)).write(folder)
     before = {row["chain_id"]: row["answer"] for row in rows(folder, "chains")}
-    assert resumed(folder, problems, retry_failed=True) == 0
+    assert resumed(folder, problems, varying, retry_failed=True) == 0
     check_hangs_together(folder, CHAINS)
     again = {row["chain_id"]: row["answer"] for row in rows(folder, "chains")}
     assert len([chain for chain in before if again[chain] != before[chain]]) == 3

@@ -1,10 +1,11 @@
-"""Simulated engines that fail as their spec says: they die, hang, and answer with what is no answer.
+"""Simulated engines that fail as their spec says: they die, hang, answer with what is no answer, or never the same twice.
 
 The backend `faulty` of an installed package, `tests/support/packages`; its keys are those of `sim` and `faults`. Which call meets a fault
 follows from its number or from its request alone, so that the same run meets the same faults.
 """
 
 import math
+import os
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -31,6 +32,8 @@ class Faults(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """It hangs from the call after this many on; counted from 0 again after a restart."""
     garbage_share: float = 0.0
     """Share of attempts that get an invalid answer, drawn by request, seed and attempt."""
+    varies: bool = False
+    """It never answers the same twice, as a server with a batch, a seed and a version of its own does."""
 
 
 class FaultySpec(SimSpec, frozen=True, kw_only=True, tag="faulty"):
@@ -56,6 +59,8 @@ class FaultyEngine:
 
     async def generate(self, request: Request) -> Completion:
         died = self._died
+        if self._faults.varies:
+            request = structs.replace(request, seed=int.from_bytes(os.urandom(6)))
         if not died.is_set():
             self._calls += 1
             if _after(self._calls, self._faults.dies_after_calls):

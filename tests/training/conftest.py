@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.support.trained import Training, carried_out
+from tests.training.trained import Training, carried_out
 
 
 @pytest.fixture(scope="session")

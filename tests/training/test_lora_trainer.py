@@ -27,7 +27,7 @@ from tests.support.chat_models import chat_model, folder_of
 from tests.support.paths import ROOT
 from tests.support.patience import HANGS_S
 from tests.support.runs import solve, write_problems
-from tests.support.trained import TORCHRUN, Training, chosen, draft_config, log_of, train, training
+from tests.training.trained import TORCHRUN, Training, chosen, draft_config, log_of, train, training
 
 pytestmark = [pytest.mark.long, pytest.mark.torch]
 DRAFT = "bundled:tiny-draft"

@@ -15,7 +15,7 @@ from pipeline.cli.main import main
 
 ROOT = Path(__file__).parent.parent.parent
 PACKAGES = (str(ROOT / "tests/support/packages"), str(ROOT))
-"""For `sys.path`: engines that never answer the same twice, and engines that fail."""
+"""For `sys.path`: engines that fail, or vary."""
 PRELOADED = [
     "pipeline.cli.run",
     "pipeline.cli.solve",

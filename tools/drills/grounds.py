@@ -34,7 +34,7 @@ def simulated(folder: Path, rows: int, graph: str = "speccot") -> Ground:
 def varying(folder: Path, rows: int, graph: str = "speccot") -> Ground:
     """Engines that never answer the same twice."""
     engines = folder / "varying.yaml"
-    engines.write_text(SIM.read_text().replace("backend: sim", "backend: varying"))
+    engines.write_text(SIM.read_text().replace("backend: sim", "backend: faulty\n  faults: {varies: true}"))
     return Ground(engines=VARYING, begin=(*_given(_problems(folder, rows), graph), "--engines", str(engines)), chains=ids(rows))
 
 

@@ -95,7 +95,7 @@ def load(setup: Setup) -> EchoModel:
 @asynccontextmanager
 async def open_echo(specs: Mapping[str, EchoSpec]) -> AsyncIterator[Mapping[str, WorkerEngine]]:
     """One worker for each role."""
-    program = Program(module="pipeline.engines.process.worker", arguments=("tests.support.echo_engine:load",))
+    program = Program(module="pipeline.engines.process.worker", arguments=("tests.engines.echo_engine:load",))
     engines = [WorkerEngine(Setup.of(role, spec, "echo"), program, SimTokenizer) for role, spec in specs.items()]
     async with open_workers([[engine] for engine in engines]) as opened:
         yield opened
