@@ -13,10 +13,9 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from pipeline.grading.marks import parts_of
 from pipeline.grading.notation import clean, compact, visible
 from pipeline.grading.plugins import GRADER_KINDS, grader_names
-from pipeline.grading.stated import NUMBER, Form, choice, declared, only_option, segments
+from pipeline.grading.stated import NUMBER, Form, choice, declared, only_option, parts_of, segments
 
 Kind = str
 """How a problem's answers are graded: one of `GRADER_KINDS`, or the name of a grader of others (`plugins`)."""
@@ -62,14 +61,14 @@ def taken(kind: Kind, answer: str) -> str:
     """The part of an answer or of a reference that is compared: what it marks as its answer, or else all of it."""
     if kind not in GRADER_KINDS:
         return answer
-    answer = visible(answer)
+    parts, answer = parts_of(answer), visible(answer)
     form: Form | None = "number" if kind == "numeric" else "letter" if kind == "letter" else None
-    found = declared(answer, form)
+    found = declared(parts, form)
     if found is None and kind == "math" and len(formulas := segments(answer)) == 1 and _is_sentence(clean(answer)):
         found = formulas[0]
     if found is None and kind == "letter" and choice(answer) is None:
         found = only_option(answer[:_SENTENCE])
-    return found or parts_of(answer).answer
+    return found or parts.answer
 
 
 def same_answer(a: str, b: str) -> bool:

@@ -22,7 +22,7 @@ with without_collections():
     from latex2sympy2_extended import NormalizationConfig  # type: ignore[import-untyped]
     from math_verify import LatexExtractionConfig, parse, verify  # type: ignore[import-untyped]
     from sympy import Add, And, Expr, Float, I, Integer, Interval, Mul, Pow, Rational, Symbol, Union, binomial, factorial  # type: ignore[import-untyped]
-    from sympy.core.relational import Equality, Relational, Unequality  # type: ignore[import-untyped]
+    from sympy.core.relational import Equality, LessThan, Relational, StrictLessThan, Unequality  # type: ignore[import-untyped]
 
     gc.freeze()
 
@@ -104,26 +104,22 @@ def _same(a: Any, b: Any) -> Grade | None:
         return _same_values(a, b)
     if isinstance(a, Relational) and isinstance(b, Relational):
         return _same_relations(a, b)
-    return _same_sets(_as_set(a), _as_set(b))
-
-
-def _as_set(read: Any) -> Any:
-    """The solutions of inequalities in one variable; anything else as it is."""
-    return read.as_set() if isinstance(read, Relational | And) and len(read.free_symbols) == 1 else read
+    return _same_sets(a, b)
 
 
 def _same_values(a: Any, b: Any) -> Grade | None:
     names = sorted(a.free_symbols | b.free_symbols, key=str)
-    if not names and (exact := _rationals(a, b)) is not None:
-        return Grade(exact, "exact values")
+    if not names and None not in (exact := [_rational(each) for each in (a, b)]):
+        return Grade(exact[0] == exact[1], "exact values")
     real, other = 0, list[bool]()
-    for point in _points(names, a, b):
+    for point in _points(names):
         left, right = _number(a, point), _number(b, point)
         if left is None or right is None:
             continue
         close, is_real = _close(left, right), not names or bool(left.is_real and right.is_real)
         if is_real and not close:
-            return Grade(False, "different values" + _where(point))
+            where = ", ".join(f"{name} = {value}" for name, value in point.items())
+            return Grade(False, f"different values at {where}" if names else "different values")
         real += is_real
         other += [] if is_real else [close]
     if not real and not all(other):
@@ -133,23 +129,13 @@ def _same_values(a: Any, b: Any) -> Grade | None:
     return Grade(True, f"equal to {DIGITS} digits" + (f" at {real or len(other)} points" if names else ""))
 
 
-def _points(names: Sequence[Any], a: Any, b: Any) -> Iterator[Mapping[Any, Any]]:
+def _points(names: Sequence[Any]) -> Iterator[Mapping[Any, Any]]:
     """The points at which two expressions are compared: natural numbers where all variables are named like counters."""
     if len(names) > len(POINTS[0]):
         return
     natural = bool(names) and {str(name) for name in names} <= _COUNTERS
     for values in NATURAL if natural else POINTS if names else ((),):
         yield dict(zip(names, values, strict=False))
-
-
-def _where(point: Mapping[Any, Any]) -> str:
-    return " at " + ", ".join(f"{name} = {value}" for name, value in point.items()) if point else ""
-
-
-def _rationals(a: Any, b: Any) -> bool | None:
-    """True if two rational numbers are equal; None where one of them is no sum, product or power of rational numbers."""
-    values = [_rational(each) for each in (a, b)]
-    return None if None in values else values[0] == values[1]
 
 
 def _rational(value: Any) -> Any:
@@ -189,51 +175,35 @@ def _close(a: Any, b: Any) -> bool:
 
 
 def _same_sets(a: Any, b: Any) -> Grade | None:
-    """Whether two intervals, or two unions of intervals, have equal ends; None for other sets."""
+    """Whether two intervals, unions of intervals, or inequalities in one variable have equal ends; None for other sets."""
+    a, b = (each.as_set() if isinstance(each, Relational | And) and len(each.free_symbols) == 1 else each for each in (a, b))
     mine, theirs = (each.args if isinstance(each, Union) else (each,) for each in (a, b))
     if not all(isinstance(each, Interval) for each in (*mine, *theirs)) or len(mine) > 4:
         return None
-    for order in permutations(theirs) if len(mine) == len(theirs) else ():
-        if all(_same_interval(x, y) for x, y in zip(mine, order, strict=True)):
-            return Grade(True, "intervals with equal ends")
-    return Grade(False, "intervals with different ends")
+    same = len(mine) == len(theirs) and any(all(map(_same_interval, mine, order)) for order in permutations(theirs))
+    return Grade(same, f"intervals with {'equal' if same else 'different'} ends")
 
 
 def _same_interval(a: Any, b: Any) -> bool:
-    if (a.left_open, a.right_open) != (b.left_open, b.right_open):
-        return False
-    return all(_same_end(x, y) for x, y in ((a.start, b.start), (a.end, b.end)))
+    ends = ((a.start, b.start), (a.end, b.end))
+    return (a.left_open, a.right_open) == (b.left_open, b.right_open) and all(x == y or _same_end(x, y) for x, y in ends)
 
 
 def _same_end(a: Any, b: Any) -> bool:
     found = None if a.is_infinite or b.is_infinite else _same_values(a, b)
-    return bool(a == b or (found is not None and found.correct))
+    return found is not None and bool(found.correct)
 
 
 def _same_relations(a: Any, b: Any) -> Grade | None:
-    """Whether one equation or inequality is a multiple of the other; None where it is not, and another solution may make them the same."""
-    (mine, left), (theirs, right) = _difference(a), _difference(b)
-    if mine is not theirs:
+    """Whether one equation or inequality is a multiple of the other; None where it is not, and they may have the same solutions."""
+    mine, theirs = (each.reversed if isinstance(each, LessThan | StrictLessThan) else each for each in (a, b))
+    if type(mine) is not type(theirs):
         return Grade(False, "different relations")
+    left, right = mine.lhs - mine.rhs, theirs.lhs - theirs.rhs
     names = sorted(a.free_symbols | b.free_symbols, key=str)
-    ratios = []
-    for point in _points(names, left, right):
-        x, y = _number(left, point), _number(right, point)
-        if x and y:
-            ratios.append(x / y)
+    values = [(_number(left, point), _number(right, point)) for point in _points(names)]
+    ratios = [x / y for x, y in values if x and y]
     if len(ratios) >= 3 and all(_close(ratio, ratios[0]) for ratio in ratios):
-        if mine in (Equality, Unequality) or ratios[0] > 0:
-            return Grade(True, "one is a multiple of the other")
-        return Grade(False, "opposite relations")
-    if len(names) == 1 and mine is not Equality:
-        return _same_sets(_as_set(a), _as_set(b))
-    return None
-
-
-def _difference(relation: Any) -> tuple[type, Any]:
-    """The kind of a relation between an expression and 0, of `<` and `>` always the latter, and the expression."""
-    kind, difference = type(relation), relation.lhs - relation.rhs
-    turned = {"StrictLessThan": "StrictGreaterThan", "LessThan": "GreaterThan"}
-    if kind.__name__ in turned:
-        return type(relation.reversed), -difference
-    return kind, difference
+        same = isinstance(mine, Equality | Unequality) or bool(ratios[0] > 0)
+        return Grade(same, "one is a multiple of the other" if same else "opposite relations")
+    return _same_sets(a, b) if len(names) == 1 and not isinstance(mine, Equality) else None

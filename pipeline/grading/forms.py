@@ -1,7 +1,7 @@
 """The form of two answers, before any mathematics: both are split into parts in the same way, and `leaf` compares the parts.
 
-math-verify compares expressions well, and by design not what answers are wrapped in: several parts in any order, units,
-words, a name before an equals sign. Only these forms are handled here, by the text; no expression is evaluated.
+math-verify compares expressions well, and by design not what answers are wrapped in: several parts in any order, units, dates, words, a
+name before an equals sign. Only these forms are handled here, by the text; no expression is evaluated.
 """
 
 import re
@@ -9,7 +9,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import product
 
 from pipeline.grading.answers import Grade, is_percentage, same_answer
-from pipeline.grading.dates import moment, same_moment
 from pipeline.grading.notation import clean
 from pipeline.grading.units import factor, split_unit
 
@@ -36,6 +35,24 @@ _LETTERS = re.compile(r"[A-Za-z](?:\s*[A-Za-z])+")
 _CODE = re.compile(r"[A-Z](?:\s?[A-Z])+|[a-z]*o[a-z]*")
 """What is text without being marked as such: several capitals, and words with an `o`, which is no variable."""
 _TO = re.compile(r"(?<=\d)\s+to\s+(?=\d)")
+_MONTHS = "january february march april may june july august september october november december".split()
+_MONTH = rf"(?P<name>{'|'.join(rf'{month[:3]}(?:{month[3:]}|t)?' for month in _MONTHS)})\.?"
+_DAY = r"(?:the )?(?P<d>\d{1,2})(?:st|nd|rd|th)?"
+_DATES = [
+    re.compile(pattern, re.IGNORECASE | re.ASCII)
+    for pattern in (
+        rf"{_MONTH} {_DAY}(?:,? (?P<y>\d{{4}}))?",
+        rf"{_DAY}(?: of)? {_MONTH}(?:,? (?P<y>\d{{4}}))?",
+        rf"{_MONTH},? (?P<y>\d{{4}})",
+        "(?P<y>[12]\\d{3})(?P<mark>[-/.年])(?P<m>\\d{1,2})(?:(?P=mark)|月)(?P<d>\\d{1,2})日?",
+        r"(?P<m>\d{1,2})(?P<mark>[-/.])(?P<d>\d{1,2})(?P=mark)(?P<y>[12]\d{3})",
+    )
+]
+_TIME = re.compile(
+    r"(?P<hour>\d{1,2})(?:\s?:\s?(?P<minute>[0-5]\d))?(?:\s?:\s?(?P<second>[0-5]\d))?\s?(?P<half>[ap]\.?\s?m\.?|o'clock)?", re.IGNORECASE
+)
+Moment = tuple[int | None, ...]
+"""Month, day and year of a date; hour, minute, second and half of the day of a time. What was not said is None."""
 _BAR = r"(?:\||\\[lr]?[vV]ert|\\\|)"
 _QUANTITY = re.compile(
     r"(?:[A-Za-z]+|\\(?:text|mathrm|operatorname|mathbb|mathbf)\s*\{\s*\w+\s*\})\s*(?:_\{[^{}]*\}|_\w)?\s*(?:\([^()]*\)|\[[^\[\]]*\])"
@@ -61,18 +78,43 @@ _SAYINGS = {
 def same_form(answer: str, reference: str, leaf: Leaf) -> Grade:
     """Whether `answer` equals `reference`, part by part; `leaf` decides about single expressions."""
     left, right = clean(answer), clean(reference)
-    if (same := same_moment(left, right)) is not None:
-        return Grade(same, "dates or times")
+    if (same := _same_moment(left, right)) is not None:
+        return same
     if not left or not right or any(depth > DEEPEST for text in (left, right) for depth, _ in _marks(text)):
         return Grade(False, "nothing to compare, or brackets nested too deeply")
     leaf = _of_words({each.strip() for text in (answer, reference) for each in _TEXTS.findall(text)}, leaf)
     bare = not left.startswith(r"\{") and not right.startswith(r"\{")
-    found = Grade(False)
     for a, b in dict.fromkeys(product(_readings(left), _readings(right))):
-        found = _same_parts(a, b, leaf, bare)
-        if found.correct:
+        if (found := _same_parts(a, b, leaf, bare)).correct:
             break
     return found
+
+
+def _same_moment(a: str, b: str) -> Grade | None:
+    """Whether two texts are the same date or time of day, where each says as much as the other or leaves out the year, or whether it is
+    morning; None where neither is a date, and not both are times."""
+    mine, theirs = _moment(a), _moment(b)
+    if mine is None or theirs is None:
+        return Grade(False, "a date, and no date") if 3 in (len(mine or ()), len(theirs or ())) else None
+    return Grade(mine[:-1] == theirs[:-1] and (mine[-1] == theirs[-1] or None in (mine[-1], theirs[-1])), "dates or times")
+
+
+def _moment(text: str) -> Moment | None:
+    """The date or the time of day that a whole text is: `March 5` and `the 5th of March` are one date, `3:30 PM` and `15:30` one time."""
+    text = " ".join(re.sub(r"\\unit|[{}]", " ", text).split()).strip(" ,")
+    if found := next(filter(None, (pattern.fullmatch(text) for pattern in _DATES)), None):
+        said = found.groupdict()
+        month = int(said["m"]) if said.get("m") else 1 + [each[:3] for each in _MONTHS].index(said["name"][:3].casefold())
+        day, year = (int(said[part]) if said.get(part) else None for part in ("d", "y"))
+        if day is not None and month > 12 and text[-4:].isdigit():
+            month, day = day, month
+        return (month, day, year) if month <= 12 and (day or 1) <= 31 else None
+    found = _TIME.fullmatch({"noon": "12:00 pm", "midnight": "12:00 am"}.get(text.casefold(), text))
+    if found is None or not (found["minute"] or found["half"]) or int(found["hour"]) > 23:
+        return None
+    hour, half = int(found["hour"]), (found["half"] or "o")[0].casefold()
+    morning = hour < 12 if half == "o" and hour > 12 else None if half == "o" else half == "a"
+    return hour % 12, int(found["minute"] or 0), int(found["second"] or 0), morning
 
 
 def _of_words(texts: Collection[str], leaf: Leaf) -> Leaf:
@@ -204,13 +246,11 @@ def _same_one(answer: str, reference: str, leaf: Leaf) -> Grade:
     a, b = _body(answer), _body(reference)
     if a == b or same_answer(a, b):
         return Grade(True, "the same text" if a == b else "the same text in one notation, or the same number")
-    if (equal := _words(a, b)) is not None:
-        return equal
-    if (same := same_moment(a, b)) is not None:
-        return Grade(same, "dates or times")
+    if (same := _words(a, b) or _same_moment(a, b)) is not None:
+        return same
     for compare in (_matrices, _brackets, _ratios, _equations):
-        if (equal := compare(a, b, leaf)) is not None:
-            return equal
+        if (same := compare(a, b, leaf)) is not None:
+            return same
     moduli = {found[1] for text in (a, b) if (found := _MODULO.search(text))}
     if moduli:
         return _all("remainders", [Grade(len(moduli) == 1, "of one modulus"), _same_one(_MODULO.sub("", a), _MODULO.sub("", b), leaf)])
@@ -308,7 +348,7 @@ def _ratios(a: str, b: str, leaf: Leaf) -> Grade | None:
     terms = (*mine, *theirs)
     if len(terms) == 2 or not all(re.search(r"\d|^\W*[a-zA-Z]\W*$", term) and not _RELATED.search(term) for term in terms):
         return None
-    if len(mine) == len(theirs) and (moment(a) is None or moment(b) is None):
+    if len(mine) == len(theirs) and (_moment(a) is None or _moment(b) is None):
         pairs = [(rf"({x})\cdot({theirs[0]})", rf"({y})\cdot({mine[0]})") for x, y in zip(mine, theirs, strict=True)]
         return _all("ratios", (leaf(_expression(x), _expression(y)) for x, y in pairs))
     if {len(mine), len(theirs)} == {1, 2}:
@@ -323,18 +363,14 @@ def _equations(a: str, b: str, leaf: Leaf) -> Grade | None:
     if len(mine) == len(theirs) == 1:
         return None
     names = [_named(sides) for sides in (mine, theirs)]
-    if len(mine) > 1 and len(theirs) > 1:
-        if not _has_letters(mine[0]) and not _has_letters(theirs[0]):
-            return _all("the last sides", [_same_one(mine[-1], theirs[-1], leaf)])
+    if len(mine) > 1 and len(theirs) > 1 and (_has_letters(mine[0]) or _has_letters(theirs[0])):
         if None in names:
             return leaf(a, b) if _solved(mine) == _solved(theirs) else Grade(False, "an equation and its solution")
         if names[0] != names[1]:
             return Grade(False, f"different names, {names[0]} and {names[1]}")
-        return _all(f"behind `{names[0]} =`", [_same_one(mine[-1], theirs[-1], leaf)])
-    named, sides = (names[0], mine) if len(mine) > 1 else (names[1], theirs)
-    if named is None and _has_letters(sides[0]):
+    elif any(len(sides) > 1 and name is None and _has_letters(sides[0]) for name, sides in zip(names, (mine, theirs), strict=True)):
         return Grade(False, "an equation, and no equation")
-    return _all("after the last `=`", [_same_one(mine[-1], theirs[-1], leaf)])
+    return _all("behind the last `=`", [_same_one(mine[-1], theirs[-1], leaf)])
 
 
 def _solved(sides: Sequence[str]) -> bool:

@@ -2,18 +2,19 @@
 
 A text that ends in an answer says so: in its last `\\boxed{}`, in a line `#### ANSWER`, after `answer is`, `Answer:` or `Final Answer`, in
 several languages, or in bold in its last line. Several boxes in one sentence are one answer. From a text without these a reader takes what
-it ends with: the last number, option or expression, whichever the reference is. What a model answers counts before what it thought
-(`marks`).
+it ends with: the last number, option or expression, whichever the reference is. What a model answers counts before what it thought, and
+what it asks of tools is no answer. A thought is marked by `<think>`, which has many names and brackets: `[THINK]`, `<thinking>`,
+`<|END_THINKING|>`, the channels of harmony.
 Time is linear in the length of the text, and nothing raises.
 """
 
 import re
-from functools import lru_cache
-from typing import Literal, TypeAlias
+from contextlib import suppress
+from typing import Any, Literal, NamedTuple, TypeAlias
 
-from pipeline.grading.marks import Parts, parts_of
-from pipeline.grading.notation import BOUND, clean, in_ascii
-from pipeline.grading.words import SIZE, in_figures
+import msgspec
+
+from pipeline.grading.notation import BOUND, SIZE, clean, in_ascii, in_figures, visible
 
 Form: TypeAlias = Literal["number", "letter", "expression"]
 """What kind of thing a reference is, and so the answer that is looked for."""
@@ -21,6 +22,34 @@ MAX_PHRASES = 4
 """Phrases such as `the answer is` that are looked at, from the end."""
 _SHORT = 500
 """Longer texts are no letters of a choice, and no bare answers."""
+
+_THOUGHT = r"(?:\w{1,12}:)?(?:think(?:ing)?|thoughts?|reason(?:ing)?|reflection|scratchpad|analysis)"
+_ANSWER = r"(?:final_?)?(?:answer|solution|response|output)"
+_FROM, _TO = r"(?:begin|start)_(?:of_)?", "end_(?:of_)?"
+OPEN = re.compile(
+    rf"[<\[\u25c1]{_THOUGHT}[>\]\u25b7]|<\|(?:{_FROM})?{_THOUGHT}\|>|<\|inner_prefix\|>|<\|channel\|?>(?:analysis|thought)(?:<\|message\|>)?",
+    re.I,
+)
+"""What begins a thought."""
+CLOSE = re.compile(
+    rf"[<\[\u25c1]/{_THOUGHT}[>\]\u25b7]|<\|(?:/|{_TO}){_THOUGHT}\|>|<\|inner_suffix\|>|<channel\|>"
+    r"|<\|end\|>|<\|channel\|>final<\|message\|>|assistantfinal",
+    re.I,
+)
+"""What ends a thought."""
+_ANSWERED = re.compile(
+    rf"(?:<{_ANSWER}>|\[{_ANSWER}\]|<\|{_FROM}{_ANSWER}\|>)(.*?)(?:</{_ANSWER}>|\[/{_ANSWER}\]|<\|{_TO}{_ANSWER}\|>|\Z)", re.I | re.S
+)
+_CALL = re.compile(
+    r"<(tool_calls?|function_calls?|tool_code)>.*?(?:</\1>|\Z)|<function=.*?(?:</function>|\Z)"
+    r"|<\|channel\|>commentary to=.*?(?:<\|call\|>|\Z)"
+    r"|(?:\[TOOL_CALLS?\]|<\|python_tag\|>|<\|tool_calls?(?:_section)?(?:_begin)?\|>|<\uff5ctool\u2581calls?\u2581begin\uff5c>).*\Z",
+    re.S,
+)
+_CONTROL = re.compile(r"(?:\s*<\|(?:return|im_end|eot_id|endoftext|start)\|>(?:assistant)?)+\s*\Z")
+_FENCE = "```"
+_ESCAPE = re.compile(r'(\\["\\/])|\\')
+_KEY = re.compile(r"(?:^|[_ ])(?:answer|solution|result|choice|option)$", re.I)
 
 _BOX = r"\\(?:boxed|fbox|framebox(?:\[[^\]\n]{0,20}\]){0,2})\s*"
 _BRACE = re.compile(rf"{_BOX}\{{|\\\\(?!(?:boxed|fbox|framebox))|\\[{{}}]|[{{}}]")
@@ -82,7 +111,7 @@ _LETTERS = re.compile(
     r"[\[({]?([A-Z](?:(?: ?(?:,|and|&) ?| )?[A-Z])*|[a-z])[\])}]?(?:[.:)]|[.:)] .*)?",
     re.ASCII,
 )
-_LETTER_LINE = re.compile(r"[\s*(\[$]*(?:\\text(?:bf)?\{)?\(?([A-Z])(?:[\s*)\].:$}]*(?:\n|\Z)|\)?,? (?:because|since|as) )")
+_REASON = re.compile(r",? (?:because|since|as) ")
 _RIGHT_OPTION = re.compile(
     r"(?:(?<![\w\\'])\(?([A-Z])\)?\s+(?:is|must be|would be|seems)\s+"
     r"(?:(?:the|clearly|indeed|thus|therefore|definitely|only) ){0,3}(?:correct|right|best|answer)\b"
@@ -91,12 +120,58 @@ _RIGHT_OPTION = re.compile(
     r"|(?<![\w\\'])\(?([A-Z])\)? and \(?([A-Z])\)? are (?:both )?(?:correct|right)\b"
     r"|\b(?:correct|right|best) (?:option|choice|letter) (?:is|would be):? (?:[Oo]ption )?\(?([A-Z])(?![\w']))"
 )
-_FIRST_OPTION = re.compile(r"(?:\\text(?:bf)?\{)?\(?([A-Z])(?:[).:}]|\s*$)", re.ASCII)
 _NEGATION = re.compile(r"\b(?:not|no|neither|nor|except|wrong)\b|n't\b", re.IGNORECASE)
 _SEVERAL = re.compile(r"\b(?:or|and|to|between)\b|[=<>+*]")
 _SEVERAL_NAMES = re.compile(r"(?<![A-Za-z])[A-Za-z]\w?\s*=[^=]{1,80}(?:,|;|\band\b|\bor\b)\s*[A-Za-z]\w?\s*=")
 _WRAPPED = re.compile(r"\\(?:text|mathrm|mbox)\s*\{[^{}]*\}")
 _SAID_IN_TEXT = re.compile(rf"\\(?:text\w*|mbox|mathrm)\s*\{{([^{{}}]*\b(?:{_NOUN})\b[^{{}}]*)\}}", re.IGNORECASE)
+
+
+class Parts(NamedTuple):
+    """A text without its marks."""
+
+    answer: str
+    """What follows the thought, or what stands between the marks of an answer."""
+    thought: str = ""
+    """Empty where nothing is marked as such."""
+    marked: bool = False
+    """True if the answer as a whole is marked as one."""
+
+
+def parts_of(text: str) -> Parts:
+    """The answer and the thought in `text`, without characters that are not seen and without calls of tools."""
+    text = visible(text)
+    if not any(mark in text for mark in ("<", "[", "{", "\u25c1", "assistantfinal")):
+        return Parts(text)
+    text = _CONTROL.sub("", _CALL.sub("", text))
+    answer, thought = text, ""
+    closes = [*CLOSE.finditer(text)]
+    if closes and text[closes[-1].end() :].strip():
+        answer, thought = text[closes[-1].end() :], text[: closes[-1].start()]
+    elif closes or OPEN.search(text):
+        answer, thought = "", text[: closes[-1].start()] if closes else text
+    if found := [each for each in _ANSWERED.findall(answer) if each.strip()]:
+        return Parts(found[-1], thought, True)
+    if (said := _object(answer)) is None:
+        return Parts(answer, thought)
+    keys = [key for key in said if _KEY.search(key)]
+    if "name" in said and said.keys() & {"arguments", "parameters"}:
+        return Parts("", thought)
+    return Parts(_as_text(said[keys[-1]]), thought, True) if keys else Parts(answer, thought)
+
+
+def _object(text: str) -> dict[str, Any] | None:
+    """The JSON object that is the whole text, or its last part between fences; None where there is none."""
+    body = text.strip().removesuffix(_FENCE).rstrip()
+    body = body[body.rfind(_FENCE) + 3 :].removeprefix("json").strip() if _FENCE in body else body
+    if body[:1] + body[-1:] == "{}":
+        with suppress(msgspec.DecodeError, RecursionError, UnicodeError):
+            return msgspec.json.decode(_ESCAPE.sub(lambda found: found[1] or r"\\", body), type=dict[str, Any])
+    return None
+
+
+def _as_text(value: Any) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 _Box = tuple[int, int, str]
@@ -107,11 +182,6 @@ def boxed(text: str) -> str | None:
     """What is in the last `\\boxed{...}` that is balanced and not blank, of nested ones in the inner, and in all boxes of a sentence that
     are listed in it; None without one."""
     return _joined(text, _boxes(text, closed=True))
-
-
-def has_boxed(text: str) -> bool:
-    """True if `boxed` finds an answer in `text`; where no box stands in it this costs one substring search."""
-    return boxed(text) is not None
 
 
 def _boxes(text: str, *, closed: bool) -> list[_Box]:
@@ -159,9 +229,9 @@ def stated(text: str, form: Form | None = None) -> str | None:
     """
     parts = parts_of(text)
     parts = parts._replace(answer=in_ascii(parts.answer), thought=in_ascii(parts.thought))
-    if (found := _declared(parts, form)) is not None:
+    if (found := declared(parts, form)) is not None:
         return found
-    return next((found for part in (parts.answer, parts.thought) if (found := _ending(part, form)) is not None), None)
+    return next(filter(None, (rule(part) for part in (parts.answer, parts.thought) for rule in _ENDINGS[form])), None)
 
 
 def stated_in(answer: str, thought: str, form: Form | None = None) -> str | None:
@@ -173,12 +243,8 @@ def stated_in(answer: str, thought: str, form: Form | None = None) -> str | None
     return found or box or said.answer.strip() or None
 
 
-def declared(text: str, form: Form | None = None) -> str | None:
-    """The answer that `text` marks as its answer: a box, a phrase, or bold in its last line; None where nothing is marked."""
-    return _declared(parts_of(text), form)
-
-
-def _declared(parts: Parts, form: Form | None) -> str | None:
+def declared(parts: Parts, form: Form | None = None) -> str | None:
+    """What is marked as the answer, first in what follows the thought: a box, a phrase, or bold in the last line; None without a mark."""
     return _given(parts, form) or (_marked(parts.thought, form) if parts.thought.strip() else None)
 
 
@@ -225,9 +291,10 @@ def _after_phrase(plain: str, form: Form | None) -> str | None:
 
 def _first_or_right(text: str) -> str | None:
     """The letter that is the last or the first line of a text, or that the text calls right or chooses."""
-    for line in (text.strip().rpartition("\n")[2], text):
-        if found := _LETTER_LINE.match(line):
-            return found[1]
+    lines = text.strip().split("\n")
+    for line in (lines[-1], lines[0]):
+        if found := choice(_REASON.split(line, maxsplit=1)[0]):
+            return found
     right = ["".join(groups) for groups in _RIGHT_OPTION.findall(text)]
     return right[-1] if right else None
 
@@ -237,12 +304,7 @@ def choice(text: str) -> str | None:
 
     `B`, `(B)`, `B.`, `\\text{B}`, `**B**`, `option B`, `(B) 12` and, alone, `b` are B; `B, D` and `BD` are BD.
     """
-    return _choice(text[:_SHORT])
-
-
-@lru_cache(2048)
-def _choice(text: str) -> str | None:
-    found = _LETTERS.fullmatch(" ".join(clean(text).split()).strip("*. "))
+    found = _LETTERS.fullmatch(" ".join(clean(text[:_SHORT]).split()).strip("*. "))
     return None if found is None else "".join(sorted(set(re.sub("[^A-Z]", "", found[1].replace("and", "").upper()))))
 
 
@@ -262,10 +324,10 @@ def _trimmed(text: str) -> str:
 
 def _of_form(text: str, form: Form | None, whole: bool = False) -> str | None:
     """The answer in a few words that are said to hold it; `whole`: without a `form`, or as an expression, it must be all of them."""
-    option = _FIRST_OPTION.match(text)
+    option = choice(text)
     if form == "letter":
         named = list(dict.fromkeys(_options(text)))
-        return str(option[1]) if option else named[0] if len(named) == 1 else text.strip(" .,;:") if named else None
+        return option or (named[0] if len(named) == 1 else text.strip(" .,;:") if named else None)
     if _BOUNDED.match(text) or _SEVERAL_NAMES.search(text):
         return _trimmed(text)
     text = in_figures(text) if form in ("number", None) else text
@@ -277,12 +339,7 @@ def _of_form(text: str, form: Form | None, whole: bool = False) -> str | None:
     if form == "expression":
         math = segments(text)
         return math[0] if len(math) == 1 else None if whole else _trimmed(text) or None
-    return str(option[1]) if option else str(numbers[0]).strip() if len(numbers) == 1 else None
-
-
-def _ending(text: str, form: Form | None) -> str | None:
-    """What a text that marks no answer ends with."""
-    return next(filter(None, (rule(text) for rule in _ENDINGS[form])), None)
+    return option or (str(numbers[0]).strip() if len(numbers) == 1 else None)
 
 
 def _last_number(text: str) -> str | None:
@@ -294,8 +351,7 @@ def _last_number(text: str) -> str | None:
 
 
 def _last_option(text: str) -> str | None:
-    options = _options(text)
-    return options[-1] if options else None
+    return next(reversed(_options(text)), None)
 
 
 def _last_formula(text: str) -> str | None:

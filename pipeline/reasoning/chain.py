@@ -12,7 +12,7 @@ from msgspec import Struct
 from pipeline.confidence import Confidence
 from pipeline.data.problems import Problem
 from pipeline.engine import Content
-from pipeline.grading.stated import Form, has_boxed, stated_in
+from pipeline.grading.stated import Form, boxed, stated_in
 from pipeline.graph.prompts import DELIMITER
 from pipeline.graph.spec import UntilSpec
 from pipeline.reasoning.prompts import PromptBuilder, role_of
@@ -208,7 +208,7 @@ class Ending:
             # An engine that ended its turn and then has nothing to say would go on saying nothing.
             "thought_closed": self.closed and (until.thought_closed or not thought[-1].ids),
             "max_tokens": spent,
-            "answer_boxed": until.answer_boxed and has_boxed("".join(span.text for span in thought[-2:])),
+            "answer_boxed": until.answer_boxed and bool(boxed("".join(span.text for span in thought[-2:]))),
             "answer_confident": until.answer_confident is not None and self._trial.confidence >= until.answer_confident,
             "answer_stable": until.answer_stable is not None and self._agreeing >= until.answer_stable,
             "repeated": until.repeated and self._repeats >= until.repeated,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from pipeline.errors import GraphError
-from pipeline.grading.marks import CLOSE, OPEN
+from pipeline.grading.stated import CLOSE, OPEN
 from pipeline.graph.prompts import Marks
 
 SAID, ASKED = "q1w2said", "q1w2asked"

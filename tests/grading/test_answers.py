@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from pipeline.grading.answers import Kind, as_kind, same_answer
 from pipeline.grading.plugins import GRADER_KINDS
-from pipeline.grading.stated import boxed, choice, has_boxed
+from pipeline.grading.stated import boxed, choice
 from tests.support.grading_pairs import PAIRS, Pair, at_once
 
 
@@ -41,7 +41,6 @@ from tests.support.grading_pairs import PAIRS, Pair, at_once
 )
 def test_the_last_closed_box(text: str, answer: str | None) -> None:
     assert boxed(text) == answer
-    assert has_boxed(text) == (answer is not None)
 
 
 SAME = [
