@@ -187,7 +187,7 @@ def wrong(**changes: Any) -> Any:
         ({"retry_failed": True}, "^--retry-failed: only when a run is resumed; add --resume$"),
         ({"problems": 5}, "expected a path, texts, mappings or a table, got `int`"),
         ({"problems": [5]}, "item 1: expected a text or a mapping with the key `problem`, got `int`"),
-        ({"problems": [{"problem": object()}]}, "no row holds a problem; row 1: `problem` is of type `object`, expected text"),
+        ({"problems": [{"problem": object()}]}, "no row holds a problem; row 1: `problem` is neither text nor the messages"),
         ({"problems": [PROBLEMS[0], PROBLEMS[0]]}, "row 2: its `problem_id` is that of row 1 already"),
         ({"problems": "none.jsonl"}, "no such file"),
         ({"batch_size": "many"}, "batch_size: expected `int`, got `str`"),

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
-from pipeline.data.files import CODECS, Record, records_of
+from pipeline.data.files import Record, records_of
 from pipeline.data.prepare import HUB, RECIPES, hub_data, prepare
 from pipeline.data.problems import DEFAULT, Problem
 from pipeline.errors import InputError, PipelineError, UsageError, boundary
@@ -58,29 +58,28 @@ def _file(text: str, folder: Path, fetch: Fetch, tell: Tell) -> Path:
         return path
     if "://" in text:
         return fetch(text, folder)
-    return _recipe(text, folder) if text in RECIPES and not Path(text).exists() else Path(text)
+    return _recipe(text, folder, tell) if text in RECIPES and not Path(text).exists() else Path(text)
 
 
-def _recipe(name: str, folder: Path) -> Path:
+def _recipe(name: str, folder: Path, tell: Tell) -> Path:
     """The problems of a data set: the bundled ones, those that `prepare` wrote, or else downloaded."""
     there = ARITH / "test.parquet" if name == "arith" else Path("data") / f"{name}.parquet"
     if there.exists():
         return there
     try:
-        return Path(prepare(name, HUB, folder / f"{name}.parquet").output)
+        prepared = prepare(name, HUB, folder / f"{name}.parquet")
     except PipelineError as error:
         remedy = f"with the published file, `pipeline prepare {name} --from FILE` writes data/{name}.parquet, which this name means then"
         raise InputError(name, f"{error}; {remedy}") from error
+    if prepared.mismatch:
+        tell(prepared.mismatch)
+    return Path(prepared.output)
 
 
 def _stdin(folder: Path) -> Path:
     """All of stdin in a file named by its format, which its first bytes tell."""
     head = sys.stdin.buffer.read(1 << 16)
-    if head.startswith((b"PAR1", b"ARROW1", b"\xff\xff\xff\xff")):
-        suffix = ".parquet" if head.startswith(b"PAR1") else ".arrow"
-    else:
-        start = head.removeprefix(b"\xef\xbb\xbf").lstrip()
-        suffix = ".jsonl" if start.startswith((*CODECS, b"{", b"[")) else ".csv"
+    suffix = ".parquet" if head.startswith(b"PAR1") else ".jsonl" if head.lstrip()[:1] in (b"{", b"[") else ".csv"
     path = folder / f"stdin{suffix}"
     with boundary(InputError, f"stdin: cannot be stored in {folder}", foreign=OSError), path.open("wb") as file:
         file.write(head)

@@ -4,13 +4,11 @@ A fault of the input as a whole raises `InputError`; a fault of one row leaves a
 """
 
 import hashlib
-from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from pathlib import Path
 
 import msgspec
-import numpy as np
 
 from pipeline.data.columns import Columns
 from pipeline.data.files import Flaw, Record, files_of, rows_of
@@ -38,20 +36,18 @@ class InputReading:
         part: RowSet = ALL,
         *,
         grader: Kind | None = None,
-        remarks: list[str] | None = None,
     ) -> None:
         """`name`: what messages call the input; `columns`: its columns by our names, where the user maps any; `grader`: how problems are
         graded that do not say it."""
         self.name, self._rows, self._mapped, self._part, self._grader = name, rows, columns or {}, part, grader
-        self.sha256, self.remarks = "", [] if remarks is None else remarks
+        self.sha256, self.remarks = "", list[str]()
 
     def __iter__(self) -> Iterator[tuple[Problem | BadRow, str | None]]:
         head = list(islice(rows := iter(self._rows), HEAD_ROWS))
         columns = Columns(self._mapped, [each for each in head if not isinstance(each, Flaw)], self.name, self._grader)
-        if columns.remark:
-            self.remarks.append(columns.remark)
+        self.remarks = [columns.remark] if columns.remark else []
         digest, total, bad, shard = hashlib.sha256(), 0, list[BadRow](), self._part.shard
-        hashes, rows_of_ids = array("q"), array("q")
+        rows_by_id: dict[str, int] = {}
         for row, (record, text) in self._asked_for(_encoded(chain(head, rows), digest)):
             item = columns.problem(row, record)
             if shard is not None and not shard.holds(item.problem_id):
@@ -59,13 +55,12 @@ class InputReading:
             total += 1
             if isinstance(item, BadRow):
                 bad.append(item)
-            elif columns.named:  # 16 bytes an id
-                hashes.append(hash(item.problem_id))
-                rows_of_ids.append(row)
+            elif columns.named and (first := rows_by_id.setdefault(item.problem_id, row)) != row:
+                what = f"its `{columns.named}` is that of row {first} already"
+                raise InputError(f"{self.name}, row {row}", f"{what}; ids must differ, or map another column: --column problem_id=NAME")
             yield item, text
-        self._check(total, bad)
-        _check_ids(self.name, columns.named, hashes, rows_of_ids)
         self.sha256 = digest.hexdigest()
+        self._check(total, bad)
 
     def _asked_for(self, rows: Iterator[tuple[Record, str | None]]) -> Iterable[tuple[int, tuple[Record, str | None]]]:
         sample = self._part.sample
@@ -78,13 +73,13 @@ class InputReading:
 
     def _check(self, total: int, bad: Sequence[BadRow]) -> None:
         """Raise `InputError` for an input without problems; add a remark about the bad rows that are to be solved."""
-        shard = self._part.shard
-        if not total and shard is None:
+        whole = self._part.shard is None
+        if not total and whole:
             raise InputError(self.name, "holds no rows")
         bad = [each for each in bad if each.row <= (self._part.limit or MAX_ROWS)]
-        more = f"; and {len(bad) - FLAWS:,} more" if bad[FLAWS:] else ""
-        flaws = "; ".join(f"row {each.row}: {each.what}" for each in bad[:FLAWS]) + more
-        if bad and len(bad) == total and shard is None:
+        more = [f"and {len(bad) - FLAWS:,} more"] if bad[FLAWS:] else []
+        flaws = "; ".join([*(f"row {each.row}: {each.what}" for each in bad[:FLAWS]), *more])
+        if bad and len(bad) == total and whole:
             raise InputError(self.name, f"no row holds a problem; {flaws}")
         if bad:
             self.remarks.append(f"{self.name}: {len(bad):,} of {total:,} rows hold no problem and will fail: {flaws}")
@@ -98,22 +93,10 @@ def _encoded(rows: Iterable[Record], digest: "hashlib._Hash") -> Iterator[tuple[
         try:
             if not isinstance(record, Flaw):
                 text = encode(record)
-        except UnicodeEncodeError:
-            found = Flaw("contains a lone surrogate, which is not a character")
-        except (TypeError, ValueError, RecursionError, OverflowError) as error:
+        except (TypeError, ValueError, RecursionError, OverflowError) as error:  # such as a lone surrogate, which is no character
             found = Flaw(f"cannot be written as JSON: {error}")
         digest.update(text + b"\n")
         yield found, None if isinstance(found, Flaw) else text.decode()
-
-
-def _check_ids(name: str, column: str, hashes: "array[int]", rows: "array[int]") -> None:
-    """Raise `InputError` where two of the ids in a column, known by their hashes and rows, are the same."""
-    order = np.argsort(known := np.frombuffer(hashes, np.int64), kind="stable")
-    twice = np.flatnonzero(known[order][1:] == known[order][:-1])
-    if len(twice):
-        first, again = min((rows[order[place]], rows[order[place + 1]]) for place in twice)
-        what = f"its `{column}` is that of row {first} already; ids must differ, or map another column: --column problem_id=NAME"
-        raise InputError(f"{name}, row {again}", what)
 
 
 def read_files(
@@ -125,24 +108,11 @@ def read_files(
     grader: Kind | None = None,
 ) -> InputReading:
     """The reading of the files that these paths, folders and patterns name; `names`: what the user calls them, where that differs."""
-    remarks, first = list[str](), "stdin" if names and names[0] == "-" else (names or paths)[0]
+    first = "stdin" if names and names[0] == "-" else (names or paths)[0]
     name = str(first) if len(paths) == 1 else f"{first} and {len(paths) - 1} more"
-    return InputReading(name, _rows(paths, remarks), columns, part, grader=grader, remarks=remarks)
+    return InputReading(name, (row for path in paths for file in files_of(path) for row in rows_of(file)), columns, part, grader=grader)
 
 
 def read_problems(path: Path | str, columns: Mapping[str, str] | None = None) -> Iterator[Problem | BadRow]:
     """The problems in the rows of a file, folder or pattern."""
     return (item for item, _ in read_files([Path(path)], columns))
-
-
-def _rows(paths: Sequence[Path], remarks: list[str]) -> Iterator[Record]:
-    found = {path: files_of(path) for path in paths}
-    remarks += [_listed(path, here) for path, here in found.items() if here != [path]]
-    yield from (row for path in paths for file in found[path] for row in rows_of(file))
-
-
-def _listed(path: Path, files: Sequence[Path]) -> str:
-    """A sentence about which files a folder or a pattern was taken for."""
-    names = [file.name for file in files]
-    listed = ", ".join(names if len(names) <= 4 else [*names[:2], "...", names[-1]])
-    return f"{path}: {len(names)} {'file' if len(names) == 1 else 'files'}: {listed}"

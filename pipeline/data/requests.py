@@ -4,8 +4,10 @@ enter, a reply leaves.
 Every parameter is obeyed, or refused unless its value asks for nothing; only those that cannot change a text are ignored.
 """
 
+import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
@@ -14,30 +16,13 @@ from pipeline.data.problems import ChainSettings
 from pipeline.graph.prompts import THINK_CLOSE, Message
 from pipeline.graph.spec import MinP, Tokens, TopP
 
-KEYS = ("custom_id", "method", "url", "body")
-"""The columns of a line of a batch."""
-ENDPOINT = "/v1/chat/completions"
-MAX_TEXT, MAX_NAME, MAX_MESSAGES = 1_000_000, 1000, 64
-"""Maximum number of characters of all messages together and of a `custom_id`, and of messages."""
-NO_EFFECT = frozenset(
-    "metadata parallel_tool_calls prompt_cache_key prompt_cache_options prompt_cache_retention safety_identifier service_tier"
-    " store user".split()
-)
+NO_EFFECT = frozenset("metadata parallel_tool_calls prompt_cache_key safety_identifier service_tier store user".split())
 """Parameters that change no text, and are ignored."""
-NEUTRAL: dict[str, Sequence[Any]] = dict.fromkeys(
-    "continue_final_message echo frequency_penalty ignore_eos include_stop_str_in_output logprobs min_tokens presence_penalty priority"
-    " prompt_logprobs top_logprobs use_beam_search".split(),
-    (0,),
-)
-NEUTRAL |= dict.fromkeys(
-    "add_generation_prompt best_of include_reasoning length_penalty repetition_penalty skip_special_tokens".split(), (1,)
-)
-NEUTRAL |= {"tool_choice": ("none", "auto"), "function_call": ("none", "auto"), "verbosity": ("medium",)}
-NEUTRAL |= {"modalities": (["text"],), "response_format": ({"type": "text"},)}
+NEUTRAL: dict[str, Sequence[Any]] = dict.fromkeys("frequency_penalty ignore_eos logprobs presence_penalty top_logprobs".split(), (0,))
+NEUTRAL |= {"best_of": (1,), "repetition_penalty": (1,), "tool_choice": ("none", "auto"), "response_format": ({"type": "text"},)}
 """The values under which parameters that cannot be obeyed ask for nothing; a null or an empty value of any parameter does not either."""
-IN_NO_MESSAGE = ("audio", "function_call", "refusal", "tool_call_id", "tool_calls")
-"""What a message must not hold."""
 TURNS = "an optional system message, then alternating user and assistant messages, ending with the user's"
+T = TypeVar("T")
 
 
 class ApiError(Exception):
@@ -78,6 +63,15 @@ class AskedChat(Struct, frozen=True, kw_only=True):
     """Whether a stream ends with the tokens that it took."""
 
 
+class _Part(Struct, tag_field="type", tag="text"):
+    text: str
+
+
+class _Message(Struct):
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Annotated[str, Meta(pattern=r"\S")] | Annotated[list[_Part], Meta(min_length=1)]
+
+
 class _Body(Struct, kw_only=True):
     """The parameters that are obeyed."""
 
@@ -96,6 +90,15 @@ class _Body(Struct, kw_only=True):
     stream_options: dict[str, bool | None] | None = None
 
 
+class _BatchLine(Struct):
+    """A line of a batch."""
+
+    custom_id: Annotated[str, Meta(min_length=1, max_length=1000)]
+    method: Literal["POST"]
+    url: Literal["/v1/chat/completions"]
+    body: dict[str, Any]
+
+
 def read_chat(body: bytes | str | Mapping[str, Any]) -> AskedChat:
     """What is asked in a body, which is JSON or what was read from it. Raises `ApiError`."""
     try:
@@ -106,16 +109,10 @@ def read_chat(body: bytes | str | Mapping[str, Any]) -> AskedChat:
         obeyed = name in NO_EFFECT or name in _Body.__struct_fields__
         if not obeyed and value not in (None, [], {}, *NEUTRAL.get(name, ())):
             raise ApiError(f"`{name}` is not supported; leave it out", name, "unsupported_parameter")
-    try:
-        asked = msgspec.convert(given, _Body)
-    except msgspec.ValidationError as error:
-        what, _, path = str(error).partition(" - at `$.")
-        raise ApiError(
-            f"`{path.rstrip('`')}`: {what}" if path else what, path.rstrip("`") or what.split("`")[1], "invalid_value"
-        ) from error
+    asked = _converted(given, _Body)
     if asked.max_tokens is not None and asked.max_completion_tokens is not None:
         raise ApiError("`max_tokens` and `max_completion_tokens` mean the same here; set one of them", "max_tokens", "invalid_value")
-    chat = read_messages("messages", asked.messages)
+    *history, last = read_messages("messages", asked.messages)
     settings = ChainSettings(
         max_tokens=asked.max_tokens or asked.max_completion_tokens,
         top_k=None if asked.top_k is None else max(0, asked.top_k),  # vLLM's -1 is off, as 0 is
@@ -123,62 +120,49 @@ def read_chat(body: bytes | str | Mapping[str, Any]) -> AskedChat:
         samples=asked.n,
         **{name: getattr(asked, name) for name in ("temperature", "top_p", "min_p", "seed")},
     )
-    usage = bool((asked.stream_options or {}).get("include_usage"))
     return AskedChat(
-        model=asked.model, problem=chat[-1].content, history=chat[:-1], settings=settings, stream=bool(asked.stream), include_usage=usage
+        model=asked.model,
+        problem=last.content,
+        history=tuple(history),
+        settings=settings,
+        stream=bool(asked.stream),
+        include_usage=bool((asked.stream_options or {}).get("include_usage")),
     )
 
 
 def read_messages(name: str, messages: Sequence[Any]) -> tuple[Message, ...]:
     """The messages of a chat that ends with the user's. Raises `ApiError`."""
-    chat = tuple(_message(f"{name}[{place}]", each) for place, each in enumerate(messages))
+    said = _converted(messages, list[_Message], name)
+    texts = [each.content if isinstance(each.content, str) else "".join(part.text for part in each.content) for each in said]
+    chat = tuple(Message(each.role.replace("developer", "system"), text) for each, text in zip(said, texts, strict=True))
     roles = [message.role for message in chat]
-    turns = roles[1:] if roles[:1] == ["system"] else roles
-    if len(chat) > MAX_MESSAGES:
-        raise ApiError(f"`{name}` has {len(chat)} messages, more than {MAX_MESSAGES}", name, "invalid_value")
-    if not turns or turns != ["user", "assistant"] * (len(turns) // 2) + ["user"]:
+    if not re.fullmatch("s?(ua)*u", "".join(role[0] for role in roles)):
         raise ApiError(f"`{name}` has messages by {', '.join(roles) or 'nobody'}; expected {TURNS}", name, "invalid_value")
-    if (size := sum(len(message.content) for message in chat)) > MAX_TEXT:
-        raise ApiError(f"`{name}` has {size:,} characters, more than {MAX_TEXT:,}", name, "string_above_max_length")
     return chat
 
 
-def _message(where: str, message: Any) -> Message:
-    role, content = (message.get("role"), message.get("content")) if isinstance(message, Mapping) else (None, None)
-    if role not in ("system", "developer", "user", "assistant"):
-        raise ApiError(f"`{where}.role` is {role!r}; expected system, developer, user or assistant", f"{where}.role", "invalid_value")
-    if found := [name for name in IN_NO_MESSAGE if message.get(name)]:
-        raise ApiError(f"`{where}.{found[0]}` is not supported; leave it out", f"{where}.{found[0]}", "unsupported_parameter")
-    if isinstance(content, list) and all(isinstance(part, Mapping) and isinstance(part.get("text"), str) for part in content):
-        content = "".join(part["text"] for part in content)
-    if not isinstance(content, str) or not content.strip():
-        raise ApiError(f"`{where}.content` is no text; only text is supported, and none may be empty", f"{where}.content", "invalid_value")
-    return Message("system" if role == "developer" else str(role), content)
+def _converted(value: Any, kind: type[T], where: str = "") -> T:
+    """`value`, which is at a path of the request, as a `kind`. Raises `ApiError`."""
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        what, _, path = str(error).partition(" - at `$")
+        param = (where + path.rstrip("`")).lstrip(".") or what.split("`")[-2]
+        missing = what.startswith("Object missing")
+        raise ApiError(
+            what if missing else f"`{param}`: {what}", param, "missing_required_parameter" if missing else "invalid_value"
+        ) from error
 
 
 def is_request(names: Iterable[str]) -> bool:
     """Whether a row with columns of these names is a line of a batch: most of its keys are there, and no problem of our own."""
     found = set(names)
-    return len(found.intersection(KEYS)) > 2 and "problem" not in found
-
-
-def custom_id_of(record: Mapping[str, Any]) -> str | None:
-    """The `custom_id` of a line; None where it has none that can name it."""
-    name = record.get("custom_id")
-    return name if isinstance(name, str) and name.strip() and len(name) <= MAX_NAME else None
+    return len(found.intersection(_BatchLine.__struct_fields__)) > 2 and "problem" not in found
 
 
 def read_request(record: Mapping[str, Any]) -> AskedChat:
     """What is asked in a line of a batch. Raises `ApiError`."""
-    if missing := [key for key in KEYS if record.get(key) is None]:
-        raise ApiError(f"the line has no `{missing[0]}`", missing[0], "missing_required_parameter")
-    if custom_id_of(record) is None:
-        raise ApiError(f"`custom_id` is no text of 1 to {MAX_NAME:,} characters", "custom_id", "invalid_value")
-    if (record["method"], record["url"]) != ("POST", ENDPOINT):
-        raise ApiError(f"the line asks {record['method']} {record['url']}; only POST {ENDPOINT} is supported", "url", "invalid_url")
-    if not isinstance(record["body"], Mapping):
-        raise ApiError("`body` is no object", "body", "invalid_type")
-    asked = read_chat(record["body"])
+    asked = read_chat(_converted(record, _BatchLine).body)
     if asked.stream:
         raise ApiError("`stream` is not supported in a batch; leave it out", "stream", "unsupported_parameter")
     return asked
@@ -212,12 +196,13 @@ def completion(
 
 def usage_of(replies: Sequence[ChainReply]) -> dict[str, Any]:
     """Tokens of all calls to all engines. Rejected candidates count, and every call reads its prompt, most of it from a cache."""
-    roles = dict.fromkeys(role for reply in replies for role in reply.input_tokens)
-    read_by, written_by = [reply.input_tokens for reply in replies], [reply.output_tokens for reply in replies]
-    by_role = {role: _tokens(sum(each[role] for each in read_by), sum(each[role] for each in written_by)) for role in roles}
-    read, written = (sum(each[name] for each in by_role.values()) for name in ("prompt_tokens", "completion_tokens"))
-    details = {"completion_tokens_details": {"reasoning_tokens": sum(reply.thought_tokens for reply in replies)}}
-    return _tokens(read, written) | details | {"by_role": by_role}
+    read, written = Counter[str](), Counter[str]()
+    for reply in replies:
+        read.update(reply.input_tokens)
+        written.update(reply.output_tokens)
+    details = {"reasoning_tokens": sum(reply.thought_tokens for reply in replies)}
+    by_role = {role: _tokens(read[role], written[role]) for role in read}
+    return _tokens(read.total(), written.total()) | {"completion_tokens_details": details, "by_role": by_role}
 
 
 def _tokens(read: int, written: int) -> dict[str, Any]:

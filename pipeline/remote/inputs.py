@@ -1,10 +1,10 @@
 """Problems at a URL: it enters, a file or a folder of files on this machine leaves."""
 
-import re
 from fnmatch import fnmatchcase
+from glob import has_magic
 from pathlib import Path
 
-from pipeline.data.files import FORMS, MAGIC, files_among, is_problems_file
+from pipeline.data.files import files_among, is_problems_file
 from pipeline.errors import InputError, RunFolderError, StoreError
 from pipeline.remote.object_store import ObjectStore
 from pipeline.remote.url import Url, parse_url
@@ -25,7 +25,7 @@ def fetch_problems(text: str, folder: Path) -> Path:
     if objects := store.list():
         return _downloaded_all(store, files_among(text, objects), folder / (url.name or url.bucket))
     parts = url.key.split("/")
-    pattern = next((place for place, part in enumerate(parts) if re.search(f"[{re.escape(MAGIC)}]", part)), None)
+    pattern = next((place for place, part in enumerate(parts) if has_magic(part)), None)
     if pattern is None:
         raise InputError(text, "there is no such object")
     above = ObjectStore(Url(url.scheme, url.bucket, "/".join(parts[:pattern])))
@@ -44,8 +44,6 @@ def _matches(name: str, pattern: list[str]) -> bool:
 
 
 def _downloaded_all(store: ObjectStore, names: list[str], folder: Path) -> Path:
-    if not names:
-        raise InputError(str(store.url), f"has no object that ends in {', '.join(FORMS)}")
     flat = [name.rpartition("/")[2] for name in sorted(names)]
     width = len(str(len(names))) if len(set(flat)) < len(flat) or flat != sorted(flat) else 0
     for number, (name, own) in enumerate(zip(sorted(names), flat, strict=True)):

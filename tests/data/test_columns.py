@@ -1,6 +1,5 @@
 """Which columns are read, what a value means as text, a chat as a problem, and multiple choice as data sets write it."""
 
-import json
 from datetime import date
 from decimal import Decimal
 from pathlib import Path
@@ -12,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.data.columns import ALIASES, Columns, options_of, shown_in
+from pipeline.data.columns import ALIASES, Columns, options_of
 from pipeline.data.problems import Problem
 from pipeline.data.reading import InputReading, read_problems
 from pipeline.drawing.prompt import problem_in, shown_prompt
@@ -34,10 +33,6 @@ def read(row: dict[str, Any], columns: dict[str, str] | None = None) -> Problem 
     return Columns(columns or {}, [row], "p.jsonl").problem(1, row)
 
 
-def said(*messages: dict[str, str]) -> tuple[Message, ...]:
-    return tuple(Message(each["role"], each["content"]) for each in messages)
-
-
 @pytest.mark.parametrize("problem", ["problem", *ALIASES["problem"], "Question"])
 @pytest.mark.parametrize("answer", ["answer", *ALIASES["answer"], "Solution"])
 def test_the_names_that_data_sets_use(problem: str, answer: str) -> None:
@@ -57,20 +52,19 @@ def test_our_names_go_before_others_and_a_mapping_before_both() -> None:
 @pytest.mark.parametrize(
     ("columns", "what"),
     [
-        ({}, "p.jsonl: no column `problem`; it has `text`, `nr`; pass --column problem=NAME; --column answer=NAME as well"),
-        ({"problem": "txet"}, "p.jsonl: no column `txet`; it has `text`, `nr`; did you mean `text`?"),
+        ({}, "p.jsonl: no column `problem`; pass --column problem=NAME, one of `text`, `nr`"),
+        ({"problem": "txet"}, "p.jsonl: no column `txet`; did you mean `text`?"),
         ({"anwser": "nr"}, "--column anwser=nr: a problem has no field `anwser`; did you mean `answer`?"),
-        ({"text": "problem"}, "--column text=problem: a problem has no field `text`; did you mean --column problem='text'?"),
     ],
 )
 def test_a_missing_column_is_named(columns: dict[str, str], what: str) -> None:
     with pytest.raises(InputError) as caught:
         list(InputReading("p.jsonl", [{"text": "x", "nr": 1}], columns))
-    assert str(caught.value).startswith(what)
+    assert str(caught.value) == what
 
 
 def test_answers_become_text() -> None:
-    values = {27.0: "27", 0.5: "0.5", 1e22: "1" + 22 * "0", 1e-7: "0.0000001", -0.0: "0", True: "true", None: None, float("nan"): None}
+    values = {27.0: "27", 0.5: "0.5", 1e22: "1" + 22 * "0", 1e-7: "0.0000001", True: "true", None: None, float("nan"): None}
     values |= {" ": None, Decimal("0.70"): "0.70", date(2024, 1, 2): "2024-01-02", "We get <<3*6=18>>18\n#### 18": "18"}
     for value, text in (*values.items(), ([1, "x"], "1, x")):
         assert read({"problem": "x", "answer": value}) == Problem(1, "1", "x", text)
@@ -79,31 +73,22 @@ def test_answers_become_text() -> None:
 @pytest.mark.parametrize(
     ("row", "what"),
     [
-        ({"problem": None}, "has no `problem`"),
-        ({"problem": " \n"}, "`problem` is empty"),
-        ({"problem": 5}, "`problem` is a number, expected text or the messages of a chat"),
-        ({"answer": {}}, "`answer` is an object, expected text or a number"),
-        ({"answer": float("inf")}, "`answer` is a number that is out of range; write it as text"),
-        ({"grader": "mathh"}, "`grader` is 'mathh', expected math, "),
+        ({"problem": " \n"}, "has no `problem`"),
+        ({"problem": 5}, "`problem` is neither text nor the messages of a chat"),
+        ({"answer": {}}, "`answer` is of type `dict`, expected text or a number"),
+        ({"grader": "mathh"}, "`grader` is 'mathh'; did you mean `math`?"),
         ({"problem": "x" * 1_000_001}, "`problem` has 1,000,001 characters, more than 1,000,000"),
-        ({"answer": "x" * 100_001}, "`answer` has 100,001 characters, more than 100,000"),
-        ({"problem_id": "x" * 1001}, "`problem_id` has 1,001 characters, more than 1,000"),
-        ({"problem": [ONE, TWO]}, "`problem` ends with an assistant message; end the chat with the user's, or map it"),
-        ({"problem": [ONE, ONE]}, "`problem` has messages by user, user; expected an optional system message"),
-        ({"options": "(A) a (B) b"}, "`options` is text without options"),
-        ({"options": "['w', 'x']"}, "`options` is text but not JSON"),
-        ({"options": [["a"], ["b"]]}, "`options` is an array without options"),
-        ({"options": ["a", ""]}, "option B of `options` is empty"),
-        ({"options": [str(place) for place in range(27)]}, "`options` has 27 texts, more than the 26"),
-        ({"options": {"text": ["w", "x"], "label": ["A"]}}, "`options` has 2 texts and the labels A"),
+        ({"problem": [ONE, TWO]}, "`problem` has messages by user, assistant; expected an optional system message"),
+        ({"options": "(A) a (B) b"}, "`options` is text but not JSON"),
+        ({"options": 5}, "`options` is no array of options"),
+        ({"options": [["a"], ["b"]]}, "`options` is of type `list`"),
+        ({"options": ["a", ""]}, "`options` has 2 texts, expected at most 26, none of them empty"),
         ({"options": {"text": ["w", "x"], "label": ["A", "A"]}}, "`options` has 2 texts and the labels A, A"),
-        ({"options": WX, "answer": "green"}, "`answer` is 'green', which is not one of its 4 options; expected a letter up to D"),
-        ({"options": WX, "answer": "E"}, "`answer` is 'E', which is not one of its 4 options"),
-        ({"options": WX, "answer": "D. y"}, "`answer` is 'D. y', which is not one of"),
+        ({"options": WX, "answer": "green"}, "`answer` is 'green': which is not one of its 4 options"),
+        ({"options": WX, "answer": "E"}, "`answer` is 'E': which is not one of its 4 options"),
         ({"options": ["B", "A"], "answer": "A"}, "`answer` is 'A': several options match; write the letter"),
-        ({"options": WX, "answer": ["A", "B"]}, "`answer` is an array, expected text or a number"),
         ({"options": WX, "answer": 2}, "`answer` is '2': it may be positions counted from 0, positions counted from 1, and the first"),
-        ({"options": WX, "answer": 7}, "`answer` is '7', which is not one of"),
+        ({"options": WX, "answer": 7}, "`answer` is '7': which is not one of"),
     ],
 )
 def test_a_row_without_a_problem_says_why(row: dict[str, Any], what: str) -> None:
@@ -114,21 +99,13 @@ def test_a_row_without_a_problem_says_why(row: dict[str, Any], what: str) -> Non
 
 def test_paths_lead_into_rows() -> None:
     row = {"body": {"messages": [SYSTEM, ASKED]}, "gold": {"parts": [4, 5]}, "a.b": "plain"}
-    assert read(row, {"problem": "body.messages", "answer": "gold.parts[1]"}) == Problem(1, "1", "2+2?", "5", history=said(SYSTEM))
+    chat = Problem(1, "1", "2+2?", "5", history=(Message("system", "Be brief."),))
+    assert read(row, {"problem": "body.messages", "answer": "gold.parts[1]"}) == chat
     assert read(row, {"problem": "a.b"}) == Problem(1, "1", "plain", None)
-    assert "the array holds 2 values" in str(read(row, {"problem": "gold.parts[2]"}))
-    assert "has no `body.mesages`; did you mean `messages`?" in str(read(row, {"problem": "body.mesages"}))
-    assert "expected an array around `0`, got an object" in str(read(row, {"problem": "gold[0]"}))
+    for path in ("gold.parts[2]", "body.mesages", "gold[0]", "a.b.c"):
+        assert f"has no `{path}`" in str(read({"a": "text"} | row, {"problem": path}))
     columns = Columns({"problem": "a.b", "answer": "gold.parts[0]"}, [row], "p")
     assert columns.problem(2, {"a.b": "no gold here", "gold": None}) == Problem(2, "2", "no gold here", None)
-
-
-def test_messages_in_every_form() -> None:
-    parts = [{"type": "text", "text": "1+"}, {"type": "text", "text": "1?"}]
-    for value in (json.dumps([ONE]), [{"role": "user", "content": parts}]):
-        assert read({"messages": value}) == Problem(1, "1", "1+1?", None)
-    assert read({"messages": "[{not a chat"}) == Problem(1, "1", "[{not a chat", None)
-    assert read({"messages": [{**SYSTEM, "role": "developer"}, ONE]}) == Problem(1, "1", "1+1?", None, history=said(SYSTEM))
 
 
 def test_a_chat_is_the_same_in_parquet_and_in_the_prompts_of_both_engines(tmp_path: Path) -> None:
@@ -146,19 +123,17 @@ def test_a_chat_is_the_same_in_parquet_and_in_the_prompts_of_both_engines(tmp_pa
 
 
 def test_options_in_every_form() -> None:
-    labelled = [{"label": "A", "text": "w"}, {"label": "B", "text": "x"}]
     arc, medqa = {"text": ["w", "x"], "label": ["1", "2"]}, {"A": "w", "B": "x", "C": None}  # as Arrow gives the letters of the longest
-    for value in (["w", "x"], arc, medqa, labelled, ["A)w", "B)x"], ["(A) w", "(B) x"], '["w", "x"]'):
+    for value in (["w", "x"], arc, medqa, '["w", "x"]'):
         assert options_of("options", value).texts == ("w", "x")
-    assert [options_of("options", value).labels for value in (arc, medqa, labelled)] == [("1", "2"), ("A", "B"), ("A", "B")]
-    assert options_of("options", ["A) 21", "C) 22", 2]).texts == ("A) 21", "C) 22", "2")
+    assert [options_of("options", value).labels for value in (arc, medqa)] == [("1", "2"), ("A", "B")]
     assert not any(options_of("options", value).texts for value in (None, "", [], {}))
 
 
 @pytest.mark.parametrize(
     ("options", "answers"),
     [
-        (WX, ["C", "c", "(C)", "C.", "**C**", "C. y", "y", " Y ", ["C"]]),
+        (WX, ["C", "c", "(C)", "C.", "**C**", "y", " Y ", ["C"]]),
         ({"text": WX, "label": ["1", "2", "3", "4"]}, ["3", 3]),
         ({"text": WX, "label": ["E", "F", "G", "H"]}, ["G", "y"]),
         (["0.5", "2", "1.5"], [1.5]),
@@ -187,14 +162,6 @@ def test_numbers_are_places_only_where_the_column_says_from_where(sizes: list[in
         assert isinstance(found, Problem) == known
 
 
-def test_options_that_a_problem_shows() -> None:
-    for problem in ("Which?\n(A) red\n(B) blue", "Which? A. red B. blue", "Which?\n**A**: red\n**B**: blue"):
-        assert shown_in(problem, ("red", "blue"))
-    for problem in ("Which of red and blue?", "(A) red (C) blue", "(B) blue (A) red"):
-        assert not shown_in(problem, ("red", "blue"))
-
-
-OWN = [dict(zip(("opa", "opb", "opc", "opd"), WX, strict=True)) | {"cop": place} for place in range(4)]
 ARC = [{"choices": {"text": WX, "label": list("ABCD")}, "answerKey": each} for each in "ABCD"]
 SETS: dict[str, tuple[dict[str, str], list[dict[str, Any]], str]] = {
     "mmlu": ({}, [{"choices": WX, "answer": place} for place in range(4)], "positions counted from 0"),
@@ -202,7 +169,6 @@ SETS: dict[str, tuple[dict[str, str], list[dict[str, Any]], str]] = {
     "by value": ({}, [{"choices": [3, 4, 5, 6], "answer": place + 3} for place in range(4)], "the text of an option"),
     "arc": ({}, ARC, "`answerKey` as `answer`"),
     "hellaswag": ({"options": "endings", "answer": "label"}, [{"endings": WX, "label": str(n)} for n in range(4)], "from 0"),
-    "medmcqa": ({"options": "opa,opb,opc,opd", "answer": "cop"}, OWN, "positions counted from 0"),
     "mmlu-pro": ({}, [{"options": WX, "answer": "ABCD"[place], "answer_index": place} for place in range(4)], ""),
 }
 
@@ -217,17 +183,12 @@ def test_data_sets_as_they_are_published(name: str) -> None:
     assert remark in columns.remark
 
 
-def test_a_row_whose_answer_is_no_option_fails_alone_and_one_that_shows_its_options_has_them_once() -> None:
+def test_a_row_whose_answer_is_no_option_fails_alone() -> None:
     rows = [
         {"problem": "Which?", "options": ["red", "blue"], "answer": "green"},
-        {"problem": "Which? (A) red (B) blue", "options": ["red", "blue"], "answer": "blue"},
         {"problem": "1+1?", "options": ["1", "2"], "answer": "2", "grader": "math"},
         {"problem": "1+1?", "options": None, "answer": 1},
     ]
     first, *others = (item for item, _ in InputReading("p", rows))
     assert isinstance(first, BadRow)
-    assert others == [
-        Problem(2, "2", "Which? (A) red (B) blue", "B", (), "letter"),
-        Problem(3, "3", "1+1?", "2", (), "math"),
-        Problem(4, "4", "1+1?", "1"),
-    ]
+    assert others == [Problem(2, "2", "1+1?", "2", (), "math"), Problem(3, "3", "1+1?", "1")]

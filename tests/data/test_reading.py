@@ -1,7 +1,6 @@
 """An input is read once: which rows leave, under which ids, and what is said about them."""
 
 import json
-import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +40,7 @@ def test_each_row_leaves_with_all_of_its_columns_in_its_order() -> None:
 
 def test_a_row_that_no_file_can_hold_spoils_no_other() -> None:
     items = [item for item, _ in InputReading("p", [{"problem": "a\ud800"}, {"problem": "x", "note": 2**70}, {"problem": "y", "note": 1j}])]
-    assert "lone surrogate" in str(items[0])
+    assert "cannot be written as JSON" in str(items[0])
     assert [item.problem for item in items[1:] if isinstance(item, Problem)] == ["x", "y"]
 
 
@@ -120,16 +119,7 @@ def test_several_files_are_one_input(tmp_path: Path) -> None:
     assert [(item.row, getattr(item, "problem", None)) for item, _ in reading] == [
         (1, "a1"), (2, None), (3, "b1"), (4, "b2"), (5, "b1"), (6, "b2"),
     ]  # fmt: skip
-    assert reading.remarks[0] == f"{tmp_path}: 2 files: a.jsonl, b.csv"
     assert reading.name == f"{tmp_path} and 1 more"
-
-
-def test_memory_is_16_bytes_a_row() -> None:
-    records = ({"problem": "x" * 400, "problem_id": f"{number:0100}"} for number in range(20_000))
-    tracemalloc.start()
-    assert sum(1 for _ in InputReading("p", records)) == 20_000
-    assert tracemalloc.get_traced_memory()[1] < 4 << 20
-    tracemalloc.stop()
 
 
 def test_what_is_a_sample_or_a_shard() -> None:

@@ -57,7 +57,7 @@ def test_a_pattern(store: ObjectServer, prefix: str, tmp_path: Path, pattern: st
     [
         ("b.csv", "there is no such object"),
         ("*.jsonl", "no object matches this pattern"),
-        ("folder", "has no object that ends in .parquet"),
+        ("folder", "has no file that ends in .parquet"),
         ("../x", "`..` in its path"),
     ],
 )
@@ -104,7 +104,7 @@ def test_messages_name_the_url(store: ObjectServer, prefix: str, tmp_path: Path)
     store.write(f"{prefix}/x.csv", b"riddle\nwhy?\n")
     done = pipeline(*COMMAND, "--input", f"s3://{BUCKET}/{prefix}/x.csv", "--output", tmp_path / "run")
     assert done.returncode == 2
-    assert done.stderr.startswith(f"error: s3://{BUCKET}/{prefix}/x.csv: no column `problem`; it has `riddle`")
+    assert done.stderr.startswith(f"error: s3://{BUCKET}/{prefix}/x.csv: no column `problem`; pass --column problem=NAME, one of `riddle`")
 
 
 @pytest.mark.slow

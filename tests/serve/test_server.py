@@ -90,7 +90,7 @@ def test_more_than_may_wait_is_refused_with_when_to_come_again(server: Serving) 
         ({"messages": [{"role": "user", "content": "x" * 10_000}]}, None, "request_too_large"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
-            "messages[0].content",
+            "messages[0].content[0].type",
             "invalid_value",
         ),
     ],

@@ -21,20 +21,15 @@ def write_batch(path: Path, lines: Iterable[Mapping[str, Any] | str]) -> Path:
 
 REFUSED: list[tuple[dict[str, Any] | str, str, str | None, str | None]] = [
     (request("tools", tools=[{"type": "function", "function": {"name": "f"}}]), "tools", "tools", "unsupported_parameter"),
-    (
-        request("image", [{"type": "image_url", "image_url": {"url": "x"}}]),
-        "image",
-        "messages[0].content",
-        "invalid_value",
-    ),
-    (request("embeds", url="/v1/embeddings"), "embeds", "url", "invalid_url"),
-    (request("gets", method="GET"), "gets", "url", "invalid_url"),
+    (request("image", [{"type": "image_url", "image_url": {"url": "x"}}]), "image", "messages[0].content[0].type", "invalid_value"),
+    (request("embeds", url="/v1/embeddings"), "embeds", "url", "invalid_value"),
+    (request("gets", method="GET"), "gets", "method", "invalid_value"),
     (request("streams", stream=True), "streams", "stream", "unsupported_parameter"),
     (request("typo", temprature=1), "typo", "temprature", "unsupported_parameter"),
-    (request(None), "(row 8)", "custom_id", "missing_required_parameter"),
+    (request(None), "(row 8)", "custom_id", "invalid_value"),
     (request(7), "(row 9)", "custom_id", "invalid_value"),
-    ({**request("bodiless"), "body": None}, "bodiless", "body", "missing_required_parameter"),
-    ({**request("text"), "body": "{}"}, "text", "body", "invalid_type"),
+    ({**request("bodiless"), "body": None}, "bodiless", "body", "invalid_value"),
+    ({**request("text"), "body": "{}"}, "text", "body", "invalid_value"),
     ('{"custom_id": "cut', "(row 12)", None, "invalid_json_line"),
 ]
 """Lines that are refused behind a first one called `first`: each with the name that its error has, the parameter and the code."""

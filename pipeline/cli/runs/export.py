@@ -172,9 +172,9 @@ def _export_batch(run: Path, output: Path, overwrite: bool) -> None:
     for file in (output, errors):
         check_output(file, overwrite)
     with boundary(RunFolderError, str(output), foreign=OSError):
-        written = write_batch_files(run, output)
-    print_line(f"{output}: {written.answered:,} answered")
-    print_line(f"{errors}: {written.errors:,} {'error' if written.errors == 1 else 'errors'}")
+        answered, failed = write_batch_files(run, output)
+    print_line(f"{output}: {answered:,} answered")
+    print_line(f"{errors}: {failed:,} {'error' if failed == 1 else 'errors'}")
 
 
 def _export_training_data(runs: Sequence[Path], output: Path, form: Form, kind: str, options: dict[str, Any]) -> None:
