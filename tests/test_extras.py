@@ -5,6 +5,7 @@ import re
 import tomllib
 from collections.abc import Iterator
 
+from pipeline.engines.vllm.backend import VERSIONS
 from tests.support.paths import ROOT
 
 EXTRAS: dict[str, list[str]] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
@@ -45,3 +46,8 @@ def test_the_training_packages_that_are_looked_for_are_those_of_the_extra() -> N
     from pipeline.cli.train import NEEDED
 
     assert set(NEEDED) <= PACKAGES["train"]
+
+
+def test_the_extra_vllm_installs_the_versions_that_are_supported() -> None:
+    low, high = (".".join(map(str, bound)) for bound in VERSIONS)
+    assert f"vllm>={low},<{high}" in EXTRAS["vllm"][0].replace(" ", "")

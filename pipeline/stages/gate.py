@@ -50,9 +50,6 @@ class GateSpec(StageSpec, frozen=True, kw_only=True, tag="gate"):
             yield "threshold", f"is {self.threshold:g}, but `{self.statistic}` is {what}"
         if self.statistic == "repeats" and self.flags != "unsure":
             yield "flags", "applies to log probabilities, and `repeats` is a count of steps; drop it"
-        for key in ("adapter", "prompts"):
-            if getattr(self, key) is not None:
-                yield key, "a gate calls no engine; set this on a stage that does"
 
 
 class Gate:

@@ -46,7 +46,7 @@ def test_a_preset_that_sets_nothing_of_the_graph_is_refused(tmp_path: Path, grap
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (("tests/bad_graphs/cycle.yaml",), "draft -> fallback -> verify -> draft"),
+        (("tests/graphs/cycle.yaml",), "draft -> fallback -> verify -> draft"),
         ((SPECCOT, "--output", "a.png"), "--output a.png: its name must end in .txt, .mmd, .mermaid, or say --format"),
         ((SPECCOT, "--format", "png"), "'png' is not one of 'text', 'mermaid'"),
         ((SPECCOT, "--set", "candidate=3"), "did you mean `candidates`?"),

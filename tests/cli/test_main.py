@@ -125,7 +125,7 @@ def test_why_chains_failed_is_printed(tmp_path: Path, problems: Path) -> None:
         (("run", SPECCOT, "--input", "none.csv"), "none.csv: no such file"),
         (("run", SPECCOT, "--input", "README.md"), "error: README.md: unknown file type `.md`"),
         (("run", SPECCOT, "--input", "README.md", "--set", "candidate=3"), "did you mean `candidates`?"),
-        (("graph", "check", "tests/bad_graphs/cycle.yaml"), "draft -> fallback -> verify -> draft"),
+        (("graph", "check", "tests/graphs/cycle.yaml"), "draft -> fallback -> verify -> draft"),
         (("answer",), "error: pipeline: no command `answer`; see pipeline --help\n"),
         (("graph", "chek"), "error: pipeline graph: no command `chek`; did you mean `check`?"),
         (("run", SPECCOT, "--bacth-size", "3"), "error: no option `--bacth-size`; did you mean `--batch-size`?"),
@@ -141,7 +141,7 @@ def test_wrong_options_are_exit_code_2(arguments: tuple[str, ...], expected: str
 
 @pytest.mark.slow
 def test_a_process_ends_with_the_exit_code_of_its_command() -> None:
-    done = spawned("graph", "check", "tests/bad_graphs/cycle.yaml")
+    done = spawned("graph", "check", "tests/graphs/cycle.yaml")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.count("\n") == 1
 
