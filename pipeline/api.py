@@ -10,9 +10,10 @@ that. `solve` and `solve_async` carry out the same session as `pipeline run` and
     RunKeywords     what they take by keyword: `pipeline.options`
 """
 
+import asyncio
 import math
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 import anyio
 import anyio.to_thread
 import msgspec
+from anyio.from_thread import start_blocking_portal
 from msgspec import Struct, structs
 
 from pipeline.data.inputs import STDIN, problem_files, rows_in_memory
@@ -41,12 +43,13 @@ from pipeline.options import Engines, Graph, GraphKeywords, Input, RunKeywords, 
 from pipeline.remote.folder import written_folder
 from pipeline.remote.inputs import fetch_problems
 from pipeline.remote.url import input_urls, is_url
-from pipeline.run.background import ChainStream, MemoryRows, TaskRun, ThreadRun, progress_shown
-from pipeline.run.loop import Stop, on_asyncio, time_is_virtual
+from pipeline.run.loop import loop_options
 from pipeline.run.observer import Observer
-from pipeline.run.prepare import Prepared, checked, load_plan, prepared
-from pipeline.run.run import SessionResult, failed_too_often, solve_on
-from pipeline.run.run import solve as open_and_solve
+from pipeline.run.prepare import Prepared, checked, load_plan, prepare
+from pipeline.run.run import SessionResult, failed_too_often
+from pipeline.run.run import solve as solve_run
+from pipeline.run.stream import ChainStream, MemoryRows, as_task, in_thread, progress_shown
+from pipeline.runtime.virtual_loop import VirtualLoop
 from pipeline.stages.base import StageKind
 from pipeline.stages.build import flaw_in_contract
 from pipeline.stages.function_judge import judge
@@ -183,8 +186,8 @@ def solve(graph: Graph, problems: Input, *, trace: bool = False, progress: bool 
             return result
         alone = call.baseline.options if call.run.folder is None else call.baseline.next_to(call.run.folder)
         plan = load_plan(alone.graph, alone.bound_engines, alone.settings)
-        with prepared(alone, plan, call.run.problems, on_disk=False, said=call.baseline.notices) as run:
-            compared = _solved(structs.replace(call, run=run, baseline=None), trace, progress)
+        with prepare(alone, plan, call.run.problems, on_disk=False) as run:
+            compared = _solved(structs.replace(call, run=run, baseline=None, said=call.baseline.notices), trace, progress)
     return structs.replace(result, baseline=compared)
 
 
@@ -198,13 +201,15 @@ async def solve_async(graph: Graph, problems: Input, **options: Unpack[RunKeywor
     the first chain, and at the end the `RunError` that kept the run from its own. Of a resumed run only new chains are given.
     """
     opened = _opened(options.get("engines")) is not None
-    if not on_asyncio():
-        raise UsageError("solve_async needs asyncio's event loop; with another one call solve in a thread")
+    try:
+        loop = asyncio.get_running_loop()
+    except RuntimeError as error:
+        raise UsageError("solve_async needs asyncio's event loop; with another one call solve in a thread") from error
     if options.get("baseline"):
         raise UsageError("baseline: solve_async gives the chains of one run; use solve")
     if options.get("replicas", 1) != 1:
         raise UsageError("replicas: solve_async gives the chains of one process; use solve")
-    virtual = opened and time_is_virtual()
+    virtual = opened and isinstance(loop, VirtualLoop)
     called = _called(graph, problems, options, virtual=virtual)
     with ExitStack() as stack:
         enter = partial(stack.enter_context, called)
@@ -212,19 +217,15 @@ async def solve_async(graph: Graph, problems: Input, **options: Unpack[RunKeywor
         if call.run.nothing_to_do:
             return
         # Where the reader is on the same virtual clock, the clock would jump while the run waits for the reader.
-        chains = ChainStream(math.inf if virtual else UNREAD, inline=call.run.virtual_time)
-        run = _started(call, chains, stack.pop_all())
-        try:
-            while (row := await chains.next()) is not None:
-                yield row
-            ended = await run.ended()
-        finally:
-            chains.close()
-            run.stop()
-            with anyio.CancelScope(shield=True):
-                await run.aclose()
-    if ended.error is not None:
-        raise ended.error
+        chains = ChainStream(loop, math.inf if virtual else UNREAD, inline=not opened and call.run.virtual_time)
+        main = partial(_streamed, call, chains, stack.pop_all())
+        async with as_task(main) if opened else in_thread(main, virtual=call.run.virtual_time) as ended:
+            with closing(chains):
+                while (row := await chains.next()) is not None:
+                    yield row
+                result = await ended
+    if result.error is not None:
+        raise result.error
 
 
 class _SolveCall(Struct, frozen=True, kw_only=True):
@@ -235,49 +236,40 @@ class _SolveCall(Struct, frozen=True, kw_only=True):
     """Engines that the caller has opened, by role; None where the run opens its own."""
     baseline: BaselinePlan | None
     """The run of the target alone that follows."""
+    said: Sequence[str]
+    """Notices about the engines and the input."""
 
-    async def carry_out(self, observer: Observer, stop: Stop) -> SessionResult:
+    async def carry_out(self, observer: Observer) -> SessionResult:
         """Carry out the session in the running event loop."""
-        run = self.run
-        if self.engines is None:
-            here = import_module("pipeline.cluster.replicas").solve_on_this_machine if run.options.on_replicas else open_and_solve
-            result: SessionResult = await here(run, observer, stop)
+        if self.run.options.on_replicas:
+            result: SessionResult = await import_module("pipeline.cluster.replicas").solve_on_this_machine(self.run, observer)
             return result
-        return await solve_on(self.engines, run, observer, stop)
+        return await solve_run(self.run, observer, engines=self.engines)
+
+
+async def _streamed(call: _SolveCall, chains: ChainStream, held: ExitStack) -> SessionResult:
+    """Carry out the session, whose chains go to their reader; the run folder, which is `held`, is let go at its end: the reader may be gone
+    before that."""
+    with held:
+        try:
+            return await call.carry_out(Observer(sink=chains))
+        finally:
+            chains.finish()
 
 
 def _solved(call: _SolveCall, trace: bool, progress: bool) -> Result:
     """Solve and wait; raises `Unfinished`."""
-    run, kept = call.run, MemoryRows(trace=trace)
+    run, kept, told = call.run, MemoryRows(trace=trace), [*call.said, *call.run.remarks]
     if run.nothing_to_do:
-        return _result(SessionResult.of_old(run).run, run, None)
-    observer = Observer(sink=kept, watch=progress_shown) if progress else Observer(sink=kept)
-    background = ThreadRun(partial(call.carry_out, observer), virtual=run.virtual_time and not run.options.on_replicas)
-    try:
-        ended = background.result()
-    finally:
-        background.close()
-    result = _result(ended.run, run, kept, (*run.remarks, *ended.notices))
+        return _result(run.record, run, kept, told)
+    observer = Observer(sink=kept, tell=told.append, watch=progress_shown if progress else Observer().watch)
+    virtual = run.virtual_time and not run.options.on_replicas
+    with start_blocking_portal("asyncio", loop_options(virtual)) as portal:
+        ended = portal.call(call.carry_out, observer)
+    result = _result(ended.run, run, kept, told)
     if ended.error is not None:
         raise Unfinished(ended.error, result) from ended.error
     return result
-
-
-def _started(call: _SolveCall, chains: ChainStream, held: ExitStack) -> ThreadRun | TaskRun:
-    """Start the run in the background; at its end `chains` is told that no more will come.
-
-    `held` holds the run folder, which is let go when the run has ended: the iterator may be gone before that, as in an event loop that is
-    being closed, where it cannot wait.
-    """
-
-    async def main(stop: Stop) -> SessionResult:
-        with held:
-            try:
-                return await call.carry_out(Observer(sink=chains), stop)
-            finally:
-                chains.finish()
-
-    return ThreadRun(main, virtual=call.run.virtual_time) if call.engines is None else TaskRun(main)
 
 
 def _known(options: Mapping[str, Any], keywords: type) -> dict[str, Any]:
@@ -327,15 +319,8 @@ def _prepared_call(stack: ExitStack, graph: Graph, problems: Input, given: dict[
     else:
         reading = InputReading("problems", rows_in_memory(problems, valid.limit), valid.columns, valid.part, grader=grader)
     baseline = plan_baseline(valid) if valid.baseline else None
-    held = prepared(
-        valid,
-        plan,
-        reading,
-        virtual=None if opened is None else virtual,
-        on_disk=False,
-        said=said,
-    )
-    return _SolveCall(run=stack.enter_context(held), engines=opened, baseline=baseline)
+    held = prepare(valid, plan, reading, virtual=None if opened is None else virtual, on_disk=False)
+    return _SolveCall(run=stack.enter_context(held), engines=opened, baseline=baseline, said=said)
 
 
 def _valid(
@@ -424,17 +409,16 @@ def _role(role: str, engine: Any) -> Any:
     return {"backend": "open", "model": str(getattr(engine, "model", ""))}
 
 
-def _result(run: RunFile, started: Prepared, kept: MemoryRows | None, remarks: Sequence[str] = ()) -> Result:
+def _result(run: RunFile, started: Prepared, kept: MemoryRows, told: Sequence[str]) -> Result:
     """The result of a run; where there is a run folder, with all chains in it, those of earlier sessions included."""
     if started.folder is not None:
         kept = MemoryRows(trace=False)
         kept.chains = read_rows(started.folder, ChainRow, "chains")
-    assert kept is not None, "a run without a folder has one session"
     return Result(
         chains=tuple(sorted(kept.chains, key=lambda row: (row.input_row, row.sample_index))),
         run=run,
         folder=started.folder,
-        notices=tuple(remarks),
+        notices=tuple(told),
         steps=tuple(kept.steps),
         calls=tuple(kept.calls),
     )

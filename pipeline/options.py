@@ -79,11 +79,11 @@ SHARE_HELP = "Exit with code 3 only if more than this share of the chains failed
 CLUSTER_HELP = "Place the replicas on a Ray cluster: ray (RAY_ADDRESS, this machine's, or a new one) or ray://HOST:PORT."
 BASELINE_HELP = "Then solve the problems with the target alone as well, on the same engines, and compare."
 
-Columns: TypeAlias = Annotated[dict[str, str], about(COLUMN_HELP, "Input", "FIELD=COLUMN")]
+Columns: TypeAlias = Annotated[dict[str, str], about(COLUMN_HELP, "Input", "FIELD=COLUMN", drift="refused")]
 Limit: TypeAlias = Annotated[
     int, about("Solve only the first N problems; `resume` may solve more.", "Input", "N", drift="allowed", bounds=(1, MAX_ROWS))
 ]
-Random: TypeAlias = Annotated[str, about("Only N problems at random; SEED is independent of --seed.", "Input", "N[:SEED]")]
+Random: TypeAlias = Annotated[str, about("Only N problems at random; SEED is independent of --seed.", "Input", "N[:SEED]", drift="refused")]
 ShardName: TypeAlias = Annotated[str, about(SHARD_HELP, "Input", "INDEX/COUNT", drift="refused")]
 Samples: TypeAlias = Annotated[int, about("Samples per problem.", "Prompting", "K", drift="refused", bounds=(1, 10_000))]
 Seed: TypeAlias = Annotated[int, about("Random seed.", "Prompting", "N", drift="refused")]

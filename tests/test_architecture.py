@@ -63,7 +63,7 @@ DOORS = {
     "obstore": ["remote/object_store"],
     "boto3": ["remote/object_store"],
     "filelock": ["store/"],
-    "rich": ["cli/", "run/background"],
+    "rich": ["cli/", "run/stream"],
     "yaml": ["graph/document"],
 }
 """The only places of `pipeline` that may import a package."""

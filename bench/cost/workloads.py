@@ -28,9 +28,11 @@ from pipeline.runtime.admission.cache import CacheLimit
 from pipeline.runtime.admission.feed import InputFeed, SampleCounts
 from pipeline.runtime.clock import Clock
 from pipeline.runtime.executor import Executor, Settings
+from pipeline.runtime.progress import Progress
 from pipeline.runtime.schedule import Schedule
 from pipeline.stages.build import build_stages
 from pipeline.store.recorder import open_recorder
+from pipeline.store.resume_state import ResumeState
 from pipeline.store.run_store import RunStore
 
 ROOT = Path(__file__).parent.parent.parent
@@ -96,8 +98,8 @@ async def solved(engines: dict[str, Instant], live: int, chains: int, admission:
         cpu = time.process_time()
         async with open_recorder(store or RunStore(Path(folder)), virtual=False) as recorder:
             clock = Clock(time.time_ns(), time.monotonic)
-            stages = build_stages(plan, builders, "bench")
-            run = Executor(plan, stages, engines, builders, Schedule(live, admission), recorder, clock, Settings(run_id="bench"))
+            stages, progress = build_stages(plan, builders, "bench"), Progress(plan, ResumeState(), print, clock)
+            run = Executor(plan, stages, engines, builders, Schedule(live, admission), recorder, clock, Settings(run_id="bench"), progress)
             await run.run(InputFeed(iter(problems), SampleCounts(1, 1), lambda place: False, threads=True))
         assert run.progress.done == chains
         return time.process_time() - cpu

@@ -19,7 +19,8 @@ from pipeline.cli.console import PlainConsole
 from pipeline.cli.terminal import log, notice_settings, print_notice
 from pipeline.engines.startup import READY, Listener
 from pipeline.graph.spec import EngineSpec
-from pipeline.run.observer import View
+from pipeline.run.observer import Work
+from pipeline.run.prepare import Prepared
 
 PER_SECOND = 4
 """How often the panel is drawn."""
@@ -35,9 +36,11 @@ OVER, KEPT, WRITTEN = "chains", "kept tokens", "written tokens"
 
 
 @contextmanager
-def watch(view: View) -> Iterator[None]:
-    """Display `view` until the block ends, as the command was asked to."""
-    meter, chosen = Meter(view), notice_settings()
+def watch(run: Prepared, work: Work) -> Iterator[None]:
+    """Display a run until the block ends, as the command was asked to."""
+    facts = [engine.facts for engine in work.engines.values()]  # of replicas they are not known here
+    simulated = any(each.get("answers") == "simulated" for each in facts) if facts else run.virtual_time
+    meter, chosen = Meter(work, run.chains, run.record.samples, simulated=simulated), notice_settings()
     with ExitStack() as stack:
         if has_panel():
             console = PlainConsole(stderr=True)
@@ -45,7 +48,7 @@ def watch(view: View) -> Iterator[None]:
         if chosen.log_file is not None or not (has_panel() or chosen.quiet):
             say = log if has_panel() else print_notice
             if chosen.verbose:
-                say(f"solving {view.chains:,} chains, {view.schedule}, batch size {view.batch_size:,}")
+                say(f"solving {run.chains:,} chains, {run.options.schedule}, batch size {run.options.batch_size:,}")
             stack.enter_context(repeated(LINE_EVERY_S, lambda: say(line(meter, verbose=chosen.verbose))))
         yield
 
@@ -74,37 +77,41 @@ def repeated(seconds: float, work: Callable[[], object]) -> Iterator[None]:
 
 
 class Meter:
-    """What the display says of a view. Rates are of the last half minute, see `RecentRates`; `look` brings them up to date."""
+    """What the display says of a run of so many chains. Rates are of the last half minute, see `RecentRates`; `look` brings them up to
+    date."""
 
-    def __init__(self, view: View, now: Callable[[], float] = time.monotonic) -> None:
-        """`now` is the clock, in seconds."""
-        self.view, self._now, self._rates = view, now, RecentRates(OVER)
+    def __init__(
+        self, work: Work, chains: int, samples: int = 1, now: Callable[[], float] = time.monotonic, *, simulated: bool = False
+    ) -> None:
+        """`samples`: chains of each problem; `now`: the clock, in seconds; `simulated`: answers are made up."""
+        self._work, self._chains, self._samples, self._simulated = work, chains, samples, simulated
+        self._now, self._rates = now, RecentRates(OVER)
         self.look()
 
     def look(self) -> None:
         """Take down what has happened so far."""
-        progress = self.view.progress
+        progress = self._work.progress
         counts = {OVER: float(progress.done + progress.failed), KEPT: float(progress.kept_tokens), WRITTEN: float(self._tokens())}
         counts |= {f"tokens {role}": float(tokens) for role, tokens in progress.output_tokens.items()}
         self._rates.look(self._now(), counts)
 
     def progress(self) -> list[str]:
         """How far the run is, and how well it goes."""
-        view, progress = self.view, self.view.progress
+        progress, chains = self._work.progress, self._chains
         over, chains_per_s, tokens = progress.done + progress.failed, self._rates.per_s(OVER), f"{self._tokens():,} tokens"
-        said = [f"{over:,}/{view.chains:,}" + (f", {progress.failed:,} failed" if progress.failed else "")]
+        said = [f"{over:,}/{chains:,}" + (f", {progress.failed:,} failed" if progress.failed else "")]
         if not chains_per_s:
             calls = self._calls()
             return [*said, f"{calls:,} call{'s' * (calls != 1)} answered", f"{tokens}, {self._rates.per_s(WRITTEN) or 0:,.0f}/s"]
-        said += [f"{chains_per_s:.3g} {'problems' if view.samples == 1 else 'chains'}/s", tokens]
-        return [*said, *filter(None, [self._right()]), f"ETA {duration((view.chains - over) / chains_per_s)}"]
+        said += [f"{chains_per_s:.3g} {'problems' if self._samples == 1 else 'chains'}/s", tokens]
+        return [*said, *filter(None, [self._right()]), f"ETA {duration((chains - over) / chains_per_s)}"]
 
     def work(self) -> list[str]:
         """What the engines do."""
-        view, progress = self.view, self.view.progress
+        work, progress = self._work, self._work.progress
         generated = ", ".join(f"{role} {self._rates.per_s(f'tokens {role}') or 0:,.0f}" for role in progress.output_tokens)
         at = ", ".join(
-            f"{role} {lane.in_flight}" + (f" ({lane.waiting} waiting)" if lane.waiting else "") for role, lane in view.lanes.items()
+            f"{role} {lane.in_flight}" + (f" ({lane.waiting} waiting)" if lane.waiting else "") for role, lane in work.lanes.items()
         )
         accepted, fallback, unverified = (progress.decisions[decision] for decision in ("accepted", "fallback", "unverified"))
         which = "verified steps" if unverified else "steps"
@@ -114,7 +121,7 @@ class Meter:
             *([f"{accepted / (accepted + fallback):.0%} of {which} accepted"] if accepted + fallback else []),
             *([f"{unverified / progress.steps:.0%} of steps unverified"] if unverified else []),
             *self._restarts(),
-            *view.setbacks(),
+            *progress.setbacks(),
         ]
 
     def unusual(self) -> list[str]:
@@ -122,30 +129,29 @@ class Meter:
         return [
             *([f"{paused} paused"] if (paused := self._paused()) else []),
             *self._restarts(),
-            *self.view.setbacks(),
+            *self._work.progress.setbacks(),
         ]
 
     def _tokens(self) -> int:
         """Tokens sampled so far, those of running requests included where the engine counts them."""
-        written = {role: engine.statistics().written_tokens or 0 for role, engine in self.view.engines.items()}
-        return sum(max(count, written.get(role, 0)) for role, count in self.view.progress.output_tokens.items())
+        written = {role: engine.statistics().written_tokens or 0 for role, engine in self._work.engines.items()}
+        return sum(max(count, written.get(role, 0)) for role, count in self._work.progress.output_tokens.items())
 
     def _calls(self) -> int:
-        return sum(engine.statistics().requests for engine in self.view.engines.values())
+        return sum(engine.statistics().requests for engine in self._work.engines.values())
 
     def _paused(self) -> int:
-        return 0 if self.view.admission is None else self.view.admission.paused
+        return 0 if self._work.admission is None else self._work.admission.paused
 
     def _right(self) -> str:
         """The share of right answers, of few as a count; empty where none is graded, and where answers are made up."""
-        totals = self.view.totals()
-        if self.view.simulated or not totals.graded:
+        graded, correct = self._work.progress.graded, self._work.progress.correct
+        if self._simulated or not graded:
             return ""
-        few = totals.graded < ENOUGH_FOR_SHARES
-        return f"{totals.correct} of {totals.graded} right" if few else f"{100 * totals.correct / totals.graded:.1f} % right"
+        return f"{correct} of {graded} right" if graded < ENOUGH_FOR_SHARES else f"{100 * correct / graded:.1f} % right"
 
     def _restarts(self) -> Iterator[str]:
-        for role, engine in self.view.engines.items():
+        for role, engine in self._work.engines.items():
             if restarts := engine.statistics().restarts:
                 yield f"{role} restarted {restarts}x"
 

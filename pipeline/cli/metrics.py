@@ -1,4 +1,4 @@
-"""Metrics of a run for Prometheus, on a port of this machine: the `View` of the run is read whenever they are asked for.
+"""Metrics of a run for Prometheus, on a port of this machine: the `Work` of the run is read whenever they are asked for.
 
 Engines have the metrics that vLLM's server has, under the same names with `pipeline` in place of `vllm`, and with the label `engine`
 next to `model_name` (https://docs.vllm.ai/en/stable/usage/metrics): a dashboard for vLLM fits once its prefix is changed.
@@ -15,7 +15,9 @@ from prometheus_client.registry import Collector
 
 from pipeline.engine import EngineStatistics
 from pipeline.errors import UsageError, reason
-from pipeline.run.observer import Observer, View
+from pipeline.graph.plan import Plan
+from pipeline.run.observer import Observer, Work
+from pipeline.run.prepare import Prepared
 from pipeline.serve.desk import Desk
 
 Value = int | float | None
@@ -44,32 +46,31 @@ ENGINES: tuple[tuple[type[Metric], str, str, Callable[[Metered], Value]], ...] =
 
 
 class RunMetrics(Collector):
-    """The metrics of the run of a view."""
+    """The metrics of a run."""
 
-    def __init__(self, view: View) -> None:
-        self._view = view
+    def __init__(self, plan: Plan, chains: int, work: Work) -> None:
+        """`chains`: of the whole run."""
+        self._plan, self._chains, self._work = plan, chains, work
 
     def collect(self) -> Iterator[Metric]:
-        view, progress = self._view, self._view.progress
-        paused = 0 if view.admission is None else view.admission.paused
-        totals = view.totals()
+        progress, admission = self._work.progress, self._work.admission
+        paused = 0 if admission is None else admission.paused
         ended = {"done": progress.done, "failed": progress.failed}
-        yield GaugeMetricFamily("pipeline:chains", "Chains of the run.", view.chains)
+        yield GaugeMetricFamily("pipeline:chains", "Chains of the run.", self._chains)
         yield GaugeMetricFamily("pipeline:chains_in_flight", "Chains that have begun and have not ended.", progress.live)
         yield GaugeMetricFamily("pipeline:chains_paused", "Chains in flight that wait for room in a KV cache.", paused)
         yield _by_label("chains_ended", "Chains that have ended, earlier sessions included.", "outcome", ended)
-        yield CounterMetricFamily("pipeline:chains_graded", "Chains whose answers were compared with their references.", totals.graded)
-        yield CounterMetricFamily("pipeline:chains_correct", "Graded chains whose answers are right.", totals.correct)
+        yield CounterMetricFamily("pipeline:chains_graded", "Chains whose answers were compared with their references.", progress.graded)
+        yield CounterMetricFamily("pipeline:chains_correct", "Graded chains whose answers are right.", progress.correct)
         yield _by_label("steps", "Committed steps, by how they came about.", "decision", dict(progress.decisions))
         kept = "Tokens of committed steps and answers, since this process began."
         yield CounterMetricFamily("pipeline:kept_tokens", kept, progress.kept_tokens)
         yield from self._engines()
 
     def _engines(self) -> Iterator[Metric]:
-        view = self._view
-        labels = ["engine", "model_name"]
-        models = {role: str(getattr(spec, "model", role)) for role, spec in view.plan.engines.items()}
-        metered = [([role, models[role]], Metered(engine.statistics(), view.lanes[role].waiting)) for role, engine in view.engines.items()]
+        work, labels = self._work, ["engine", "model_name"]
+        models = {role: str(getattr(spec, "model", role)) for role, spec in self._plan.engines.items()}
+        metered = [([role, models[role]], Metered(engine.statistics(), work.lanes[role].waiting)) for role, engine in work.engines.items()]
         for kind, name, what, value_of in ENGINES:
             metric: Any = kind(f"pipeline:{name}", what, labels=labels)  # type: ignore[call-arg]
             for named, each in metered:
@@ -91,12 +92,12 @@ class RequestMetrics(Collector):
         yield CounterMetricFamily("pipeline:requests_refused", "Requests that were refused because too many waited.", desk.refused)
 
 
-def served_metrics(view: View | None, desk: Desk) -> tuple[bytes, str]:
-    """What Prometheus reads of a server, and its media type; of the run nothing while there is no `view` of it yet."""
+def served_metrics(plan: Plan, work: Work | None, desk: Desk) -> tuple[bytes, str]:
+    """What Prometheus reads of a server of `plan`, and its media type; of the run nothing while its engines start."""
     registry = CollectorRegistry()
     registry.register(RequestMetrics(desk))
-    if view is not None:
-        registry.register(RunMetrics(structs.replace(view, chains=desk.chains)))
+    if work is not None:
+        registry.register(RunMetrics(plan, desk.chains, work))
     return generate_latest(registry), CONTENT_TYPE_LATEST
 
 
@@ -120,11 +121,11 @@ def metrics_served(host: str, port: int, observer: Observer) -> Iterator[Observe
         raise UsageError(f"--metrics-port {port}: cannot listen on {host}: {reason(error)}") from error
 
     @contextmanager
-    def watch(view: View) -> Iterator[None]:
-        metrics = RunMetrics(view)
+    def watch(run: Prepared, work: Work) -> Iterator[None]:
+        metrics = RunMetrics(run.plan, run.chains, work)
         registry.register(metrics)
         try:
-            with observer.watch(view):
+            with observer.watch(run, work):
                 yield
         finally:
             registry.unregister(metrics)

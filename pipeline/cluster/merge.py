@@ -47,7 +47,7 @@ def in_order(found: Mapping[Path, RunFile]) -> list[Path]:
         if file.status != "finished":
             raise UsageError(f"{run}: is {file.status}; `pipeline resume {run}` first")
     for run, file in others:
-        differences = [each for name, clauses in drift(about, file).items() if name != "shard" for each in clauses]
+        differences = [clause for name, clause in drift(about, file) if name != "shard"]
         if differences:
             raise UsageError(f"{run} and {first}: are not shards of one run: {'; '.join(differences)}")
     places = {run: file.input.shard for run, file in found.items() if file.input.shard is not None}
@@ -103,7 +103,6 @@ def _session(sessions: Sequence[Session]) -> Session:
         startup_s=max(each.startup_s for each in sessions),
         wall_time_s=(ended - started) / 1e9,
         orchestrator_cpu_s=sum(each.orchestrator_cpu_s or 0.0 for each in sessions),
-        rewritten_bytes=sum(each.rewritten_bytes for each in sessions),
         versions=sessions[0].versions,
         engine_statistics={
             role: EngineStatistics.together([each.engine_statistics[role] for each in sessions])

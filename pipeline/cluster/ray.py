@@ -23,7 +23,8 @@ from pipeline.cluster.worker import CLOSE_S, Order, ShardJob, ShardReport, Shard
 from pipeline.errors import ReplicaLost, UsageError, reason
 from pipeline.graph.plan import Plan
 from pipeline.options import RunOptions
-from pipeline.run.observer import Attend, Observer
+from pipeline.run.loop import Attend
+from pipeline.run.observer import Observer
 from pipeline.run.prepare import Prepared
 from pipeline.run.run import SessionResult
 from pipeline.system.machine import core_count

@@ -25,16 +25,19 @@ from msgspec import Struct, structs
 from pipeline.cluster.merge import merged_run, total_of
 from pipeline.cluster.worker import CLOSE_S, Order, ShardJob, ShardReport, ShardWorker
 from pipeline.data.problems import shard_of
+from pipeline.engine import Engine
 from pipeline.engines.cores import ranges
 from pipeline.engines.process.worker import end_with_main_process
 from pipeline.errors import EngineDead, Interrupted, OutOfMemory, PipelineError, ReplicaLost, RunError, UsageError, reason
 from pipeline.graph.spec import EngineSpec
 from pipeline.options import RunOptions
-from pipeline.run.loop import Stop
-from pipeline.run.observer import Attend, Observer, View
+from pipeline.run.loop import Attend, Stop, attended
+from pipeline.run.observer import Observer
 from pipeline.run.prepare import Prepared, is_over
-from pipeline.run.run import SessionResult, attended
-from pipeline.runtime.clock import backoff_s
+from pipeline.run.run import SessionResult
+from pipeline.runtime.admission.admission import Admission
+from pipeline.runtime.clock import Clock, backoff_s
+from pipeline.runtime.lane import Lane
 from pipeline.runtime.progress import Progress
 from pipeline.store.folder import FILE
 from pipeline.store.parts import SHARDS, shards_of
@@ -104,22 +107,26 @@ async def solve_on_replicas(
     launch: Launch, places: int, ready: Prepared, observer: Observer, stop: Stop | None = None, *, attend: Attend | None = None
 ) -> SessionResult:
     """Solve the shards on so many places. Raises what keeps any chain from starting."""
-    return await attended(partial(Fleet(launch, ready, observer).run, places), stop or Stop(), attend)
+    return await attended(partial(Fleet(launch, ready, observer).run, places), attend, stop)
 
 
 class Fleet:
-    """The shards of a run while they are solved."""
+    """The shards of a run while they are solved: `Work` without lanes and engines in this process."""
+
+    lanes: Mapping[str, Lane] = {}
+    engines: Mapping[str, Engine] = {}
+    admission: Admission | None = None
 
     def __init__(self, launch: Launch, ready: Prepared, observer: Observer) -> None:
         assert ready.folder is not None
         self._launch, self._ready, self._observer, self._folder = launch, ready, observer, ready.folder
-        self._shards = shards_of(self._folder) or _divided(self._folder, min(ready.options.replicas, ready.fingerprint.rows))
+        self._shards = shards_of(self._folder) or _divided(self._folder, min(ready.options.replicas, ready.problems.fingerprint.rows))
         old = {shard: RunFile.read(shard) for shard in self._shards if (shard / FILE).exists()}
         self._left = deque(shard for shard in self._shards if shard not in old or not is_over(old[shard], self._options(shard)))
         self._totals = {shard: file.totals for shard, file in old.items()}
         self._live: dict[Path, int] = {}
-        self._progress = Progress(ready.plan, ResumeState())
         self._started_unix_ns = max([time.time_ns(), *((file.ended or 0) + 1 for file in old.values())])
+        self.progress = Progress(ready.plan, ResumeState(), observer.tell, Clock(self._started_unix_ns, time.monotonic))
         self._record: RunFile | None = None
         """The `run.json` of this session, once the engines of a shard are open."""
         self._order: Order = ""
@@ -128,10 +135,9 @@ class Fleet:
 
     async def run(self, places: int, stop: Stop) -> SessionResult:
         """Solve all shards, and merge them."""
-        stop.drained_by(self._drain)
-        with self._ready.announced():
+        with self._ready.announced(), stop.draining(self._drain):
             if self._left:
-                with self._observer.watch(self._view()):
+                with self._observer.watch(self._ready, self):
                     await self._solve(places, stop)
                 if self._record is None:
                     if self._ready.old is None:
@@ -223,10 +229,7 @@ class Fleet:
         if done:
             (folder / SHARDS).rename(folder / f".{SHARDS}")
             shutil.rmtree(folder / f".{SHARDS}")
-        totals, share = record.totals, ready.options.fail_on_error
-        return SessionResult(
-            folder=folder, run=record, done=totals.chains_done, failed=totals.chains_failed, error=error, fail_on_error=share
-        )
+        return SessionResult(folder=folder, run=record, error=error, fail_on_error=ready.options.fail_on_error)
 
     def _is_over(self, shard: Path, file: RunFile) -> bool:
         return is_over(file, structs.replace(self._options(shard), retry_failed=False))
@@ -268,27 +271,14 @@ class Fleet:
 
     def _show(self) -> None:
         """Bring what is displayed up to date."""
-        progress, totals = self._progress, self._total()
+        progress, totals = self.progress, self.totals()
         progress.done, progress.failed, progress.live = totals.chains_done, totals.chains_failed, sum(self._live.values())
+        progress.graded, progress.correct = totals.graded, totals.correct
         progress.steps, progress.decisions, progress.output_tokens = totals.steps, Counter(totals.decisions), totals.output_tokens
 
-    def _total(self) -> Totals:
+    def totals(self) -> Totals:
+        """Counts up to now, earlier sessions included."""
         return total_of([*self._totals.values()])
-
-    def _view(self) -> View:
-        ready = self._ready
-        return View(
-            plan=ready.plan,
-            folder=self._folder,
-            chains=ready.chains,
-            samples=ready.record.samples,
-            schedule=ready.options.schedule,
-            batch_size=ready.options.batch_size,
-            virtual_time=ready.virtual_time,
-            simulated=ready.virtual_time,
-            progress=self._progress,
-            totals=self._total,
-        )
 
 
 def _divided(folder: Path, count: int) -> list[Path]:

@@ -12,14 +12,14 @@ from functools import partial
 from threading import Thread
 from typing import Literal
 
-from msgspec import Struct, structs
+from msgspec import Struct
 
 from pipeline.errors import Interrupted, PipelineError, ReplicaLost
 from pipeline.graph.plan import Plan
 from pipeline.options import RunOptions
 from pipeline.run.loop import Stop, in_loop, rare_collection
-from pipeline.run.observer import Observer, View
-from pipeline.run.prepare import prepared
+from pipeline.run.observer import Observer, Work
+from pipeline.run.prepare import Prepared, prepare
 from pipeline.run.run import solve
 from pipeline.store.folder import is_held
 from pipeline.store.kept_problems import Problems
@@ -64,7 +64,7 @@ class ShardWorker:
     def __init__(self, job: ShardJob) -> None:
         self._job, self._stop, self._ordered = job, Stop(), ""
         self._loop: Future[asyncio.AbstractEventLoop] = Future()
-        self._view: View | None = None
+        self._work: Work | None = None
         self._told: list[str] = []
         self._error: PipelineError | None = None
         self._thread = Thread(target=self._run, name="shard", daemon=True)
@@ -77,8 +77,8 @@ class ShardWorker:
             self._ordered = order
             self._loop.add_done_callback(partial(self._pass_on, order))
         told, self._told = self._told, []
-        view, error = self._view, self._error if over else None
-        totals, live = (None, 0) if view is None else (view.totals(), view.progress.live)
+        work, error = self._work, self._error if over else None
+        totals, live = (None, 0) if work is None else (work.totals(), work.progress.live)
         return ShardReport(totals=totals, live=live, told=told, over=over, error=error)
 
     def abort(self) -> None:
@@ -111,8 +111,7 @@ class ShardWorker:
         while is_held(job.options.output) and time.monotonic() < until:  # by the worker before this one
             time.sleep(0.1)
         observer = Observer(watch=self._watch, tell=lambda sentence: self._told.append(sentence))
-        with prepared(job.options, job.plan, job.problems, virtual=job.virtual_time) as found:
-            run = structs.replace(found, starts_unix_ns=job.started_unix_ns)
+        with prepare(job.options, job.plan, job.problems, virtual=job.virtual_time, starts_unix_ns=job.started_unix_ns) as run:
 
             async def in_this_loop() -> None:
                 self._loop.set_result(asyncio.get_running_loop())
@@ -123,6 +122,6 @@ class ShardWorker:
                 in_loop(in_this_loop, virtual=run.virtual_time)
 
     @contextmanager
-    def _watch(self, view: View) -> Iterator[None]:
-        self._view = view
+    def _watch(self, run: Prepared, work: Work) -> Iterator[None]:
+        self._work = work
         yield

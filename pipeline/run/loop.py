@@ -12,46 +12,30 @@ from typing import Any, TypeVar
 
 import anyio
 
+from pipeline.errors import Interrupted
 from pipeline.runtime.virtual_loop import VirtualLoop
+from pipeline.tasks import unwrapped
 
 T = TypeVar("T")
+Attend = Callable[..., Coroutine[Any, Any, Any]]
+"""`attend(stop, task_status=...)`: a task alongside a run that may stop it; it is cancelled when the run is over."""
 GC_THRESHOLDS = (200_000, 20, 100)
 """Thresholds for `gc.set_threshold` during a run: new objects before a collection, and collections before one of the older objects."""
 
 
+def loop_options(virtual: bool) -> dict[str, Any]:
+    """What anyio makes a new event loop with, on virtual or real time."""
+    return {"loop_factory": VirtualLoop} if virtual else {}
+
+
 def in_loop(main: Callable[[], Awaitable[T]], *, virtual: bool) -> T:
     """Run `main` to its end in a new event loop, on virtual or real time; its result."""
-    return anyio.run(main, backend="asyncio", backend_options={"loop_factory": VirtualLoop} if virtual else None)
+    return anyio.run(main, backend="asyncio", backend_options=loop_options(virtual))
 
 
 def loop_clock(virtual: bool) -> Callable[[], float]:
     """The clock of the running event loop, in seconds; faster than `anyio.current_time`, as it is read several times a call."""
     return asyncio.get_running_loop().time if virtual else time.monotonic
-
-
-def spawn(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Start `main`, which raises nothing, as a task of the running event loop that outlives the task that calls this."""
-    task = asyncio.get_running_loop().create_task(main())
-    _TASKS.add(task)
-    task.add_done_callback(_TASKS.discard)
-
-
-_TASKS: set[asyncio.Task[None]] = set()
-"""Tasks that are running: asyncio itself keeps only weak references to them."""
-
-
-def on_asyncio() -> bool:
-    """True if an event loop of asyncio is running in this thread."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True
-
-
-def time_is_virtual() -> bool:
-    """True if the running event loop is on virtual time."""
-    return on_asyncio() and isinstance(asyncio.get_running_loop(), VirtualLoop)
 
 
 @contextmanager
@@ -86,7 +70,7 @@ class Stop:
         self._over = False
 
     def drain(self) -> bool:
-        """Let the run start no more chains; False where it has not begun to start any, so that there is nothing to wait for."""
+        """Let the run start no more chains; False where it starts none now, so that there is nothing to wait for."""
         if self._drain is None:
             return False
         self._drain()
@@ -102,9 +86,14 @@ class Stop:
         """The run has ended: its result is not lost by an `abort` while its engines close."""
         self._over = True
 
-    def drained_by(self, drain: Callable[[], None]) -> None:
-        """Set the function that `drain` calls, which makes the run start no more chains."""
+    @contextmanager
+    def draining(self, drain: Callable[[], None]) -> Iterator[None]:
+        """A context in which chains are started, which `drain` ends."""
         self._drain = drain
+        try:
+            yield
+        finally:
+            self._drain = None
 
     @contextmanager
     def guard(self) -> Iterator[None]:
@@ -117,3 +106,18 @@ class Stop:
                 yield
             finally:
                 self._scope = outer
+
+
+async def attended(main: Callable[[Stop], Awaitable[T]], attend: Attend | None, stop: Stop | None = None) -> T:
+    """The result of `main`, which `stop` may end; `attend` runs alongside it. Raises `Interrupted` where `main` was ended without one."""
+    result, stop = None, stop or Stop()
+    with unwrapped():
+        async with anyio.create_task_group() as tasks:
+            if attend is not None:
+                await tasks.start(attend, stop)
+            with stop.guard():
+                result = await main(stop)
+            tasks.cancel_scope.cancel()
+    if result is None:
+        raise Interrupted
+    return result

@@ -4,7 +4,7 @@ The folder is held before anything else about the run is checked, so that two pr
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -13,13 +13,16 @@ import msgspec
 from msgspec import Struct, field, structs
 
 from pipeline.data.files import Flaw
-from pipeline.data.reading import InputReading, read_files
+from pipeline.data.problems import Problem
+from pipeline.data.reading import InputReading, read_files, read_problems
+from pipeline.engines.models import bundled_name
 from pipeline.engines.registry import virtual_time
 from pipeline.engines.sim.device import devices_of
 from pipeline.engines.sim.replay import bindings
 from pipeline.engines.sim.spec import SimSpec
 from pipeline.errors import InputError, UsageError
 from pipeline.grading.plugins import graders_of_this_process, takes_problem
+from pipeline.graph.bundled import ARITH
 from pipeline.graph.load import load_graph, source_of
 from pipeline.graph.plan import Plan
 from pipeline.graph.plugins import registered_alone
@@ -33,11 +36,9 @@ from pipeline.options import (
     check_served,
     recorded_options,
 )
-from pipeline.run.toys import check_toys
-from pipeline.runtime.admission.feed import Arrivals, Feed, InputFeed, SampleCounts
 from pipeline.store.folder import FILE, hold_default, hold_output
 from pipeline.store.kept_problems import TABLE as KEPT
-from pipeline.store.kept_problems import Fingerprint, Problems, keep_problems
+from pipeline.store.kept_problems import Problems, keep_problems
 from pipeline.store.parts import has_table
 from pipeline.store.resume import forget_mismatched, read_resume_state
 from pipeline.store.resume_state import ResumeState
@@ -55,26 +56,19 @@ class Prepared(Struct, frozen=True, kw_only=True):
     options: RunOptions
     plan: Plan
     problems: Problems
-    fingerprint: Fingerprint
     virtual_time: bool
     folder: Path | None = None
     """None for a run that writes nothing to disk."""
     old: RunFile | None = None
     """The `run.json` of the run to resume; None for a new run."""
     record: RunFile
-    """The content of `run.json`, with the earlier sessions and, once it has begun, with this one."""
+    """The content of `run.json` before this session."""
     resume_state: ResumeState = field(default_factory=ResumeState)
     """What earlier sessions left; empty for a new run."""
-    rewritten_bytes: int = 0
-    """Bytes of write-ahead files that were made parts, and of parts without the rows of chains that begin anew."""
-    remarks: tuple[str, ...] = ()
-    """Notices for the user about the input, and what was found in the folder."""
     nothing_to_do: bool = False
     """The run is to be resumed and is finished already; then its folder is not held."""
     starts_unix_ns: int | None = None
     """When the session starts on a simulated clock, ns UTC; None: now."""
-    arrivals: Arrivals | None = None
-    """The chains of a run whose problems are requests that come while it goes on; None: they are those of `problems`."""
 
     @property
     def chains(self) -> int:
@@ -82,16 +76,9 @@ class Prepared(Struct, frozen=True, kw_only=True):
         return self.record.chains
 
     @property
-    def session(self) -> Session:
-        """The session that is carried out, once it has begun."""
-        return self.record.sessions[-1]
-
-    def feed(self) -> Feed:
-        """The chains of the run in their order."""
-        if self.arrivals is not None:
-            return self.arrivals
-        samples = SampleCounts(self.options.samples, self.record.samples)
-        return InputFeed(iter(self.problems), samples, self.resume_state.is_over, threads=not self.virtual_time)
+    def remarks(self) -> tuple[str, ...]:
+        """Notices for the user about the input."""
+        return self.problems.remarks
 
     def problem_rows(self) -> dict[int, Mapping[str, Any]]:
         """The whole rows of the problems by their numbers, if a grader of this process wants them."""
@@ -127,7 +114,7 @@ def checked(plan: Plan) -> Plan:
 
 
 @contextmanager
-def prepared(
+def prepare(
     options: RunOptions,
     plan: Plan,
     problems: Problems | InputReading | None = None,
@@ -135,103 +122,80 @@ def prepared(
     virtual: bool | None = None,
     command: Sequence[str] = (),
     on_disk: bool = True,
-    said: Sequence[str] = (),
+    starts_unix_ns: int | None = None,
 ) -> Iterator[Prepared]:
     """Hold the folder of `options` until the end, or a new one called after the plan and the time, and prepare the run in it.
 
     problems: those of a new run, or how they are read; by default the files of its input. A resumed run has its own.
     virtual: whether time is virtual, where open engines decide that; None: the plan decides.
     on_disk: a run that has no `output` gets a folder.
-    said: notices about the input.
 
     Raises `UsageError` for whatever is wrong, and where another process is at work in the folder.
     """
     check_resume(options)
-    with _held(options, plan.name, on_disk=on_disk) as (folder, old), ExitStack() as stack:
-        place = Path(stack.enter_context(TemporaryDirectory(prefix="problems-"))) if folder is None else folder
-        run = prepare(options, plan, _kept(options, place, problems), folder, old, virtual=virtual, command=command)
-        yield structs.replace(run, remarks=(*said, *run.remarks))
-
-
-def prepare(
-    options: RunOptions,
-    plan: Plan,
-    problems: Problems,
-    folder: Path | None,
-    old: RunFile | None = None,
-    *,
-    virtual: bool | None = None,
-    command: Sequence[str] = (),
-) -> Prepared:
-    """Prepare a run in a `folder` that this process holds."""
-    if folder is not None and old is not None:
-        check_served(folder, old)
-        check_functions(folder, old.options)
-    if old is None:
-        check_toys(plan, options, problems)
-    options = structs.replace(
-        options,
-        judges=tuple(sorted({node.spec.kind for node in plan.stages()} & registered_alone())),
-        graders=tuple(sorted(problems.graders & graders_of_this_process())),
-    )
-    if options.on_replicas:
-        check_replicas(options)
     virtual = virtual_time(plan.engines, str(options.graph), plan.reward_roles) if virtual is None else virtual
-    run_id = plan.name if folder is None else folder.name
-    record = _new_record(options, plan, problems.fingerprint, run_id, virtual=virtual, command=command)
-    found = Prepared(
-        options=options,
-        plan=plan,
-        problems=problems,
-        fingerprint=problems.fingerprint,
-        virtual_time=virtual,
-        folder=folder,
-        old=old,
-        record=record,
-        remarks=problems.remarks,
-    )
-    return found if folder is None or old is None else _taken_up(found, folder, old)
+    with _held(options, plan.name, on_disk=on_disk) as (folder, there):
+        # Where the process was killed while its engines were being opened there is nothing to resume from but the problems.
+        old = None if there is None or there.status == "starting" else there
+        if folder is not None and old is not None:
+            check_served(folder, old)
+            check_functions(folder, old.options)
+        with TemporaryDirectory(prefix="problems-") if folder is None else nullcontext(folder) as place:
+            kept = _kept(options, Path(place), there, problems)
+            if old is None:
+                check_toys(plan, options, kept)
+            known = structs.replace(
+                options,
+                judges=tuple(sorted({node.spec.kind for node in plan.stages()} & registered_alone())),
+                graders=tuple(sorted(kept.graders & graders_of_this_process())),
+            )
+            if known.on_replicas:
+                check_replicas(known)
+            record = _new_record(known, plan, kept, plan.name if folder is None else folder.name, virtual=virtual, command=command)
+            run = Prepared(
+                options=known,
+                plan=plan,
+                problems=kept,
+                virtual_time=virtual,
+                folder=folder,
+                old=old,
+                record=record,
+                starts_unix_ns=starts_unix_ns,
+            )
+            yield run if folder is None or old is None else _resumed(run, folder, old)
 
 
-def _taken_up(run: Prepared, folder: Path, old: RunFile) -> Prepared:
+def _resumed(run: Prepared, folder: Path, old: RunFile) -> Prepared:
     """The run with what earlier sessions left in its folder; write-ahead files are made parts first."""
     most = max(run.record.samples, old.samples)  # of a problem that a limit leaves out now as well
-    run = structs.replace(run, record=structs.replace(run.record, folder_id=old.folder_id, samples=most))
-    check_drift(folder, old, run.record, run.options.allow_drift)
+    record = structs.replace(run.record, folder_id=old.folder_id, samples=most)
+    check_drift(folder, old, record, run.options.allow_drift)
     if is_over(old, run.options):
-        return structs.replace(run, nothing_to_do=True)
-    rewritten = RunStore(folder).recover()
+        return structs.replace(run, record=old, nothing_to_do=True)
+    RunStore(folder).recover()
     if run.options.retry_failed:
-        rewritten += forget_mismatched(folder, old)
+        forget_mismatched(folder, old)
     state = read_resume_state(folder, most, run.options.retry_failed, [each.started_unix_ns for each in old.sessions])
-    sessions = _ended_sessions(old, state.last_call_unix_ns)
-    return structs.replace(
-        run,
-        record=structs.replace(run.record, sessions=sessions),
-        resume_state=state,
-        rewritten_bytes=rewritten,
-    )
+    return structs.replace(run, record=structs.replace(record, sessions=_ended_sessions(old, state.last_call_unix_ns)), resume_state=state)
 
 
 @contextmanager
 def _held(options: RunOptions, name: str, *, on_disk: bool) -> Iterator[tuple[Path | None, RunFile | None]]:
-    """The folder of a run, held until the end, and the `run.json` of the run in it that is to be resumed."""
+    """The folder of a run, held until the end, and the `run.json` in it."""
     if options.output is None:
         with hold_default(RUNS, name) if on_disk else nullcontext() as made:
             yield made, None
         return
-    if options.resume and (old := _old_run(options.output)) is not None and is_over(old, options):
-        yield options.output, old  # nothing is written: the folder may be read-only
+    if options.resume and (there := _run_in(options.output)) is not None and is_over(there, options):
+        yield options.output, there  # nothing is written: the folder may be read-only
         return
     with hold_output(options.output, FILE, resume=options.resume):
-        yield options.output, _old_run(options.output)
+        yield options.output, _run_in(options.output)
 
 
-def _old_run(folder: Path) -> RunFile | None:
-    """The `run.json` of the run to resume in `folder`; None where there is none, or the process was killed while its engines were being
-    opened, so that there is nothing to resume from. Raises `InputError`."""
-    old = RunFile.read(folder) if (folder / FILE).exists() else None
-    return None if old is None or old.status == "starting" else old
+def _run_in(folder: Path) -> RunFile | None:
+    """The `run.json` in `folder`; None where there is none. Raises `InputError`."""
+    return RunFile.read(folder) if (folder / FILE).exists() else None
 
 
 def is_over(old: RunFile, options: RunOptions) -> bool:
@@ -242,33 +206,38 @@ def is_over(old: RunFile, options: RunOptions) -> bool:
     return old.totals.chains >= old.chains
 
 
-def _kept(options: RunOptions, folder: Path, problems: Problems | InputReading | None) -> Problems:
+def _kept(options: RunOptions, folder: Path, there: RunFile | None, problems: Problems | InputReading | None) -> Problems:
     """The problems in the folder of a run; those of a new one are put there."""
-    if options.resume and (folder / FILE).exists():
-        old = RunFile.read(folder)
-        given, then = recorded_options(options)["input"], old.options.get("input")
+    if there is not None:
+        given, then = recorded_options(options)["input"], there.options.get("input")
         if given != then:
             raise UsageError(f"{folder}: cannot be resumed: --input is {given}, was {then}; start a new run")
         if not has_table(folder, KEPT):
             raise InputError(str(folder), "lacks its problems.parquet; put it back from a copy, or start a new run")
-        return Problems(folder, old.input.file, old.input.sha256, options.limit)
+        return Problems(folder, there.input.file, there.input.sha256, options.limit)
     if isinstance(problems, Problems):
         return problems.copied(folder, options.part)
     files = problems or read_files(options.inputs, options.columns, options.part, names=options.input_names)
     return keep_problems(folder, files, options.limit)
 
 
-def _new_record(
-    options: RunOptions,
-    plan: Plan,
-    fingerprint: Fingerprint,
-    run_id: str,
-    *,
-    virtual: bool,
-    command: Sequence[str],
-) -> RunFile:
+def check_toys(plan: Plan, options: RunOptions, problems: Problems) -> None:
+    """Raise `UsageError` where the engines are the graph's own, their models the bundled ones, and a problem may be none of
+    `datasets/arith`."""
+    chosen = options.bound_engines is not None or "engines" in options.in_memory
+    if chosen or not all(bundled_name(str(getattr(spec, "model", ""))) for spec in plan.engines.values()):
+        return
+    known = {item.problem for path in ARITH.glob("*.parquet") for item in read_problems(path) if isinstance(item, Problem)}
+    foreign = (item.row for item in problems if isinstance(item, Problem) and item.problem not in known)
+    where = "serve" if options.served else next((f"{options.input_names[0]}, row {row}" for row in foreign), None)
+    if where is not None:
+        what = f"{where}: the bundled toy models solve only the problems of `arith`"
+        raise UsageError(f"{what}; pass --model ROLE=NAME for each role, or --engines tiny to have the toys try")
+
+
+def _new_record(options: RunOptions, plan: Plan, problems: Problems, run_id: str, *, virtual: bool, command: Sequence[str]) -> RunFile:
     """The `run.json` of a new run, before its first session."""
-    part, recorded = options.part, recorded_options(options)
+    part, fingerprint = options.part, problems.fingerprint
     return RunFile(
         folder_id=new_folder_id(),
         run_id=run_id,
@@ -297,7 +266,7 @@ def _new_record(
         host=host(),
         command=[storable(argument) for argument in command],
         started_unix_ns=0,
-        options=recorded,
+        options=recorded_options(options),
     )
 
 
@@ -312,46 +281,30 @@ def _ended_sessions(old: RunFile, last_ns: int | None) -> tuple[Session, ...]:
 
 def check_drift(folder: Path, old: RunFile, new: RunFile, allowed: Sequence[str]) -> None:
     """Raise `UsageError` that names everything in which `new` differs from `old`, except differences of the `allowed` names."""
-    as_read = msgspec.json.decode(new.encode(), type=RunFile)
-    found = {name: list(differences) for name, differences in drift(old, as_read).items()}
-    refused = [each for name, differences in found.items() if name not in allowed for each in differences]
-    if not refused:
-        return
-    may = [name for name, differences in found.items() if differences and name in MAY_DRIFT and name not in allowed]
-    remedy = f"add {' '.join(f'--allow-drift {name}' for name in may)}, or start a new run" if may else "start a new run"
-    raise UsageError(f"{folder}: cannot be resumed: {'; '.join(refused)}; {remedy}")
+    found = [(name, clause) for name, clause in drift(old, new) if name not in allowed]
+    if found:
+        may = dict.fromkeys(name for name, _ in found if name in MAY_DRIFT)
+        remedy = f"add {' '.join(f'--allow-drift {name}' for name in may)}, or start a new run" if may else "start a new run"
+        raise UsageError(f"{folder}: cannot be resumed: {'; '.join(clause for _, clause in found)}; {remedy}")
 
 
-def drift(old: RunFile, new: RunFile) -> dict[str, Iterator[str]]:
-    """Differences between two runs, as clauses, by the name under which they may be allowed or are refused."""
-    same_params = old.plan.params == new.plan.params
-    same_graph = (old.plan.block, old.plan.prompts) == (new.plan.block, new.plan.prompts)
-    own = (name for name, known in ABOUT.items() if known.drift is not None)
-    return {
-        # A bundled graph may have got a param since; where stages and prompts are the same that makes no difference.
-        "params": iter(()) if same_graph else _changes("param ", old.plan.params, new.plan.params),
-        "graph": iter(["the graph has changed"] if same_params and not same_graph else []),
-        "model": _model_changes(old.engines, new.engines),
-        "engines": _engine_changes(old.engines, new.engines),
-        "input": _changes("input ", _input(old), _input(new)),
-        **{name: _changes("", *({name: side.options.get(name)} for side in (old, new))) for name in own},
-    }
-
-
-def _input(run: RunFile) -> dict[str, Any]:
-    return {"sha256": run.input.sha256, "columns": run.input.columns, "sample": run.input.sample}
-
-
-def _model_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
-    """Changed models, which are always refused: recorded token ids would mean another text."""
-    for role in old.keys() & new.keys():
-        yield from _changes(f"engines.{role}.", *({"model": side[role].get("model")} for side in (old, new)))
-
-
-def _engine_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
-    for role in sorted(old.keys() | new.keys()):
-        sides = ({name: value for name, value in side.get(role, {}).items() if name != "model"} for side in (old, new))
-        yield from _changes(f"engines.{role}.", *sides)
+def drift(old: RunFile, new: RunFile) -> Iterator[tuple[str, str]]:
+    """Differences between two runs, as clauses, each with the name under which it may be allowed or is refused."""
+    new = msgspec.json.decode(new.encode(), type=RunFile)  # as it will be read
+    before, now = old.plan, new.plan
+    if (before.block, before.prompts) != (now.block, now.prompts):  # a bundled graph may have got a param since, of no effect
+        changes = [*_changes("param ", before.params, now.params)]
+        yield from (("graph", clause) for clause in changes or ["the graph has changed"])
+    for role in sorted(before.engines.keys() | now.engines.keys()):
+        for clause in _changes(f"engines.{role}.", old.engines.get(role, {}), new.engines.get(role, {})):
+            # Of another model recorded token ids would mean another text.
+            yield "model" if clause.startswith(f"engines.{role}.model ") else "engines", clause
+    if old.input.sha256 != new.input.sha256:
+        yield "input", "the problems have changed"
+    for name, known in ABOUT.items():
+        if known.drift is not None:
+            for clause in _changes("", {name: old.options.get(name)}, {name: new.options.get(name)}):
+                yield name, clause
 
 
 def _changes(article: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:

@@ -1,5 +1,5 @@
-"""A run from its options to its end, in two phases: `prepare.prepared` checks, holds the folder and reads it; `solve` opens the engines,
-solves what is left and records how it ended.
+"""A run from its options to its end: `prepare` checks and reads it, `solve` opens the engines and solves what is left, `finish` records how
+it ended.
 
 Nothing is printed, no signal is handled and no argument of the process is read: the command line and the Python API do what each of them
 needs around it.
@@ -7,45 +7,53 @@ needs around it.
 
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any
 
-import anyio
 import msgspec
 from msgspec import Struct, structs
 
-from pipeline.engine import Engine, EngineStatistics
+from pipeline.engine import Engine, EngineStatistics, Fact, Remote
+from pipeline.engines.asks import asks_of
 from pipeline.engines.registry import notices, open_engines
 from pipeline.engines.startup import listening
-from pipeline.errors import Interrupted, OutOfMemory, PipelineError, is_out_of_memory
+from pipeline.errors import GraphError, Interrupted, OutOfMemory, PipelineError, is_out_of_memory
 from pipeline.grading.grader import BESIDE_ENGINES, Grader, default_workers
 from pipeline.graph.plan import Plan
+from pipeline.graph.rules import check_needs, unmet_needs
 from pipeline.graph.spec import EngineSpec
 from pipeline.options import RunOptions
-from pipeline.run.chains import Chains, Facts, OpenEngines, statistics, suited, unknown_caches
-from pipeline.run.loop import Stop, in_loop, loop_clock
-from pipeline.run.observer import Attend, Observer, View
-from pipeline.run.prepare import Prepared, load_plan, prepared
-from pipeline.runtime.admission.feed import Start
+from pipeline.reasoning.prompts import PromptBuilder
+from pipeline.run.loop import Attend, Stop, attended, in_loop, loop_clock
+from pipeline.run.observer import Observer
+from pipeline.run.prepare import Prepared, load_plan, prepare
+from pipeline.runtime.admission.admission import Admission
+from pipeline.runtime.admission.cache import cache_limits, call_tokens
+from pipeline.runtime.admission.feed import Feed, InputFeed, SampleCounts, Start
 from pipeline.runtime.clock import Clock
-from pipeline.runtime.inline_grader import GradingStatistics, InlineGrader, open_inline_grader
-from pipeline.runtime.rows import FirstRows, RowSink, Setbacks, Strangers, Tee
+from pipeline.runtime.executor import Executor, Settings
+from pipeline.runtime.inline_grader import open_inline_grader
+from pipeline.runtime.progress import Progress
+from pipeline.runtime.rows import FirstRows, RowSink, Strangers, Tee
+from pipeline.runtime.schedule import SCHEDULES
+from pipeline.stages.base import Stage
+from pipeline.stages.build import build_stages, builders_of, cannot_of, flaw_in_contract
 from pipeline.store.events import TABLES, ProblemRow
 from pipeline.store.kept_problems import TABLE as KEPT
 from pipeline.store.kept_problems import Problems, problem_row
 from pipeline.store.parts import count_rows
 from pipeline.store.recorder import WRITE_EVERY_S, Recorder, open_recorder
 from pipeline.store.resume import drop_unfinished
-from pipeline.store.resume_state import ResumeState
 from pipeline.store.run_file import RunFile, Session, Status, Totals, versions
 from pipeline.store.run_store import RunStore
-from pipeline.tasks import unwrapped
+from pipeline.tasks import gather
 
-T = TypeVar("T")
 Solve = Callable[..., Awaitable["SessionResult"]]
 """What has the signature of `solve`, and carries a session out in the running event loop as that does."""
+Facts = Mapping[str, Mapping[str, Fact]]
+"""What each engine states about itself, by role."""
 
 
 class SessionResult(Struct, frozen=True, kw_only=True):
@@ -55,18 +63,22 @@ class SessionResult(Struct, frozen=True, kw_only=True):
     """The run folder; None for a run that writes nothing to disk."""
     run: RunFile
     """The run as `run.json` holds it."""
-    done: int
-    """Finished chains of all sessions."""
-    failed: int
-    """Failed chains of all sessions."""
     error: PipelineError | None = None
     """What ended the session before all chains were over."""
-    notices: tuple[str, ...] = ()
-    """Sentences that a person should read, about the engines as they opened."""
     nothing_to_do: bool = False
     """The run was to be resumed and was finished already."""
     fail_on_error: float = 0.0
     """The share of the chains that may fail."""
+
+    @property
+    def done(self) -> int:
+        """Finished chains of all sessions."""
+        return self.run.totals.chains_done
+
+    @property
+    def failed(self) -> int:
+        """Failed chains of all sessions."""
+        return self.run.totals.chains_failed
 
     @property
     def exit_code(self) -> int:
@@ -76,14 +88,6 @@ class SessionResult(Struct, frozen=True, kw_only=True):
         if self.run.status == "failed":
             return 1
         return 3 if failed_too_often(self.done, self.failed, self.fail_on_error) else 0
-
-    @classmethod
-    def of_old(cls, run: Prepared) -> "SessionResult":
-        """The result of resuming a run that is finished."""
-        assert run.old is not None, "only what is there can be finished"
-        totals, share = run.old.totals, run.options.fail_on_error
-        done, failed = totals.chains_done, totals.chains_failed
-        return cls(folder=run.folder, run=run.old, done=done, failed=failed, nothing_to_do=True, fail_on_error=share)
 
 
 def failed_too_often(done: int, failed: int, share: float) -> bool:
@@ -110,46 +114,49 @@ def run(
     observer = observer or Observer()
     for sentence in notices(plan.engines):
         observer.tell(sentence)
-    with prepared(options, plan, problems, command=command) as found:
-        if found.nothing_to_do:
-            return SessionResult.of_old(found)
-        observer.ready(found)
-        for sentence in found.remarks:
+    with prepare(options, plan, problems, command=command) as ready:
+        if ready.nothing_to_do:
+            return SessionResult(folder=ready.folder, run=ready.record, nothing_to_do=True, fail_on_error=options.fail_on_error)
+        observer.ready(ready)
+        for sentence in ready.remarks:
             observer.tell(sentence)
         # What carries it out elsewhere waits in real time for simulated time to pass there.
-        virtual = found.virtual_time and carry_out is None
-        return in_loop(partial(carry_out or solve, found, observer, attend=attend), virtual=virtual)
+        virtual = ready.virtual_time and carry_out is None
+        return in_loop(partial(carry_out or solve, ready, observer, attend=attend), virtual=virtual)
 
 
-async def solve(run: Prepared, observer: Observer, stop: Stop | None = None, *, attend: Attend | None = None) -> SessionResult:
-    """Open the engines of the plan and solve. Raises the error, or `Interrupted`, that keeps any chain from starting."""
+async def solve(
+    run: Prepared,
+    observer: Observer,
+    stop: Stop | None = None,
+    *,
+    attend: Attend | None = None,
+    engines: Mapping[str, Engine] | None = None,
+    feed: Feed | None = None,
+) -> SessionResult:
+    """Solve on `engines`, which stay open; by default on those of the plan, opened and closed here. `feed` gives the chains; by default the
+    input does. Raises the error, or `Interrupted`, that keeps any chain from starting."""
 
-    async def opened(stop: Stop) -> SessionResult:
+    async def main(stop: Stop) -> SessionResult:
         opening = time.monotonic()
+        specs = run.plan.engines
+        given: AbstractAsyncContextManager[Mapping[str, Engine]]
+        given = opened_engines(specs, observer) if engines is None else nullcontext({role: engines[role] for role in specs})
         with run.announced():
-            async with opened_engines(run.plan.engines, observer) as engines:
-                return await solve_on(engines, run, observer, stop, opening)
+            async with given as opened:
+                builders, stages = await suited(run, opened, observer.tell)
+                facts = {
+                    role: {**each.facts, "max_model_len": each.max_model_len, "vocab_size": each.vocab_size}
+                    for role, each in opened.items()
+                }
+                record = begin(run, facts, time.monotonic() - opening)
+                return await _Session(run, record, opened, builders, stages, observer).solve(stop, feed)
 
-    return await attended(opened, stop or Stop(), attend)
-
-
-async def attended(main: Callable[[Stop], Awaitable[T]], stop: Stop, attend: Attend | None) -> T:
-    """The result of `main`, which `stop` may end; `attend` runs alongside it. Raises `Interrupted` where `main` was ended without one."""
-    result: T | None = None
-    with unwrapped():
-        async with anyio.create_task_group() as tasks:
-            if attend is not None:
-                await tasks.start(attend, stop)
-            with stop.guard():
-                result = await main(stop)
-            tasks.cancel_scope.cancel()
-    if result is None:
-        raise Interrupted
-    return result
+    return await attended(main, attend, stop)
 
 
 @asynccontextmanager
-async def opened_engines(specs: Mapping[str, EngineSpec], observer: Observer) -> AsyncIterator[dict[str, Engine]]:
+async def opened_engines(specs: Mapping[str, EngineSpec], observer: Observer) -> AsyncIterator[Mapping[str, Engine]]:
     """Engines of these specs, which `observer` displays while they start; closed at the end."""
     async with AsyncExitStack() as stack:
         with observer.starting(specs) as listener, listening(listener):
@@ -157,30 +164,41 @@ async def opened_engines(specs: Mapping[str, EngineSpec], observer: Observer) ->
         yield engines
 
 
-async def solve_on(
-    engines: Mapping[str, Engine], run: Prepared, observer: Observer, stop: Stop | None = None, opening: float | None = None
-) -> SessionResult:
-    """Solve on `engines` that are open already, and stay open; of their totals only what this run adds is recorded.
+async def suited(
+    run: Prepared, engines: Mapping[str, Engine], tell: Callable[[str], object]
+) -> tuple[Mapping[str, PromptBuilder], Mapping[str, Stage]]:
+    """The prompt builders and the stages of the graph for these `engines`, about which `tell` gets notices.
 
-    `opening`: when their opening began, by `time.monotonic`; None: they were open before.
+    Raises `GraphError` where a tokenizer or a chat template fails, an engine does not suit the graph, or a server refuses what it asks.
     """
-    opened = await suited(run, engines, observer.tell)
-    begun = begin(run, opened.facts, 0.0 if opening is None else time.monotonic() - opening)
-    result = await execute(begun, opened, observer, stop or Stop())
-    return structs.replace(result, notices=opened.notices)
+    plan = run.plan
+    for role, engine in engines.items():
+        if (flaw := flaw_in_contract(Engine, engine)) is not None:
+            raise GraphError(f"engine {role!r}", flaw)
+    cannot = {role: cannot_of(engine) for role, engine in engines.items()}
+    check_needs(plan, cannot)
+    await gather([partial(each.rehearse, asks_of(plan, role)) for role, each in engines.items() if isinstance(each, Remote)])
+    # Without some needs a run works, but not as well; see also the fact `doubts`.
+    for error in unmet_needs(plan, cannot).values():
+        tell(str(error))
+    for role, engine in engines.items():
+        doubts: Any = engine.facts.get("doubts", ())
+        for sentence in doubts:
+            tell(f"engine {role!r}: {sentence}")
+    builders = builders_of(plan, {role: engine.tokenizer for role, engine in engines.items()})
+    return builders, build_stages(plan, builders, str(run.options.graph), cannot=cannot)
 
 
-def begin(run: Prepared, facts: Facts, startup_s: float) -> Prepared:
-    """Begin the session: write `run.json`. Raises `RunFolderError`."""
-    record, rewritten = run.record, run.rewritten_bytes
+def begin(run: Prepared, facts: Facts, startup_s: float) -> RunFile:
+    """The record of the run with a new session, which is written. Raises `RunFolderError`."""
+    record = run.record
     if run.folder is not None and run.old is not None:
-        rewritten += drop_unfinished(run.folder, run.options.retry_failed)
+        drop_unfinished(run.folder, run.options.retry_failed)
     before = record.sessions[-1].ended_unix_ns or 0 if record.sessions else 0
     session = Session(
         # The simulated hours of an earlier session may end after the real time.
         started_unix_ns=max(run.starts_unix_ns or time.time_ns(), before + 1),
         startup_s=startup_s,
-        rewritten_bytes=rewritten,
         command=record.command,
         versions=versions(),
     )
@@ -188,133 +206,159 @@ def begin(run: Prepared, facts: Facts, startup_s: float) -> Prepared:
     record = structs.replace(record, sessions=(*record.sessions, session), engine_facts=stated).with_session(session)
     if run.folder is not None:
         record.write(run.folder)
-    return structs.replace(run, record=record)
+    return record
 
 
-async def execute(run: Prepared, opened: OpenEngines, observer: Observer, stop: Stop) -> SessionResult:
-    """Solve the chains until all are over, an engine or the folder is lost, or the run is stopped; then write the end into `run.json`."""
-    cpu = time.process_time()
-    clock = Clock(run.session.started_unix_ns, loop_clock(run.virtual_time))
-    before = statistics(opened.engines)
-    work: Chains | None = None
-    grading: InlineGrader | None = None
-    error: BaseException | None = Interrupted()
-    try:
-        with stop.guard():
-            async with _open_rows(run, observer.sink) as rows:
-                grading = rows
-                for sentence in unknown_caches(run, run.record.engine_facts):
-                    observer.tell(sentence)
-                setbacks = Setbacks(observer.tell)
-                watches: list[RowSink] = [setbacks, Strangers(run.plan.engines, observer.tell)]
-                if run.arrivals is None:  # a server serves on
-                    watches.append(FirstRows(observer.tell))
-                work = Chains(run, opened, Tee(rows, *watches), clock)
-                stop.drained_by(work.drain)
-                with observer.watch(_view(run, work, rows, lambda: setbacks.reasons(clock.unix_ns(clock.now())))):
-                    await work.run()
-            if work.exhausted:
-                error = None
-    except PipelineError as failure:
-        error = failure
-        if work is None:
-            raise
-    except BaseException as failure:
-        if not is_out_of_memory(failure):
-            error = failure
-            raise
-        error = OutOfMemory()
-        if work is None:
-            raise error from failure
-    finally:
-        ended = clock.now() if work is None or work.ended is None else work.ended
-        spent = {role: now.since(before[role]) for role, now in statistics(opened.engines).items()}
-        record = _ended_record(run, spent, work, error, _graded(grading), clock.unix_ns(ended), time.process_time() - cpu)
-        if run.folder is not None:
-            record.write(run.folder)
-    if work is None:
-        raise Interrupted
-    stop.over()
-    assert error is None or isinstance(error, PipelineError)
-    progress, share = work.progress, run.options.fail_on_error
-    return SessionResult(folder=run.folder, run=record, done=progress.done, failed=progress.failed, error=error, fail_on_error=share)
-
-
-def _graded(grading: InlineGrader | None) -> GradingStatistics:
-    return GradingStatistics(0, 0, 0) if grading is None else grading.statistics()
-
-
-def _view(run: Prepared, work: Chains, rows: InlineGrader, setbacks: Callable[[], Sequence[str]]) -> View:
-    """What a display may see of the session."""
-    return View(
-        plan=run.plan,
-        folder=run.folder,
-        chains=run.chains,
-        samples=run.record.samples,
-        schedule=run.options.schedule,
-        batch_size=run.options.batch_size,
-        virtual_time=run.virtual_time,
-        simulated=any(facts.get("answers") == "simulated" for facts in run.record.engine_facts.values()),
-        progress=work.progress,
-        lanes=work.lanes,
-        engines=work.engines,
-        admission=work.admission,
-        totals=lambda: _totals(work, rows.statistics(), run.resume_state),
-        setbacks=setbacks,
-    )
-
-
-def _ended_record(
-    run: Prepared,
-    spent: dict[str, EngineStatistics],
-    work: Chains | None,
-    error: BaseException | None,
-    graded: GradingStatistics,
-    ended_unix_ns: int,
-    cpu_s: float,
-) -> RunFile:
-    """The content of `run.json` at the end of the session; a run that was cancelled from outside is `interrupted`."""
+def finish(run: Prepared, record: RunFile, error: BaseException | None, totals: Totals, ended_unix_ns: int, **spent: Any) -> RunFile:
+    """The record of the run at the end of a session, which is written; one that was cancelled from outside is `interrupted`. `spent` are
+    further fields of the session."""
     stopped = isinstance(error, Interrupted) or (error is not None and not isinstance(error, Exception))
     status: Status = "finished" if error is None else "interrupted" if stopped else "failed"
-    session = structs.replace(
-        run.session,
-        status=status,
-        ended_unix_ns=ended_unix_ns,
-        wall_time_s=(ended_unix_ns - run.session.started_unix_ns) / 1e9,
-        orchestrator_cpu_s=cpu_s,
-        engine_statistics=spent,
-    )
-    totals = Totals() if work is None else _totals(work, graded, run.resume_state)
+    session = record.sessions[-1]
+    wall_time_s = (ended_unix_ns - session.started_unix_ns) / 1e9
+    session = structs.replace(session, status=status, ended_unix_ns=ended_unix_ns, wall_time_s=wall_time_s, **spent)
     failure = _sentence(error) if status == "failed" else None
-    record = structs.replace(run.record, status=status, error=failure, totals=totals)
-    if run.arrivals is not None:
-        rows, chains = (0 if run.folder is None else count_rows(run.folder, table) for table in (KEPT, "chains"))
+    record = structs.replace(record, status=status, error=failure, totals=totals).with_session(session)
+    if run.folder is None:
+        return record
+    if run.options.served:
+        rows, chains = (count_rows(run.folder, table) for table in (KEPT, "chains"))
         record = structs.replace(record, input=structs.replace(record.input, rows=rows, chains=chains))
-    return record.with_session(session)
+    record.write(run.folder)
+    return record
 
 
-@asynccontextmanager
-async def _open_rows(run: Prepared, sink: RowSink | None) -> AsyncIterator[InlineGrader]:
-    """Open what takes the rows of the trace: they are graded, then written into the run folder, if there is one, and given to `sink`."""
-    virtual = run.virtual_time
-    sinks: list[RowSink] = [] if sink is None else [sink]
-    with Grader() if virtual else Grader(default_workers(), nice=BESIDE_ENGINES) as grader:
-        async with AsyncExitStack() as stack:
-            if run.folder is not None:
-                tables: Mapping[str, type[Struct]] = TABLES if run.arrivals is None else {KEPT: ProblemRow, **TABLES}
-                store = RunStore(run.folder, tables, sync_every_s=WRITE_EVERY_S if virtual else 0.0)
-                recorder = await stack.enter_async_context(open_recorder(store, virtual=virtual))
-                sinks.insert(0, recorder)
-                if run.arrivals is not None:
-                    run.arrivals.taken = partial(_keep_problem, recorder)
-            target = sinks[0] if len(sinks) == 1 else Tee(*sinks)
-            yield await stack.enter_async_context(open_inline_grader(target, grader, virtual, run.problem_rows()))
+class _Session:
+    """A session of a run on open engines."""
+
+    def __init__(
+        self,
+        run: Prepared,
+        record: RunFile,
+        engines: Mapping[str, Engine],
+        builders: Mapping[str, PromptBuilder],
+        stages: Mapping[str, Stage],
+        observer: Observer,
+    ) -> None:
+        self._run, self._record, self._observer = run, record, observer
+        self._engines, self._builders, self._stages = engines, builders, stages
+        self._clock = Clock(record.sessions[-1].started_unix_ns, loop_clock(run.virtual_time))
+        self._progress = Progress(run.plan, run.resume_state, observer.tell, self._clock)
+        self._ended: float | None = None
+        """When the last chain was over, by the run's clock; grading and writing that continue after it are not part of the run's time."""
+
+    async def solve(self, stop: Stop, feed: Feed | None) -> SessionResult:
+        """Solve chains until all are over, an engine or the folder is lost, or the run is stopped; then write the end into `run.json`."""
+        run, observer, cpu, before = self._run, self._observer, time.process_time(), statistics(self._engines)
+        admission = self._admission()
+        error: BaseException | None = Interrupted()
+        try:
+            with stop.guard():
+                async with AsyncExitStack() as stack:
+                    rows, recorder = await self._open_rows(stack)
+                    executor = self._executor(rows, admission)
+                    chains = feed or self._input()
+                    with observer.watch(run, executor), stop.draining(executor.drain):
+                        await self._execute(executor, chains if recorder is None or feed is None else _KeptFeed(chains, recorder))
+                if executor.exhausted:
+                    error = None
+        except BaseException as failure:
+            error = OutOfMemory() if is_out_of_memory(failure) else failure
+            if not isinstance(error, PipelineError):
+                raise
+        finally:
+            record = finish(
+                run,
+                self._record,
+                error,
+                self._progress.totals(None if admission is None else admission.pauses),
+                self._clock.unix_ns(self._clock.now() if self._ended is None else self._ended),
+                orchestrator_cpu_s=time.process_time() - cpu,
+                engine_statistics={role: now.since(before[role]) for role, now in statistics(self._engines).items()},
+            )
+        stop.over()
+        assert error is None or isinstance(error, PipelineError)
+        return SessionResult(folder=run.folder, run=record, error=error, fail_on_error=run.options.fail_on_error)
+
+    async def _execute(self, executor: Executor, feed: Feed) -> None:
+        try:
+            await executor.run(feed)
+        finally:
+            self._ended = self._clock.now()
+
+    def _input(self) -> Feed:
+        """The chains of the input, in their order."""
+        run = self._run
+        samples = SampleCounts(run.options.samples, run.record.samples)
+        return InputFeed(iter(run.problems), samples, run.resume_state.is_over, threads=not run.virtual_time)
+
+    def _admission(self) -> Admission | None:
+        """What decides which chains continue; None if only the batch size does. Tells of an engine whose cache should limit the live chains
+        but which does not report its size."""
+        limits = {} if self._run.options.admission == "batch" else cache_limits(self._run.plan, self._record.engine_facts)
+        for role, limit in limits.items():
+            if limit is None:
+                self._observer.tell(f"engine {role!r} does not report the size of its cache: chains will not pause to make room in it")
+        known = [limit for limit in limits.values() if limit is not None]
+        return Admission(known) if known else None
+
+    async def _open_rows(self, stack: AsyncExitStack) -> tuple[RowSink, Recorder | None]:
+        """What takes the rows of the trace until `stack` ends: they are graded, then written into the run folder, if there is one, and
+        given to the observer."""
+        run, observer, virtual = self._run, self._observer, self._run.virtual_time
+        grader = stack.enter_context(Grader() if virtual else Grader(default_workers(), nice=BESIDE_ENGINES))
+        sinks: list[RowSink] = [self._progress, *filter(None, [observer.sink])]
+        recorder = None
+        if run.folder is not None:
+            tables: Mapping[str, type[Struct]] = {KEPT: ProblemRow, **TABLES} if run.options.served else TABLES
+            store = RunStore(run.folder, tables, sync_every_s=WRITE_EVERY_S if virtual else 0.0)
+            recorder = await stack.enter_async_context(open_recorder(store, virtual=virtual))
+            sinks.insert(0, recorder)
+        graded = await stack.enter_async_context(open_inline_grader(Tee(*sinks), grader, virtual, run.problem_rows()))
+        watches: list[RowSink] = [Strangers(run.plan.engines, observer.tell)]
+        if not run.options.served:  # a server serves on
+            watches.append(FirstRows(observer.tell))
+        return Tee(graded, *watches), recorder
+
+    def _executor(self, rows: RowSink, admission: Admission | None) -> Executor:
+        run, options = self._run, self._run.options
+        settings = Settings(
+            run_id=run.record.run_id,
+            seed=options.seed,
+            cache_tokens={} if options.admission == "batch" else call_tokens(run.plan, self._record.engine_facts),
+            virtual_time=run.virtual_time,
+        )
+        schedule = SCHEDULES[options.schedule](options.batch_size, admission)
+        return Executor(
+            run.plan,
+            self._stages,
+            self._engines,
+            self._builders,
+            schedule,
+            rows,
+            self._clock,
+            settings,
+            self._progress,
+            run.resume_state,
+        )
 
 
-def _keep_problem(recorder: Recorder, start: Start) -> None:
-    """Record the problem of a chain that begins, unless it is another chain's."""
-    if start.sample_index == 0:
-        recorder.problem(problem_row(start.item, msgspec.json.encode(start.record or {}).decode()))
+class _KeptFeed:
+    """A `Feed` of requests whose problems are recorded as their first chains begin."""
+
+    def __init__(self, feed: Feed, recorder: Recorder) -> None:
+        self._feed, self._recorder = feed, recorder
+
+    async def next(self) -> Start | None:
+        start = await self._feed.next()
+        if start is not None and start.sample_index == 0:
+            self._recorder.problem(problem_row(start.item, msgspec.json.encode(start.record or {}).decode()))
+        return start
+
+
+def statistics(engines: Mapping[str, Engine]) -> dict[str, EngineStatistics]:
+    """What each engine is doing at this moment, and its totals since it opened, by role."""
+    return {role: engine.statistics() for role, engine in engines.items()}
 
 
 def _sentence(error: BaseException | None) -> str:
@@ -322,27 +366,3 @@ def _sentence(error: BaseException | None) -> str:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return str(error) if isinstance(error, PipelineError) else f"{type(error).__name__}: {error}"
-
-
-def _totals(work: Chains, graded: GradingStatistics, resume_state: ResumeState) -> Totals:
-    progress = work.progress
-    return Totals(
-        chains_done=progress.done,
-        chains_failed=progress.failed,
-        chains_cancelled=progress.cancelled,
-        pauses=work.pauses,
-        graded=resume_state.graded + graded.graded,
-        correct=resume_state.correct + graded.correct,
-        errors=_by_type(progress.errors),
-        steps=progress.steps,
-        decisions=dict(progress.decisions),
-        output_tokens=progress.output_tokens,
-    )
-
-
-def _by_type(errors: Mapping[tuple[str, str], int]) -> dict[str, dict[str, int]]:
-    """Numbers of failed chains by type of error and stage, sorted."""
-    found: dict[str, dict[str, int]] = {}
-    for (error, stage), count in sorted(errors.items()):
-        found.setdefault(error, {})[stage] = count
-    return found

@@ -22,11 +22,13 @@ from pipeline.runtime.chain_recorder import ChainRecorder, block_tokens
 from pipeline.runtime.chain_runner import ChainRunner, bind
 from pipeline.runtime.clock import Clock
 from pipeline.runtime.dispatch import Dispatcher
+from pipeline.runtime.lane import Lane
 from pipeline.runtime.progress import Progress
 from pipeline.runtime.rows import RowSink
 from pipeline.runtime.schedule import Schedule
 from pipeline.stages.base import Stage
 from pipeline.store.resume_state import ResumeState
+from pipeline.store.run_file import Totals
 from pipeline.tasks import unwrapped
 
 MODES = {"always": "speculative", "never": "direct"}
@@ -58,13 +60,14 @@ class Executor:
         recorder: RowSink,
         clock: Clock,
         settings: Settings,
+        progress: Progress,
         resume_state: ResumeState | None = None,
     ) -> None:
         specs, self._resume_state = plan.engines, resume_state or ResumeState()
         rooms = settings.cache_tokens
         self.dispatchers = {role: Dispatcher(engines[role], spec, clock, rooms.get(role)) for role, spec in specs.items()}
-        self.lanes = {role: dispatcher.lane for role, dispatcher in self.dispatchers.items()}
-        self.progress = Progress(plan, self._resume_state)
+        self.lanes: Mapping[str, Lane] = {role: dispatcher.lane for role, dispatcher in self.dispatchers.items()}
+        self.engines, self.progress, self.admission = engines, progress, schedule.admission
         self._block = bind(plan, stages, self.dispatchers, threads=not settings.virtual_time)
         self._mode = None if plan.speculate is None else MODES[plan.speculate]
         self._settings, self._openings = settings, openings(builders)
@@ -80,6 +83,10 @@ class Executor:
     def drain(self) -> None:
         """Start no more chains; the live ones run to their ends, and then `run` returns."""
         self._feeding.cancel()
+
+    def totals(self) -> Totals:
+        """Counts up to now, earlier sessions included."""
+        return self.progress.totals(None if self.admission is None else self.admission.pauses)
 
     async def run(self, feed: Feed) -> None:
         """Run all chains of `feed`. Raises `RunError` when an engine is dead or rows cannot be kept."""

@@ -11,12 +11,12 @@ from typing import Any
 import anyio
 import anyio.to_thread
 from anyio.abc import TaskGroup
-from msgspec import Struct, structs
+from msgspec import structs
 
 from pipeline.grading.answers import Grade, as_kind, quick_grade
 from pipeline.grading.grader import Grader
 from pipeline.runtime.rows import RowSink
-from pipeline.store.events import UNFINISHED, CallRow, ChainRow, StepRow, counted
+from pipeline.store.events import UNFINISHED, CallRow, ChainRow, StepRow
 from pipeline.tasks import unwrapped
 
 MAX_WAITING = 1024
@@ -29,24 +29,13 @@ ProblemRows = Mapping[int, Mapping[str, Any]]
 """The rows of problems by their numbers."""
 
 
-class GradingStatistics(Struct, frozen=True):
-    """The state of the grading at one moment, in chains."""
-
-    waiting: int
-    """Chains that are over and have no grade yet."""
-    graded: int
-    """Chains that count as right or wrong; see `events.counted`."""
-    correct: int
-    """Chains whose answer is right."""
-
-
 class InlineGrader:
     """The `RowSink` that grades, in tasks of the group `tasks`; use it through `open_inline_grader`."""
 
     def __init__(self, recorder: RowSink, grader: Grader, virtual: bool, problems: ProblemRows, tasks: TaskGroup) -> None:
         self._recorder, self._grader, self._virtual, self._problems, self._tasks = recorder, grader, virtual, problems, tasks
-        # Bounded by `room` and the chains that are live, of which none may be made to wait.
-        self._waiting = self._graded = self._correct = 0
+        self.waiting = 0
+        """Chains that are over and have no grade yet; bounded by `room` and the chains that are live, of which none may be made to wait."""
         self._fewer = anyio.Event()
         self._limiter = anyio.CapacityLimiter(grader.workers)
 
@@ -60,20 +49,16 @@ class InlineGrader:
         """The row is passed on as soon as the chain is graded."""
         grade = self._at_once(row)
         if grade is None:
-            self._waiting += 1
+            self.waiting += 1
             self._tasks.start_soon(self._grade, row)
         else:
             self._record(row, grade)
 
     async def room(self) -> None:
         """Also waits until few enough rows are ungraded."""
-        while self._waiting >= MAX_WAITING:
+        while self.waiting >= MAX_WAITING:
             await self._fewer.wait()
         await self._recorder.room()
-
-    def statistics(self) -> GradingStatistics:
-        """The number of chains that wait for a grade, and the grades since the start."""
-        return GradingStatistics(self._waiting, self._graded, self._correct)
 
     def _at_once(self, row: ChainRow) -> Grade | None:
         """The grade where it can be had without waiting for a worker process, else None."""
@@ -95,15 +80,12 @@ class InlineGrader:
         try:
             grade = await anyio.to_thread.run_sync(self._grader.grade, *question, abandon_on_cancel=True, limiter=self._limiter)
         finally:
-            self._waiting -= 1
+            self.waiting -= 1
             self._record(row, grade)
             self._fewer.set()
             self._fewer = anyio.Event()
 
     def _record(self, row: ChainRow, grade: Grade) -> None:
-        verdict = counted(grade.correct, row.stop_reason, row.reference_answer)
-        self._graded += verdict is not None
-        self._correct += bool(verdict)
         self._recorder.chain(structs.replace(row, correct=grade.correct, grading_error=grade.why))
 
 

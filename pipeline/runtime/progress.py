@@ -1,15 +1,23 @@
-"""Counts of a run while it goes on: steps, tokens and ends of its chains, for the live display and the summary."""
+"""Counts of a run while it goes on: steps, tokens, ends and grades of its chains, for the live display, the summary and `run.json`."""
+
+from collections.abc import Callable
 
 from pipeline.graph.plan import Plan
+from pipeline.runtime.clock import Clock
+from pipeline.runtime.rows import NoRows, Setbacks
+from pipeline.store.events import CallRow, ChainRow, counted
 from pipeline.store.resume_state import NO_STAGE, ResumeState
+from pipeline.store.run_file import Totals
 
 
-class Progress:
-    """Counts since the run began, earlier sessions included."""
+class Progress(NoRows):
+    """Counts since the run began, earlier sessions included; as a `RowSink` it counts grades, and sees why engines answer nothing."""
 
-    def __init__(self, plan: Plan, resume_state: ResumeState) -> None:
+    def __init__(self, plan: Plan, resume_state: ResumeState, tell: Callable[[str], object], clock: Clock) -> None:
+        """`tell` receives notices for the user during the run."""
         self.live = self.cancelled = 0
         self.done, self.failed = resume_state.done, resume_state.failed
+        self.graded, self.correct = resume_state.graded, resume_state.correct
         self.decisions = resume_state.decisions.copy()
         self.steps = self.decisions.total()
         self.errors = resume_state.errors.copy()
@@ -19,7 +27,7 @@ class Progress:
         """Tokens of committed steps and of answers, of this session alone."""
         self.oldest: dict[str, float] = {}
         """When each live chain started, by `chain_id`, oldest first."""
-        self._finishing = plan.finishing
+        self._finishing, self._clock, self._setbacks = plan.finishing, clock, Setbacks(tell)
 
     @property
     def over(self) -> int:
@@ -55,3 +63,35 @@ class Progress:
         self.decisions[decision] += 1
         if stage not in self._finishing:
             self.kept_tokens += tokens
+
+    def call(self, row: CallRow) -> None:
+        self._setbacks.call(row)
+
+    def chain(self, row: ChainRow) -> None:
+        """Count the grade of a chain that is over."""
+        self._setbacks.chain(row)
+        verdict = counted(row.correct, row.stop_reason, row.reference_answer)
+        self.graded += verdict is not None
+        self.correct += bool(verdict)
+
+    def setbacks(self) -> list[str]:
+        """Why engines answer nothing, a sentence for each that does so now."""
+        return self._setbacks.reasons(self._clock.unix_ns(self._clock.now()))
+
+    def totals(self, pauses: int | None = None) -> Totals:
+        """The counts as `run.json` holds them; `pauses`: times that a chain had to pause."""
+        errors: dict[str, dict[str, int]] = {}
+        for (error, stage), count in sorted(self.errors.items()):
+            errors.setdefault(error, {})[stage] = count
+        return Totals(
+            chains_done=self.done,
+            chains_failed=self.failed,
+            chains_cancelled=self.cancelled,
+            pauses=pauses,
+            graded=self.graded,
+            correct=self.correct,
+            errors=errors,
+            steps=self.steps,
+            decisions=dict(self.decisions),
+            output_tokens=self.output_tokens,
+        )

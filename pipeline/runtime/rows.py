@@ -61,8 +61,8 @@ class Tee:
             await sink.room()
 
 
-class _Watch:
-    """A `RowSink` that lets every row pass."""
+class NoRows:
+    """A `RowSink` that keeps nothing, for those that look at some rows only."""
 
     def call(self, row: CallRow) -> None: ...
 
@@ -73,7 +73,7 @@ class _Watch:
     async def room(self) -> None: ...
 
 
-class FirstRows(_Watch):
+class FirstRows(NoRows):
     """Raises `RunError` where no option had any probability in the first verdicts, or where the first chains met one and the same error.
 
     Verdicts that merely all reject are told: the options had probability, so that later steps may be accepted.
@@ -128,7 +128,7 @@ class _Streak(Struct):
         return f"{self.error}; {calls}, number {self.next_attempt}"
 
 
-class Setbacks(_Watch):
+class Setbacks(NoRows):
     """Knows why engines answer nothing while their calls are repeated, and tells it at once where one has not answered yet."""
 
     def __init__(self, tell: Callable[[str], object]) -> None:
@@ -162,7 +162,7 @@ class Setbacks(_Watch):
             streak.waiting = {request: chain for request, chain in streak.waiting.items() if chain != row.chain_id}
 
 
-class Strangers(_Watch):
+class Strangers(NoRows):
     """Tells once of each model that answers where another one is asked for."""
 
     def __init__(self, engines: Mapping[str, EngineSpec], tell: Callable[[str], object]) -> None:

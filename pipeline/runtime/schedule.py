@@ -23,7 +23,8 @@ class Schedule:
         """The maximum number of chains that are live at once."""
         self.live = 0
         """Chains that have entered and have not left."""
-        self._admission = admission
+        self.admission = admission
+        """What lets chains pause; None: nothing does."""
         self._paused: dict[AdmissionMember, anyio.Event] = {}
         """Where each chain waits that pauses."""
         self._entrance: anyio.Event | None = None
@@ -36,15 +37,15 @@ class Schedule:
             self._entrance = anyio.Event()
             await self._entrance.wait()
         self.live += 1
-        return None if self._admission is None else self._admission.enter()
+        return None if self.admission is None else self.admission.enter()
 
     async def before_level(self, rank: int, member: AdmissionMember | None = None, contexts: Contexts = NO_CONTEXTS) -> None:
         """Wait until stages of this rank may run, here only while the chain pauses; `rank` is the place of the first of them in the plan,
         `contexts` are those of the chain `member`."""
-        if self._admission is None or member is None:
+        if self.admission is None or member is None:
             return
         is_first = not member.starts
-        continues = self._admission.before_level(member, contexts)
+        continues = self.admission.before_level(member, contexts)
         if is_first:  # it may be shorter than was expected of it
             self._open_entrance()
         if not continues:
@@ -53,8 +54,8 @@ class Schedule:
     def leave(self, member: AdmissionMember | None = None) -> None:
         """End the life of a chain that entered."""
         self.live -= 1
-        if self._admission is not None and member is not None:
-            for resumed in self._admission.leave(member):
+        if self.admission is not None and member is not None:
+            for resumed in self.admission.leave(member):
                 self._resume(resumed)
         self._open_entrance()
 
@@ -71,7 +72,7 @@ class Schedule:
             gate.set()
 
     def _may_enter(self) -> bool:
-        return self.live < self.batch_size and (self._admission is None or self._admission.may_enter())
+        return self.live < self.batch_size and (self.admission is None or self.admission.may_enter())
 
     def _open_entrance(self) -> None:
         if self._entrance is not None:

@@ -18,10 +18,11 @@ from msgspec import Struct, structs
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 from pipeline.engines.registry import notices
+from pipeline.graph.plan import Plan
 from pipeline.options import RunOptions
-from pipeline.run.loop import Stop, in_loop
-from pipeline.run.observer import Attend, Observer, View
-from pipeline.run.prepare import Prepared, load_plan, prepared
+from pipeline.run.loop import Attend, Stop, in_loop
+from pipeline.run.observer import Observer, Work
+from pipeline.run.prepare import Prepared, load_plan, prepare
 from pipeline.run.run import SessionResult, solve
 from pipeline.runtime.admission.feed import Arrivals
 from pipeline.runtime.rows import Tee
@@ -45,8 +46,8 @@ UNREAD_S = 30.0
 LEAVE_S = 5
 """Most seconds in which connections end when the server does."""
 STOPPING = "the server is being stopped"
-Metrics = Callable[[View | None, Desk], tuple[bytes, str]]
-"""What Prometheus reads of a run and its requests, and its media type; there is no view while the engines start."""
+Metrics = Callable[[Plan, Work | None, Desk], tuple[bytes, str]]
+"""What Prometheus reads of a run and its requests, and its media type; there is no work while the engines start."""
 
 
 class Address(Struct, frozen=True):
@@ -64,10 +65,10 @@ class GraphServer:
 
     def __init__(self, run: Prepared, limits: ServeLimits, address: Address, listener: socket.socket, metrics: Metrics) -> None:
         self._arrivals, self._listener = Arrivals(), listener
-        self._run = structs.replace(run, arrivals=self._arrivals)
-        self._view: View | None = None
+        self._run = run
+        self._work: Work | None = None
         self.desk = Desk(self._arrivals, limits, run.plan.prompts.thought.close)
-        own = ServerSelf(run.plan.name, lambda: self.phase, lambda: metrics(self._view, self.desk))
+        own = ServerSelf(run.plan.name, lambda: self.phase, lambda: metrics(run.plan, self._work, self.desk))
         app = new_app(own, ChatEndpoint(self.desk, limits, own.model), access_to(address))
         settings: dict[str, Any] = {"lifespan": "off", "log_config": None, "access_log": False, "ws": "none", "server_header": False}
         settings["http"] = _Connection
@@ -78,7 +79,7 @@ class GraphServer:
         """Whether requests are taken, or why not."""
         if self.desk.closed is not None:
             return "stopping"
-        return "starting" if self._view is None else "serving"
+        return "starting" if self._work is None else "serving"
 
     async def solve(self, observer: Observer, attend: Attend) -> SessionResult:
         """Answer clients until the run is stopped; raises what keeps its engines from opening."""
@@ -93,7 +94,7 @@ class GraphServer:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._answer)
                 try:
-                    result = await solve(self._run, watched, attend=attend_server)
+                    result = await solve(self._run, watched, attend=attend_server, feed=self._arrivals)
                 finally:
                     self.desk.close(STOPPING)
                     self._uvicorn.should_exit = True
@@ -102,7 +103,7 @@ class GraphServer:
 
     def drain(self) -> bool:
         """Take no more requests, and let the run end with the chains that are live; False where none could begin."""
-        if self._view is None:
+        if self._work is None:
             return False
         self.desk.close(STOPPING)
         self._arrivals.close()
@@ -114,12 +115,12 @@ class GraphServer:
             await self._uvicorn.serve(sockets=[self._listener])
 
     @contextmanager
-    def _watching(self, observer: Observer, view: View) -> Iterator[None]:
+    def _watching(self, observer: Observer, run: Prepared, work: Work) -> Iterator[None]:
         """Take requests while the body runs, which `observer` watches."""
-        self._view = view
+        self._work = work
         host, port = self._listener.getsockname()[:2]
-        observer.tell(f"serving {view.plan.name} at http://{f'[{host}]' if ':' in host else host}:{port}/v1")
-        with observer.watch(view):
+        observer.tell(f"serving {run.plan.name} at http://{f'[{host}]' if ':' in host else host}:{port}/v1")
+        with observer.watch(run, work):
             yield
 
 
@@ -195,7 +196,7 @@ def serve(
     allow_files()
     with (
         listening(address.host, address.port, BACKLOG) as listener,
-        prepared(options, plan, Problems(None, "requests", ""), virtual=False, command=command) as run,
+        prepare(options, plan, Problems(None, "requests", ""), virtual=False, command=command) as run,
     ):
         observer.ready(run)
         for sentence in run.remarks:

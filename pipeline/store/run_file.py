@@ -110,8 +110,6 @@ class Session(Struct, frozen=True, kw_only=True):
     startup_s: float = 0.0
     wall_time_s: float | None = None
     orchestrator_cpu_s: float | None = None
-    rewritten_bytes: Count = 0
-    """Bytes that resuming wrote: parts made of write-ahead files, and parts without the chains that are to be solved again."""
     command: list[str] = []
     versions: dict[str, str] = {}
     engine_statistics: dict[str, EngineStatistics] = {}

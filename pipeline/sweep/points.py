@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -13,10 +14,8 @@ from pipeline.data.reading import read_files
 from pipeline.engine import Engine, PrefixCacheReset
 from pipeline.options import RunOptions
 from pipeline.run.observer import Observer
-from pipeline.run.prepare import Prepared, prepare
-from pipeline.run.run import opened_engines, solve_on
-from pipeline.run.toys import check_toys
-from pipeline.store.folder import hold
+from pipeline.run.prepare import Prepared, check_toys, prepare
+from pipeline.run.run import opened_engines, solve
 from pipeline.store.kept_problems import Problems, keep_problems
 from pipeline.sweep.plan import PlannedPoint, Rows, SweepOptions, SweepPlan, SweepSystem
 
@@ -40,11 +39,10 @@ class PreparedSweep(Struct, frozen=True, kw_only=True):
         """All points, in the order in which they are run."""
         return self.plan.points
 
-    def run_of(self, planned: PlannedPoint, folder: Path, **changes: Any) -> Prepared:
-        """One run of the system of a point in `folder`, a new one that is the sweep's; `changes` are options of that run alone."""
+    def run_of(self, planned: PlannedPoint, folder: Path, **changes: Any) -> AbstractContextManager[Prepared]:
+        """One run of the system of a point in a new `folder`, which is held until the end; `changes` are options of that run alone."""
         system = planned.system
-        options = run_options(planned.sweep, system, folder, **changes)
-        return prepare(options, system.plan, _problems(options, folder), folder, virtual=system.virtual)
+        return prepare(run_options(planned.sweep, system, folder, **changes), system.plan, virtual=system.virtual)
 
 
 def prepare_sweep(plan: SweepPlan, folder: Path) -> PreparedSweep:
@@ -54,15 +52,12 @@ def prepare_sweep(plan: SweepPlan, folder: Path) -> PreparedSweep:
         for point in plan.points:
             options, rows = run_options(point.sweep, point.system, folder), point.sweep.rows
             if rows not in kept:
-                kept[rows] = _problems(options, Path(place, str(len(kept))))
+                files = read_files(options.inputs, options.columns, options.part)
+                part = Path(place, str(len(kept)))
+                part.mkdir()
+                kept[rows] = keep_problems(part, files, options.limit)
             check_toys(point.system.plan, options, kept[rows])
     return PreparedSweep(plan=plan, folder=folder)
-
-
-def _problems(options: RunOptions, folder: Path) -> Problems:
-    """The input of a run, read into its folder."""
-    folder.mkdir(parents=True, exist_ok=True)
-    return keep_problems(folder, read_files(options.inputs, options.columns, options.part), options.limit)
 
 
 def run_options(options: SweepOptions, system: SweepSystem, folder: Path, **changes: Any) -> RunOptions:
@@ -109,8 +104,8 @@ class SweepRunner:
             for planned in {each.system.plan.digest: each for each in rising}.values():
                 limit, batch_size = min(most, planned.sweep.limit or most), planned.coordinates.batch_size
                 place = Path(folder) / planned.system.plan.digest[:16]
-                run = prepared.run_of(planned, place, limit=limit, random=None, batch_size=batch_size)
-                await self._solve(run, engines)
+                with prepared.run_of(planned, place, limit=limit, random=None, batch_size=batch_size) as run:
+                    await self._solve(run, engines)
 
     async def _point(self, engines: Mapping[str, Engine], planned: PlannedPoint) -> None:
         """Run one point."""
@@ -121,15 +116,13 @@ class SweepRunner:
         shutil.rmtree(folder, ignore_errors=True)
         # Simulated engines are opened for one point.
         kept = not planned.system.virtual and await reset_caches(engines, planned.system.plan.engines)
-        run = prepared.run_of(planned, folder, **planned.options)
-        await self._solve(run, engines)
+        with prepared.run_of(planned, folder, **planned.options) as run:
+            await self._solve(run, engines)
         self._keep(planned, point_of_run(folder, coordinates, simulated=planned.system.virtual, cache_kept=kept))
 
     async def _solve(self, run: Prepared, engines: Mapping[str, Engine]) -> None:
         """Carry out a run; raises the error that ends it early."""
-        assert run.folder is not None, "every point has a folder"
-        with hold(run.folder):
-            result = await solve_on(engines, run, self._observer)
+        result = await solve(run, self._observer, engines=engines)
         if result.error is not None:
             raise result.error
 

@@ -28,10 +28,10 @@ from pipeline.analysis.points import Point, read_points, write_points
 from pipeline.engines.registry import notices
 from pipeline.errors import Interrupted, PipelineError, RunError, UsageError
 from pipeline.files import new_file
-from pipeline.run.loop import Stop, in_loop, rare_collection
-from pipeline.run.observer import Attend, Observer
+from pipeline.run.loop import Attend, Stop, attended, in_loop, rare_collection
+from pipeline.run.observer import Observer
 from pipeline.run.prepare import drift
-from pipeline.run.run import attended, failed_too_often
+from pipeline.run.run import failed_too_often
 from pipeline.store.folder import FILE, hold_default, hold_output
 from pipeline.store.run_file import RunFile, versions
 from pipeline.sweep.plan import PlannedPoint, SweepOptions, SweepPlan, parts
@@ -169,7 +169,7 @@ def _carried_out(work: Callable[[], Awaitable[None]], attend: Attend | None, *, 
         await work()
         return True
 
-    in_loop(partial(attended, whole, Stop(), attend), virtual=virtual)
+    in_loop(partial(attended, whole, attend), virtual=virtual)
 
 
 @contextmanager
@@ -212,10 +212,9 @@ def _check_same(prepared: PreparedSweep, planned: PlannedPoint) -> None:
     folder = prepared.folder / "runs" / planned.name
     if not (folder / FILE).is_file():
         return
-    with TemporaryDirectory(prefix="problems-") as place:
-        now = prepared.run_of(planned, Path(place), **planned.options).record
-    as_read = msgspec.json.decode(now.encode(), type=RunFile)
-    if found := [each for differences in drift(RunFile.read(folder), as_read).values() for each in differences]:
+    with TemporaryDirectory(prefix="problems-") as place, prepared.run_of(planned, Path(place), **planned.options) as now:
+        found = [clause for _, clause in drift(RunFile.read(folder), now.record)]
+    if found:
         what = f"{'; '.join(found)} for {planned.system.label!r}"
         raise UsageError(f"{prepared.folder}: cannot be resumed: {what}; start anew in another folder")
 

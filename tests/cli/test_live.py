@@ -1,23 +1,24 @@
 """What the live display says of a run: counts of a view at given times."""
 
-from functools import partial
 from io import StringIO
+from typing import cast
 
-import msgspec
 import pytest
 from rich.console import Console
 
 from pipeline.cli.live import Meter, line, panel
 from pipeline.engine import EngineStatistics, Request
-from pipeline.run.observer import View
+from pipeline.run.observer import Work
 from pipeline.run.prepare import load_plan
 from pipeline.runtime.admission.admission import Admission
 from pipeline.runtime.admission.cache import CacheLimit
+from pipeline.runtime.clock import Clock
 from pipeline.runtime.lane import Call, Lane
 from pipeline.runtime.progress import Progress
+from pipeline.store.events import CallRow
 from pipeline.store.resume_state import ResumeState
-from pipeline.store.run_file import Totals
 from tests.support.paths import ROOT, SIM
+from tests.support.rows import blank
 
 ROLES = ["draft", "target"]
 
@@ -34,31 +35,20 @@ class Counting:
 
 
 class Watched:
-    """A view with two engines of four calls each, and a meter over it whose clock is set by hand."""
+    """A run on two engines of four calls each, and a meter over it whose clock is set by hand."""
 
     def __init__(self) -> None:
         self.now = 0.0
         plan = load_plan(ROOT / "graphs/speccot.yaml", SIM, ())
-        self.progress = Progress(plan, ResumeState())
+        self.progress = Progress(plan, ResumeState(), print, Clock(0, lambda: self.now))
         self.engines = {role: Counting() for role in ROLES}
         self.lanes = {role: Lane(role, 8) for role in ROLES}
         for lane in self.lanes.values():
             for order in range(4):
                 lane.put(Call("draft", order, Request(request_id=str(order), prompt_ids=[1], max_tokens=4)))
                 lane.take()
-        view = View(
-            plan=plan,
-            folder=None,
-            chains=10,
-            schedule="pipelined",
-            batch_size=4,
-            virtual_time=False,
-            progress=self.progress,
-            lanes=self.lanes,
-            engines=self.engines,
-            totals=Totals,
-        )
-        self.meter = Meter(view, lambda: self.now)
+        self.admission: Admission | None = None
+        self.meter = Meter(cast("Work", self), 10, now=lambda: self.now)
 
     def shown(self) -> str:
         out = StringIO()
@@ -76,7 +66,7 @@ def test_the_display_says_how_many_chains_pause(watched: Watched) -> None:
     members = [admission.enter() for _ in range(2)]
     for member in members:
         admission.before_level(member, {"target": range(30)})
-    watched.meter.view = msgspec.structs.replace(watched.meter.view, admission=admission)
+    watched.admission = admission
     watched.progress.live = 2
     assert "paused" not in line(watched.meter)
     admission.before_level(members[0], {"target": range(90)})
@@ -100,14 +90,16 @@ def test_while_nothing_is_finished_it_says_what_was_answered_and_why_no_more(wat
     watched.now += 10
     watched.engines["draft"].requests, watched.engines["draft"].written_tokens = 1, 500
     assert line(watched.meter) == "0/10 · 1 call answered · 500 tokens, 50/s"
-    watched.meter.view = msgspec.structs.replace(watched.meter.view, setbacks=lambda: ["the server answered 503"])
-    assert line(watched.meter).endswith("500 tokens, 50/s · the server answered 503")
-    assert "the server answered 503" in watched.shown()
+    watched.progress.call(blank(CallRow, error_type="EngineUnavailable", error_message="the server answered 503"))
+    watched.now += 10
+    said = "the server answered 503; 1 call waits for its next attempt, number 2"
+    assert line(watched.meter).endswith(f"500 tokens, 25/s · {said}")
+    assert said in watched.shown()
 
 
 def test_few_right_answers_are_counted_and_many_are_a_share(watched: Watched) -> None:
     watched.progress.done = 2
     watched.now += 1
     for graded, correct, said in ((2, 2, "2 of 2 right"), (40, 39, "97.5 % right")):
-        watched.meter.view = msgspec.structs.replace(watched.meter.view, totals=partial(Totals, graded=graded, correct=correct))
+        watched.progress.graded, watched.progress.correct = graded, correct
         assert f" · {said} · " in line(watched.meter)

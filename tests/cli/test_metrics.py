@@ -10,7 +10,8 @@ from prometheus_client.core import Metric
 
 from pipeline.cli.metrics import RequestMetrics, RunMetrics, metrics_served
 from pipeline.options import RunOptions
-from pipeline.run.observer import Observer, View
+from pipeline.run.observer import Observer, Work
+from pipeline.run.prepare import Prepared
 from pipeline.run.run import run
 from pipeline.runtime.admission.feed import Arrivals
 from pipeline.serve.desk import Desk, ServeLimits
@@ -26,14 +27,14 @@ def test_the_guide_lists_every_metric(tmp_path: Path) -> None:
     class Watch:
         """Collects the metrics of the run at its end."""
 
-        def __init__(self, view: View) -> None:
-            self._view = view
+        def __init__(self, run: Prepared, work: Work) -> None:
+            self._metrics = RunMetrics(run.plan, run.chains, work)
 
         def __enter__(self) -> None:
             pass
 
         def __exit__(self, *error: object) -> None:
-            found.extend(RunMetrics(self._view).collect())
+            found.extend(self._metrics.collect())
 
     options = RunOptions(graph=ROOT / "graphs/speccot.yaml", engines=SIM, input=write_problems(tmp_path, 2), output=tmp_path / "run")
     run(options, Observer(watch=Watch))
@@ -48,8 +49,8 @@ def test_metrics_of_a_run_that_goes_on(tmp_path: Path) -> None:
     class Watch:
         """Asks for the metrics when the run has begun and when it ends."""
 
-        def __init__(self, view: View) -> None:
-            self._ended = view.progress
+        def __init__(self, run: Prepared, work: Work) -> None:
+            pass
 
         def __enter__(self) -> None:
             pages.append(asked())

@@ -32,13 +32,11 @@ async def send(number: signal.Signals, has_effect: Callable[[], bool]) -> None:
 class Drained(Stop):
     """What becomes of a run that can be drained."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.drained = False
-        self.drained_by(self.note)
+    drained = False
 
-    def note(self) -> None:
+    def drain(self) -> bool:
         self.drained = True
+        return True
 
 
 @pytest.mark.parametrize(("virtual", "number"), [(False, number) for number in STOP_SIGNALS] + [(True, signal.SIGINT)])

@@ -15,7 +15,7 @@ from pipeline.errors import UsageError
 from pipeline.options import RunOptions
 from pipeline.run.loop import in_loop
 from pipeline.run.observer import Observer
-from pipeline.run.prepare import load_plan, prepared
+from pipeline.run.prepare import load_plan, prepare
 from pipeline.run.run import SessionResult, run
 from tests.cluster.waiting_engines import waiting, when
 from tests.support.hanging_together import check_hangs_together
@@ -56,7 +56,7 @@ def actors() -> list[psutil.Process]:
 def on_ray(options: RunOptions, observer: Observer) -> SessionResult:
     """The run in real time, so that something can happen meanwhile."""
     plan = load_plan(options.graph, options.bound_engines, options.settings)
-    with prepared(options, plan, virtual=False) as ready:
+    with prepare(options, plan, virtual=False) as ready:
         result: SessionResult = in_loop(partial(solve_on_ray, ready, observer), virtual=False)
     return result
 

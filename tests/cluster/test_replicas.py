@@ -20,7 +20,7 @@ from pipeline.errors import InputError, ReplicaLost, UsageError
 from pipeline.options import RunOptions, resume_options
 from pipeline.run.loop import Stop, in_loop
 from pipeline.run.observer import Observer
-from pipeline.run.prepare import load_plan, prepared
+from pipeline.run.prepare import load_plan, prepare
 from pipeline.run.run import SessionResult, run
 from pipeline.store.events import ChainRow
 from pipeline.store.parts import read_rows
@@ -93,9 +93,9 @@ class TestSimulated:
         options = options_of(tmp_path, "run", write_problems(tmp_path, 8), replicas=2)
         obstacle = tmp_path / "run/steps"
 
-        def put(view: Any) -> Any:
+        def put(ready: Any, work: Any) -> Any:
             obstacle.touch()
-            return Observer().watch(view)
+            return Observer().watch(ready, work)
 
         with pytest.raises(InputError, match="steps"):
             on_replicas(options, observer=Observer(watch=put))
@@ -132,7 +132,7 @@ class TestProcesses:
 
     def here(self, options: RunOptions, observer: Observer | None = None, solve: Any = solve_on_this_machine, **more: Any) -> SessionResult:
         plan = load_plan(options.graph, options.bound_engines, options.settings)
-        with prepared(options, plan, virtual=False) as ready:
+        with prepare(options, plan, virtual=False) as ready:
             result: SessionResult = in_loop(partial(solve, ready, observer or Observer(), **more), virtual=False)
         assert workers_of(psutil.Process()) == [], "no process is left behind"
         return result
@@ -146,7 +146,7 @@ class TestProcesses:
     def test_a_worker_that_is_killed_resumes_its_shard(self, folder: Path, alone: SessionResult) -> None:
         told, seen = list[str](), list[tuple[int, int]]()
 
-        def strike(view: Any) -> None:
+        def strike() -> None:
             with Query(folder / "struck") as query:  # as `show` and `view` do
                 seen.append((query.scalar("SELECT count(*) FROM chains"), query.scalar("SELECT count(*) FROM calls WHERE replica IS NULL")))
             workers_of(psutil.Process())[0].kill()
@@ -183,7 +183,7 @@ class TestProcesses:
                 await anyio.sleep(0.02)
             getattr(stop, how)()
 
-        stopped = self.here(waiting(folder, how, replicas=2), when(4, lambda view: over.set(), []), attend=attend)
+        stopped = self.here(waiting(folder, how, replicas=2), when(4, over.set, []), attend=attend)
         assert (stopped.exit_code, stopped.run.status) == (130, "interrupted")
         assert 4 <= stopped.done < CHAINS
         self.check(self.here(structs.replace(resume_options(folder / how), replicas=1)), alone)
@@ -199,7 +199,7 @@ class TestProcesses:
     def test_a_worker_sees_its_gpus_alone(self, folder: Path, alone: SessionResult) -> None:
         share = DeviceShare(gpus=(Gpu(index=0, cuda_name="3", name="H100"),))
         seen = list[dict[str, str]]()
-        look = when(1, lambda view: seen.append(workers_of(psutil.Process())[0].environ()), [])
+        look = when(1, lambda: seen.append(workers_of(psutil.Process())[0].environ()), [])
         self.here(waiting(folder, "gpus", replicas=1), look, partial(_solve_by, partial(worker_process, [share]), 1))
         assert (seen[0]["CUDA_VISIBLE_DEVICES"], seen[0]["CUDA_DEVICE_ORDER"]) == ("3", "PCI_BUS_ID")
 

@@ -8,7 +8,8 @@ from typing import Any
 
 from pipeline.cli.live import repeated
 from pipeline.options import RunOptions
-from pipeline.run.observer import Observer, View
+from pipeline.run.observer import Observer, Work
+from pipeline.run.prepare import Prepared
 from tests.support.paths import ROOT
 
 ENGINE = (
@@ -18,15 +19,15 @@ ENGINE = (
 )
 
 
-def when(done: int, act: Callable[[View], object], told: list[str]) -> Observer:
+def when(done: int, act: Callable[[], object], told: list[str]) -> Observer:
     """An observer that acts once, when so many chains are done."""
     acted = threading.Event()
 
-    def watch(view: View) -> AbstractContextManager[None]:
+    def watch(run: Prepared, work: Work) -> AbstractContextManager[None]:
         def look() -> None:
-            if not acted.is_set() and view.progress.done >= done:
+            if not acted.is_set() and work.progress.done >= done:
                 acted.set()
-                act(view)
+                act()
 
         return repeated(0.01, look)
 

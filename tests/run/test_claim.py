@@ -11,7 +11,8 @@ import pytest
 import pipeline
 from pipeline.errors import UsageError
 from pipeline.options import RunOptions
-from pipeline.run.observer import Observer, View
+from pipeline.run.observer import Observer, Work
+from pipeline.run.prepare import Prepared
 from pipeline.run.run import run
 from pipeline.store.folder import LOCK, hold_output
 from tests.support.paths import ROOT, SIM
@@ -53,7 +54,7 @@ def beside(second: Callable[[], object]) -> Observer:
     """Carries out `second` while the run that is observed goes on; what it raised is raised."""
 
     @contextmanager
-    def watch(view: View) -> Iterator[None]:
+    def watch(ready: Prepared, work: Work) -> Iterator[None]:
         with ThreadPoolExecutor(1) as thread:
             thread.submit(second).result()
         yield

@@ -11,9 +11,9 @@ from pipeline.analysis.headline.lines import headline
 from pipeline.analysis.summary import summarize
 from pipeline.cli.signals import restored_handlers, stop_on_signal
 from pipeline.options import RunOptions, resume_options
-from pipeline.run.background import MemoryRows
 from pipeline.run.observer import Observer
 from pipeline.run.run import SessionResult, run
+from pipeline.run.stream import MemoryRows
 from pipeline.store.events import ChainRow
 from tests.support.paths import ROOT, SIM
 from tests.support.runs import rows, said, write_problems

@@ -12,8 +12,9 @@ from pipeline.engines.sim.engine import SimEngine
 from pipeline.options import RunOptions
 from pipeline.run.loop import in_loop
 from pipeline.run.observer import Observer
-from pipeline.run.prepare import load_plan, prepared
-from pipeline.run.run import SessionResult, solve_on
+from pipeline.run.prepare import load_plan, prepare
+from pipeline.run.run import SessionResult
+from pipeline.run.run import solve as solve_run
 from tests.support.paths import ROOT, SIM
 from tests.support.runs import rows, said, solve, write_problems
 
@@ -75,10 +76,10 @@ def test_an_engine_that_does_not_state_its_cache_is_named(tmp_path: Path) -> Non
 
     async def carry_out() -> SessionResult:
         plan = load_plan(options.graph, options.engines, options.settings)
-        with prepared(options, plan) as checked:
+        with prepare(options, plan) as checked:
             async with open_engines(plan.engines) as engines:
                 silent = {role: Silent(engine) for role, engine in engines.items() if isinstance(engine, SimEngine)}
-                return await solve_on(silent, checked, Observer(tell=told.append))
+                return await solve_run(checked, Observer(tell=told.append), engines=silent)
 
     result = in_loop(carry_out, virtual=True)
     assert told == [

@@ -15,10 +15,11 @@ from msgspec import structs
 from pipeline.analysis.summary import summarize
 from pipeline.engines.registry import open_engines
 from pipeline.options import RunOptions, resume_options
-from pipeline.run.loop import Stop, in_loop
-from pipeline.run.observer import Attend, Observer
-from pipeline.run.prepare import Prepared, load_plan, prepared
-from pipeline.run.run import SessionResult, attended, run, solve_on
+from pipeline.run.loop import Stop, attended, in_loop
+from pipeline.run.observer import Observer
+from pipeline.run.prepare import load_plan, prepare
+from pipeline.run.run import SessionResult, run
+from pipeline.run.run import solve as solve_run
 from tests.support.paths import ROOT, SIM
 from tests.support.runs import rows, said, solve, write_problems
 
@@ -158,15 +159,12 @@ def test_an_abort_while_the_engines_close_loses_no_result(tmp_path: Path) -> Non
         await anyio.sleep(5_000)
         stop.abort()
 
-    async def closing_slowly(found: Prepared, observer: Observer, *, attend: Attend) -> SessionResult:
-        async def main(stop: Stop) -> SessionResult:
-            async with open_engines(found.plan.engines) as engines:
-                result = await solve_on(engines, found, observer, stop)
-                await anyio.sleep(10_000)
-                return result
+    async def closing_slowly(stop: Stop) -> SessionResult:
+        async with open_engines(found.plan.engines) as engines:
+            result = await solve_run(found, Observer(), stop, engines=engines)
+            await anyio.sleep(10_000)
+            return result
 
-        return await attended(main, Stop(), attend)
-
-    with prepared(options, load_plan(options.graph, options.engines, ())) as found:
-        result = in_loop(partial(closing_slowly, found, Observer(), attend=abort_late), virtual=True)
+    with prepare(options, load_plan(options.graph, options.engines, ())) as found:
+        result = in_loop(partial(attended, closing_slowly, abort_late), virtual=True)
     assert (result.exit_code, result.done) == (0, 12)

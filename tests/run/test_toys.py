@@ -11,7 +11,7 @@ from pipeline.data.problems import Problem
 from pipeline.data.reading import read_problems
 from pipeline.errors import UsageError
 from pipeline.options import RunOptions
-from pipeline.run.prepare import load_plan, prepared
+from pipeline.run.prepare import load_plan, prepare
 from tests.support.paths import ROOT, SIM
 
 KNOWN = [str(item.problem) for item in read_problems(ROOT / "datasets/arith/validation.parquet") if isinstance(item, Problem)][7:9]
@@ -23,7 +23,7 @@ def check(folder: Path, problems: list[str], **options: Any) -> None:
     path = folder / "mine.jsonl"
     path.write_text("".join(json.dumps({"question": problem}) + "\n" for problem in problems))
     given = RunOptions(graph=Path("speccot"), input=path, columns={"problem": "question"}, output=folder / "run", **options)
-    with prepared(given, load_plan(given.graph, given.bound_engines, given.settings)):
+    with prepare(given, load_plan(given.graph, given.bound_engines, given.settings)):
         pass
 
 

@@ -22,9 +22,11 @@ from pipeline.run.prepare import load_plan
 from pipeline.runtime.admission.feed import InputFeed, SampleCounts
 from pipeline.runtime.clock import LONGEST_BACKOFF_S, Clock, backoff_s
 from pipeline.runtime.executor import Executor, Settings
+from pipeline.runtime.progress import Progress
 from pipeline.runtime.schedule import SCHEDULES
 from pipeline.stages.build import build_stages
 from pipeline.store.recorder import open_recorder
+from pipeline.store.resume_state import ResumeState
 from pipeline.store.run_store import RunStore
 from tests.support.paths import ROOT, SIM
 
@@ -107,6 +109,7 @@ async def opened_executor(
         engines: dict[str, Any] = dict(opened) | {"draft": draft(opened["draft"])}
         builders = {role: PromptBuilder(engine.tokenizer) for role, engine in engines.items()}
         async with open_recorder(RunStore(folder), virtual=True) as recorder:
+            clock = Clock(time.time_ns())
             yield Executor(
                 plan,
                 build_stages(plan, builders, "test"),
@@ -114,8 +117,9 @@ async def opened_executor(
                 builders,
                 SCHEDULES[schedule](batch_size),
                 recorder,
-                Clock(time.time_ns()),
+                clock,
                 Settings(run_id="test", virtual_time=True),
+                Progress(plan, ResumeState(), print, clock),
             )
 
 

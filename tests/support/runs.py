@@ -13,7 +13,7 @@ from pipeline.engines.sim.text import sim_answer
 from pipeline.options import RunOptions
 from pipeline.run import run as session
 from pipeline.run.observer import Observer
-from pipeline.run.prepare import load_plan, prepared
+from pipeline.run.prepare import load_plan, prepare
 from pipeline.run.run import SessionResult, run
 from tests.support.paths import ROOT, SIM, TEST_SET
 
@@ -64,8 +64,8 @@ def solve_with(engines: Path, folder: Path, **options: Any) -> SessionResult:
 async def solve_on(engines: Mapping[str, Engine], options: RunOptions) -> SessionResult:
     """A finished run on engines that are open already, and stay open."""
     plan = load_plan(options.graph, options.engines, options.settings)
-    with prepared(options, plan) as checked:
-        result = await session.solve_on(engines, checked, Observer())
+    with prepare(options, plan) as checked:
+        result = await session.solve(checked, Observer(), engines=engines)
     assert (result.exit_code, result.done) == (0, checked.chains), result.error
     return result
 

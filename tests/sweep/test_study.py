@@ -18,7 +18,8 @@ from pipeline.data.prepare import RECIPES
 from pipeline.errors import GraphError, UsageError
 from pipeline.graph.bundled import bundled_files
 from pipeline.report.report import sweep_report
-from pipeline.run.observer import Observer, View
+from pipeline.run.observer import Observer, Work
+from pipeline.run.prepare import Prepared
 from pipeline.sweep.plan import SweepOptions, SweepPlan
 from pipeline.sweep.study import StudyOptions, file_of, missing_data, plan_study, score_steps
 from pipeline.sweep.study_file import read_study_file
@@ -325,9 +326,9 @@ def test_two_systems_with_one_plan_are_warmed_up_once_at_the_largest_batch_size(
     seen: list[tuple[bool, str, int]] = []
 
     @contextmanager
-    def watch(view: View) -> Iterator[None]:
-        assert view.folder is not None
-        seen.append((view.folder.parent.name.startswith("warm-up-"), view.plan.name, view.batch_size))
+    def watch(run: Prepared, work: Work) -> Iterator[None]:
+        assert run.folder is not None
+        seen.append((run.folder.parent.name.startswith("warm-up-"), run.plan.name, run.options.batch_size))
         yield
 
     parts = {"many": {"batch_sizes": [4]}, "one": {"params": {"candidates": [5]}}}

@@ -114,8 +114,6 @@ class Arrivals:
         self._waiting = OrderedDict[int, Start]()
         self._news = anyio.Event()
         self._closed = False
-        self.taken: Callable[[Start], object] = _ignore
-        """Called with each chain that begins, before it does."""
 
     def __len__(self) -> int:
         """The chains that wait."""
@@ -149,9 +147,4 @@ class Arrivals:
         if not self:
             return None
         _, start = self._waiting.popitem(last=False)
-        self.taken(start)
         return start
-
-
-def _ignore(start: Start) -> None:
-    return None

@@ -1,0 +1,151 @@
+"""The chains of a run for the code that called it: kept in memory, read one by one while the run goes on, or counted by a bar."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any, TypeVar
+
+import anyio
+import anyio.lowlevel
+import anyio.to_thread
+from anyio.from_thread import start_blocking_portal
+from rich.console import RenderableType
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
+
+from pipeline.run.loop import loop_options
+from pipeline.run.observer import Work
+from pipeline.run.prepare import Prepared
+from pipeline.runtime.rows import NoRows
+from pipeline.store.events import CallRow, ChainRow, StepRow
+
+T = TypeVar("T")
+Main = Callable[[], Coroutine[Any, Any, T]]
+
+
+@asynccontextmanager
+async def as_task(main: Main[T]) -> AsyncIterator[Awaitable[T]]:
+    """Let `main` run as a task of the running event loop, cancelled at the end; gives what waits for its result. No cancel scope is open
+    meanwhile: a generator may yield here."""
+    task = asyncio.get_running_loop().create_task(main())
+    try:
+        yield task
+    finally:
+        task.cancel()
+        with anyio.CancelScope(shield=True):
+            await asyncio.gather(task, return_exceptions=True)
+
+
+@asynccontextmanager
+async def in_thread(main: Main[T], *, virtual: bool) -> AsyncIterator[Awaitable[T]]:
+    """As `as_task`, in a thread with its own event loop, on virtual or real time."""
+    loop = start_blocking_portal("asyncio", loop_options(virtual), name="pipeline run")
+    future = loop.__enter__().start_task_soon(main)
+    ended = asyncio.wrap_future(future)
+
+    def stop() -> None:
+        future.cancel()
+        loop.__exit__(None, None, None)
+
+    try:
+        yield ended
+    finally:
+        with anyio.CancelScope(shield=True):
+            await anyio.to_thread.run_sync(stop)
+            await asyncio.gather(ended, return_exceptions=True)
+
+
+class ChainStream(NoRows):
+    """A `RowSink` that passes chains on to one reader in the event loop `loop`; the run's own is the same, or that of another thread. While
+    `most` chains are unread no new chain starts.
+
+    `inline`: the run waits with its whole event loop, so that simulated time stands still meanwhile.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, most: float, *, inline: bool) -> None:
+        self._loop, self._most, self._inline = loop, most, inline
+        self._rows = asyncio.Queue[ChainRow | None]()
+        self._news = asyncio.Event()
+        self._sent = self._taken = 0
+        self._closed = False
+
+    def chain(self, row: ChainRow) -> None:
+        self._sent += 1
+        self._loop.call_soon_threadsafe(self._rows.put_nowait, row)
+
+    def finish(self) -> None:
+        """No more chains will come."""
+        self._loop.call_soon_threadsafe(self._rows.put_nowait, None)
+
+    async def room(self) -> None:
+        """Wait until fewer than `most` chains are unread; for ever once nobody reads any more, because the run is to be cancelled then."""
+        if self._sent - self._taken >= self._most and not self._closed:
+            if self._loop is asyncio.get_running_loop():
+                await self._fewer()
+            else:
+                waiting = asyncio.run_coroutine_threadsafe(self._fewer(), self._loop)
+                waiting.result() if self._inline else await asyncio.wrap_future(waiting)
+        if self._closed:
+            await anyio.sleep_forever()
+
+    async def _fewer(self) -> None:
+        while self._sent - self._taken >= self._most and not self._closed:
+            self._news.clear()
+            await self._news.wait()
+
+    def close(self) -> None:
+        """Nobody reads any more: no further chain is started. The run must be cancelled then."""
+        self._closed = True
+        self._news.set()
+
+    async def next(self) -> ChainRow | None:
+        """Wait for the next chain; None when no more will come."""
+        await anyio.lowlevel.checkpoint()  # a reader that is never kept waiting can be cancelled, and lets others run
+        row = await self._rows.get()
+        self._taken += 1
+        self._news.set()
+        return row
+
+
+class MemoryRows(NoRows):
+    """A `RowSink` that keeps rows in memory: chains, and with `trace` steps and calls too."""
+
+    def __init__(self, *, trace: bool) -> None:
+        self._trace = trace
+        self.chains: list[ChainRow] = []
+        self.steps: list[StepRow] = []
+        self.calls: list[CallRow] = []
+
+    def call(self, row: CallRow) -> None:
+        if self._trace:
+            self.calls.append(row)
+
+    def step(self, row: StepRow) -> None:
+        if self._trace:
+            self.steps.append(row)
+
+    def chain(self, row: ChainRow) -> None:
+        self.chains.append(row)
+
+
+class _RunBar(Bar):
+    """A bar that looks at the run whenever it is drawn; the run never waits for it."""
+
+    def __init__(self, run: Prepared, work: Work) -> None:
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[said]}"))
+        super().__init__(*columns, TimeRemainingColumn())
+        self._progress, self._run = work.progress, self.add_task(run.plan.name, total=run.chains, said="")
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        if self.tasks:
+            progress = self._progress
+            said = f"{sum(progress.output_tokens.values()):,} tokens" + (f", {progress.failed:,} failed" if progress.failed else "")
+            self.update(self._run, completed=progress.over, said=said)
+        return super().get_renderables()
+
+
+@contextmanager
+def progress_shown(run: Prepared, work: Work) -> Iterator[None]:
+    """Draw the progress of a run until the block ends."""
+    with _RunBar(run, work):
+        yield
