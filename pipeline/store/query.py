@@ -89,7 +89,7 @@ class Query:
                 check_folder(folder)
                 folder_id(folder)
             named = [*zip(self.names, folders, strict=True)]
-            self._unopened = {table: [source for run in named for source in _sources(*run, table)] for table in TABLES}
+            self._unopened = {table: [source for run in named for source in _sources(*run, table)] for table in TABLES if named}
             self._offered: dict[str, Callable[[], None]] = {}
         except BaseException:
             self._connection.close()
