@@ -2,8 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from pipeline.errors import EngineDead, EngineUnavailable
 from pipeline.reasoning.prompts import PromptBuilder
 from pipeline.run.prepare import load_plan
 from pipeline.runtime.admission.feed import InputFeed, SampleCounts
-from pipeline.runtime.clock import LONGEST_BACKOFF_S, Clock, backoff_s
+from pipeline.runtime.clock import Clock, backoff_s
 from pipeline.runtime.executor import Executor, Settings
 from pipeline.runtime.progress import Progress
 from pipeline.runtime.schedule import SCHEDULES
@@ -30,6 +29,7 @@ from pipeline.store.resume_state import ResumeState
 from pipeline.store.run_store import RunStore
 from tests.support.paths import ROOT, SIM
 
+pytestmark = pytest.mark.anyio
 TWO_DRAFTS = """
 name: two-drafts
 engines: none
@@ -45,90 +45,57 @@ stages:
   answer: {kind: answer, engine: target, after: reason}
 """
 
+Act = Callable[[Request, int, int], Completion | None]
 
-class Mortal:
-    """An engine that dies at its n-th call."""
 
-    def __init__(self, engine: Engine, calls: int) -> None:
-        self._engine, self._calls = engine, calls
+class Acting:
+    """An engine that does what `act` does with a request: raises, answers, or leaves it to the engine; it is told how many calls came in
+    all, and how many of this request."""
+
+    def __init__(self, engine: Engine, act: Act) -> None:
+        self._engine, self._act, self._seen = engine, act, Counter[str]()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
 
     async def generate(self, request: Request) -> Completion:
-        self._calls -= 1
-        if self._calls < 0:
-            raise EngineDead(self.role, "out of breath")
-        return await self._engine.generate(request)
-
-
-class Moody(Mortal):
-    """An engine that turns every request away the first few times it comes."""
-
-    def __init__(self, engine: Engine, refusals: int) -> None:
-        super().__init__(engine, 0)
-        self._refusals, self._seen = refusals, Counter[str]()
-
-    async def generate(self, request: Request) -> Completion:
         self._seen[request.request_id] += 1
-        if self._seen[request.request_id] <= self._refusals:
-            raise EngineUnavailable(self.role, "is busy")
-        return await self._engine.generate(request)
+        answer = self._act(request, self._seen.total(), self._seen[request.request_id])
+        return await self._engine.generate(request) if answer is None else answer
 
 
-class Mute(Mortal):
-    """An engine that has nothing to say: it ends every turn at once."""
-
-    def __init__(self, engine: Engine) -> None:
-        super().__init__(engine, 0)
-
-    async def generate(self, request: Request) -> Completion:
-        silence = Candidate(ids=(), text="", cumulative_logprob=0.0, finish_reason="stop")
-        return Completion(candidates=(silence,) * request.n, usage=Usage(input_tokens=1, output_tokens=request.n))
+def well(request: Request, calls: int, attempts: int) -> None: ...
 
 
-def problems(count: int = 6) -> Iterator[Problem]:
-    return (Problem(row=i, problem_id=str(i), problem=f"Problem number {i}?", answer=None) for i in range(1, count + 1))
+def mortal(request: Request, calls: int, attempts: int) -> None:
+    if calls > 40:
+        raise EngineDead("draft", "out of breath")
 
 
-def healthy(engine: Engine) -> Engine:
-    return engine
+def moody(refusals: int) -> Act:
+    def act(request: Request, calls: int, attempts: int) -> None:
+        if attempts <= refusals:
+            raise EngineUnavailable("draft", "is busy")
+
+    return act
 
 
-@asynccontextmanager
-async def opened_executor(
-    folder: Path,
-    graph: Path,
-    schedule: str = "pipelined",
-    draft: Callable[[Engine], Any] = healthy,
-    settings: tuple[str, ...] = (),
-    batch_size: int = 4,
-) -> AsyncIterator[Executor]:
+def mute(request: Request, calls: int, attempts: int) -> Completion:
+    """It ends every turn at once."""
+    silence = Candidate(ids=(), text="", cumulative_logprob=0.0, finish_reason="stop")
+    return Completion(candidates=(silence,) * request.n, usage=Usage(input_tokens=1, output_tokens=request.n))
+
+
+async def execute(folder: Path, graph: Path, schedule: str = "pipelined", draft: Act = well, settings: tuple[str, ...] = ()) -> None:
     plan = load_plan(graph, SIM, settings)
-    async with open_engines(plan.engines) as opened:
-        engines: dict[str, Any] = dict(opened) | {"draft": draft(opened["draft"])}
+    async with open_engines(plan.engines) as opened, open_recorder(RunStore(folder), virtual=True) as recorder:
+        engines: dict[str, Any] = dict(opened) | {"draft": Acting(opened["draft"], draft)}
         builders = {role: PromptBuilder(engine.tokenizer) for role, engine in engines.items()}
-        async with open_recorder(RunStore(folder), virtual=True) as recorder:
-            clock = Clock(time.time_ns())
-            yield Executor(
-                plan,
-                build_stages(plan, builders, "test"),
-                engines,
-                builders,
-                SCHEDULES[schedule](batch_size),
-                recorder,
-                clock,
-                Settings(run_id="test", virtual_time=True),
-                Progress(plan, ResumeState(), print, clock),
-            )
-
-
-async def execute(
-    folder: Path, graph: Path, schedule: str = "pipelined", draft: Callable[[Engine], Any] = healthy, settings: tuple[str, ...] = ()
-) -> Executor:
-    async with opened_executor(folder, graph, schedule, draft, settings) as executor:
-        await executor.run(InputFeed(problems(), SampleCounts(1, 1), lambda place: False, threads=False))
-    return executor
+        clock, known = Clock(time.time_ns()), Settings(run_id="test", virtual_time=True)
+        stages, admits, progress = build_stages(plan, builders, "test"), SCHEDULES[schedule](4), Progress(plan, ResumeState(), print, clock)
+        executor = Executor(plan, stages, engines, builders, admits, recorder, clock, known, progress)
+        problems = (Problem(row=i, problem_id=str(i), problem=f"Problem number {i}?", answer=None) for i in range(1, 7))
+        await executor.run(InputFeed(problems, SampleCounts(1, 1), lambda place: False, threads=False))
 
 
 def rows(folder: Path, table: str) -> list[dict[str, Any]]:
@@ -143,7 +110,6 @@ def two_drafts(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.anyio
 async def test_two_drafts_run_at_once_and_are_judged_in_plan_order(tmp_path: Path, two_drafts: Path) -> None:
     await execute(tmp_path / "run", two_drafts)
     calls = {(row["chain_id"], row["step_index"], row["stage"]): row for row in rows(tmp_path / "run", "calls")}
@@ -155,22 +121,11 @@ async def test_two_drafts_run_at_once_and_are_judged_in_plan_order(tmp_path: Pat
     assert first["candidate_tokens"] == lengths
 
 
-@pytest.mark.slow
-@pytest.mark.anyio
-async def test_concurrent_stages_give_the_same_chains_under_every_schedule(tmp_path: Path, two_drafts: Path) -> None:
-    texts = {}
-    for schedule in ("pipelined", "lockstep", "sequential"):
-        await execute(tmp_path / schedule, two_drafts, schedule)
-        texts[schedule] = sorted((row["chain_id"], row["step_index"], row["step_text"]) for row in rows(tmp_path / schedule, "steps"))
-    assert texts["pipelined"] == texts["lockstep"] == texts["sequential"] != []
-
-
-@pytest.mark.anyio
 @pytest.mark.parametrize(("schedule", "graph"), [("pipelined", "two-drafts"), ("lockstep", "speccot")])
 async def test_a_dead_engine_ends_the_run_and_finished_chains_stay(tmp_path: Path, two_drafts: Path, schedule: str, graph: str) -> None:
     path = two_drafts if graph == "two-drafts" else ROOT / "graphs/speccot.yaml"
     with pytest.raises(EngineDead, match="out of breath"):
-        await execute(tmp_path / "run", path, schedule, lambda engine: Mortal(engine, 40))
+        await execute(tmp_path / "run", path, schedule, mortal)
     chains = rows(tmp_path / "run", "chains")
     assert {row["stop_reason"] for row in chains} <= {"thought_closed", "cancelled", "max_steps"}
     assert any(row["stop_reason"] == "cancelled" for row in chains)
@@ -179,7 +134,6 @@ async def test_a_dead_engine_ends_the_run_and_finished_chains_stay(tmp_path: Pat
     assert {row["engine"] for row in dead} == {"draft"}
 
 
-@pytest.mark.anyio
 async def test_cancelled_calls_leave_their_rows(tmp_path: Path) -> None:
     with anyio.move_on_after(1.0):
         await execute(tmp_path / "run", ROOT / "graphs/speccot.yaml")
@@ -189,11 +143,10 @@ async def test_cancelled_calls_leave_their_rows(tmp_path: Path) -> None:
     assert pq.read_table(tmp_path / "run/steps").num_rows > 0
 
 
-@pytest.mark.anyio
 async def test_a_call_that_is_turned_away_comes_again_later_and_every_attempt_leaves_a_row(tmp_path: Path) -> None:
     graph = ROOT / "graphs/speccot.yaml"
     await execute(tmp_path / "calm", graph)
-    await execute(tmp_path / "moody", graph, draft=lambda engine: Moody(engine, 2), settings=("engines.draft.max_retries=2",))
+    await execute(tmp_path / "moody", graph, draft=moody(2), settings=("engines.draft.max_retries=2",))
     drafts = [row for row in rows(tmp_path / "moody", "calls") if row["engine"] == "draft"]
     by_call: dict[str, list[dict[str, Any]]] = {}
     for row in drafts:
@@ -210,25 +163,14 @@ async def test_a_call_that_is_turned_away_comes_again_later_and_every_attempt_le
     assert texts[0] == texts[1]
 
 
-@pytest.mark.anyio
 async def test_a_call_that_is_turned_away_too_often_fails_its_chain_alone(tmp_path: Path) -> None:
     settings = ("engines.draft.max_retries=2",)
-    await execute(tmp_path / "run", ROOT / "graphs/speccot.yaml", draft=lambda engine: Moody(engine, 3), settings=settings)
+    await execute(tmp_path / "run", ROOT / "graphs/speccot.yaml", draft=moody(3), settings=settings)
     errors = {(row["error_type"], row["error_message"], row["error_stage"]) for row in rows(tmp_path / "run", "chains")}
     assert errors == {("EngineUnavailable", "engine 'draft' is busy", "draft")}
     assert {row["attempt"] for row in rows(tmp_path / "run", "calls") if row["engine"] == "draft"} == {0, 1, 2}
 
 
-def test_backing_off_doubles_up_to_a_bound_and_heeds_the_engine() -> None:
-    for attempt in range(20):
-        waits = {backoff_s(f"r{i}", attempt) for i in range(50)}
-        longest = min(LONGEST_BACKOFF_S, 0.5 * 2**attempt)
-        assert len(waits) == 50
-        assert all(longest / 2 <= wait <= longest for wait in waits)
-        assert backoff_s("r", attempt, retry_after_s=100.0) == 100.0
-
-
-@pytest.mark.anyio
 @pytest.mark.parametrize("until", ["{thought_closed: true}", "{token_budget: 50}", "{answer_boxed: true}"])
 async def test_drafts_without_any_text_end_the_thought_and_an_answer_is_asked_for(tmp_path: Path, until: str) -> None:
     graph = tmp_path / "graph.yaml"
@@ -245,14 +187,13 @@ stages:
   answer: {{kind: answer, engine: target, after: reason}}
 """
     graph.write_text(text)
-    await execute(tmp_path / "run", graph, draft=Mute)
+    await execute(tmp_path / "run", graph, draft=mute)
     assert {(row["stop_reason"], row["steps"], row["thought_tokens"]) for row in rows(tmp_path / "run", "chains")} == {
         ("thought_closed", 1, 0)
     }
     assert all(row["answer_text"] for row in rows(tmp_path / "run", "chains"))
 
 
-@pytest.mark.anyio
 async def test_a_clock_tells_wall_time() -> None:
     clock = Clock(100 * 10**9)
     now = clock.now()

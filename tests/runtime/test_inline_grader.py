@@ -1,7 +1,7 @@
 """Rows of chains on their way through the graders, on real time and on virtual time."""
 
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +12,28 @@ from anyio.lowlevel import checkpoint
 
 from pipeline.errors import EngineDead
 from pipeline.grading.grader import Grader
-from pipeline.runtime.inline_grader import MAX_WAITING, open_inline_grader
+from pipeline.runtime.inline_grader import MAX_WAITING, InlineGrader, open_inline_grader
+from pipeline.runtime.virtual_loop import VirtualLoop
 from pipeline.store.events import ChainRow
 from pipeline.store.recorder import open_recorder
 from pipeline.store.run_store import RunStore
 
+pytestmark = [pytest.mark.slow, pytest.mark.anyio]
 Blank = Callable[..., Any]
 TOWER = "9^{9^{9^9}}"
-asyncio = pytest.mark.parametrize("anyio_backend", ["asyncio"])
+REAL = pytest.mark.parametrize("anyio_backend", ["asyncio"])
+MIXED: list[tuple[str | None, str | None, dict[str, str], bool | None]] = [
+    (r"\sqrt{8}", r"2\sqrt{2}", {}, True),
+    ("3", r"2\sqrt{2}", {}, False),
+    ("5", "5.0", {"grader": "of an earlier version"}, True),
+    (None, "5", {}, False),
+    ("5", None, {}, None),
+    ("5", "5", {"stop_reason": "error"}, None),
+    (None, "5", {"stop_reason": "cancelled"}, None),
+    ("(b)", "B", {"grader": "letter"}, True),
+    ("about 12 apples", "12", {"grader": "numeric"}, True),
+]
+"""Answers and references of rows, their other fields, and the verdicts."""
 
 
 def chain(blank: Blank, number: int, answer: str | None, reference: str | None, **more: Any) -> Any:
@@ -32,111 +46,56 @@ def verdicts(folder: Path) -> dict[str, tuple[bool | None, str | None]]:
     return {row["chain_id"]: (row["correct"], row["grading_error"]) for row in rows}
 
 
-def mixed(blank: Blank) -> list[Any]:
-    return [
-        chain(blank, 1, r"\sqrt{8}", r"2\sqrt{2}"),
-        chain(blank, 2, "3", r"2\sqrt{2}"),
-        chain(blank, 3, "5", "5.0", grader="of an earlier version"),
-        chain(blank, 4, None, "5"),
-        chain(blank, 5, "5", None),
-        chain(blank, 6, "5", "5", stop_reason="error"),
-        chain(blank, 7, None, "5", stop_reason="cancelled"),
-        chain(blank, 8, "(b)", "B", grader="letter"),
-        chain(blank, 9, "about 12 apples", "12", grader="numeric"),
-    ]
+@asynccontextmanager
+async def grading(folder: Path, *, virtual: bool = False, limit_s: float = 10) -> AsyncIterator[InlineGrader]:
+    with Grader(limit_s=limit_s) as grader:
+        async with open_recorder(RunStore(folder), virtual=virtual) as recorder, open_inline_grader(recorder, grader, virtual) as found:
+            yield found
 
 
-EXPECTED = {
-    "c1": (True, None),
-    "c2": (False, None),
-    "c3": (True, None),
-    "c4": (False, None),
-    "c5": (None, None),
-    "c6": (None, None),
-    "c7": (None, None),
-    "c8": (True, None),
-    "c9": (True, None),
-}
-
-
-@pytest.mark.slow
-@pytest.mark.anyio
-@asyncio
-async def test_every_row_gets_its_verdict_and_nobody_waits(tmp_path: Path, blank: Blank) -> None:
-    with Grader() as grader:
-        async with (
-            open_recorder(RunStore(tmp_path), virtual=False) as recorder,
-            open_inline_grader(recorder, grader, False) as inline_grader,
-        ):
-            for row in mixed(blank):
-                inline_grader.chain(row)
-            assert inline_grader.waiting == 2, "the worker is not even started"
-            assert recorder.statistics().waiting == 7
-            await inline_grader.room()
-    assert verdicts(tmp_path) == EXPECTED
-
-
-@pytest.mark.slow
-@pytest.mark.anyio
-async def test_on_virtual_time_verdicts_are_given_inline(tmp_path: Path, blank: Blank) -> None:
-    with Grader() as grader:
-        async with (
-            open_recorder(RunStore(tmp_path), virtual=True) as recorder,
-            open_inline_grader(recorder, grader, True) as inline_grader,
-        ):
-            started = anyio.current_time()
-            for row in mixed(blank):
-                inline_grader.chain(row)
-            assert inline_grader.waiting == 0
+@pytest.mark.parametrize(
+    ("virtual", "anyio_backend"), [pytest.param(False, "asyncio"), pytest.param(True, ("asyncio", {"loop_factory": VirtualLoop}))]
+)
+async def test_every_row_gets_its_verdict_and_nobody_waits(tmp_path: Path, blank: Blank, virtual: bool) -> None:
+    async with grading(tmp_path, virtual=virtual) as grader:
+        started = anyio.current_time()
+        for number, (answer, reference, more, _) in enumerate(MIXED):
+            grader.chain(chain(blank, number, answer, reference, **more))
+        assert grader.waiting == (0 if virtual else 2), "the worker is not even started"
+        await grader.room()
+        if virtual:
             await anyio.sleep(1)
             assert anyio.current_time() == started + 1
-    assert verdicts(tmp_path) == EXPECTED
+    assert verdicts(tmp_path) == {f"c{number}": (verdict, None) for number, (*_, verdict) in enumerate(MIXED)}
 
 
-@pytest.mark.slow
-@pytest.mark.anyio
-@asyncio
+@REAL
 @pytest.mark.parametrize("error", [EngineDead("draft", "out of breath"), None], ids=["error", "interrupt"])
 async def test_after_an_error_or_interrupt_what_is_not_graded_is_kept_without_a_verdict(
     tmp_path: Path, blank: Blank, error: Exception | None
 ) -> None:
+    """Of three chains that take an hour to grade and one that takes nothing."""
     with anyio.CancelScope() as scope, pytest.raises(EngineDead) if error else nullcontext():
-        await end_with(error, tmp_path, blank, None if error else scope)
+        async with grading(tmp_path, limit_s=3600) as grader:
+            for number in range(3):
+                grader.chain(chain(blank, number, TOWER, f"x+{number}"))
+            grader.chain(chain(blank, 9, "2", "2"))
+            for _ in range(3):
+                await checkpoint()  # the first one is at work then
+            if error is not None:
+                raise error
+            scope.cancel()
+            await checkpoint()
     assert scope.cancelled_caught == (error is None)
     assert verdicts(tmp_path) == {f"c{i}": (None, "the run ended before") for i in range(3)} | {"c9": (True, None)}
 
 
-async def end_with(error: Exception | None, folder: Path, blank: Blank, scope: anyio.CancelScope | None = None) -> None:
-    """Drop three chains that take an hour to grade and one that takes nothing, then end."""
-    with Grader(limit_s=3600) as grader:
-        async with (
-            open_recorder(RunStore(folder), virtual=False) as recorder,
-            open_inline_grader(recorder, grader, False) as inline_grader,
-        ):
-            for number in range(3):
-                inline_grader.chain(chain(blank, number, TOWER, f"x+{number}"))
-            inline_grader.chain(chain(blank, 9, "2", "2"))
-            for _ in range(3):
-                await checkpoint()  # the first one is at work then
-            if scope is not None:
-                scope.cancel()
-                await checkpoint()
-            if error is not None:
-                raise error
-
-
-@pytest.mark.slow
-@pytest.mark.anyio
-@asyncio
+@REAL
 async def test_new_chains_wait_while_too_many_are_ungraded(tmp_path: Path, blank: Blank) -> None:
-    with Grader() as grader:
-        async with (
-            open_recorder(RunStore(tmp_path), virtual=False) as recorder,
-            open_inline_grader(recorder, grader, False) as inline_grader,
-        ):
-            for number in range(MAX_WAITING):
-                inline_grader.chain(chain(blank, number, r"\sqrt{8}", r"2\sqrt{2}"))
-            assert inline_grader.waiting == MAX_WAITING
-            await inline_grader.room()
-            assert inline_grader.waiting < MAX_WAITING
+    async with grading(tmp_path) as grader:
+        for number in range(MAX_WAITING):
+            grader.chain(chain(blank, number, r"\sqrt{8}", r"2\sqrt{2}"))
+        assert grader.waiting == MAX_WAITING
+        await grader.room()
+        assert grader.waiting < MAX_WAITING
     assert set(verdicts(tmp_path).values()) == {(True, None)}

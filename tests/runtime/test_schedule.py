@@ -1,98 +1,110 @@
 """Turns of chains under each schedule, on virtual time."""
 
+from collections.abc import Mapping, Sequence
+from itertools import combinations
+from typing import Any
+
 import anyio
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pipeline.runtime.admission.admission import Admission
 from pipeline.runtime.admission.cache import CacheLimit
-from pipeline.runtime.schedule import Lockstep, Schedule, Sequential
+from pipeline.runtime.schedule import SCHEDULES, Lockstep, Schedule
+from pipeline.runtime.virtual_loop import VirtualLoop
 
-pytestmark = pytest.mark.anyio
-
-
-async def play(schedule: Schedule, chains: dict[str, list[tuple[int, float]]]) -> list[tuple[float, str, int]]:
-    """Run chains of (rank, seconds) levels; returns when each level began."""
-    log: list[tuple[float, str, int]] = []
-
-    async def chain(name: str, levels: list[tuple[int, float]]) -> None:
-        for rank, seconds in levels:
-            await schedule.before_level(rank)
-            log.append((anyio.current_time() - origin, name, rank))
-            await anyio.sleep(seconds)
-        schedule.leave()
-
-    origin = anyio.current_time()
-    async with anyio.create_task_group() as tasks:
-        for name, levels in chains.items():
-            await schedule.enter()
-            tasks.start_soon(chain, name, levels)
-        schedule.exhausted()
-    return log
+Level = tuple[int, float, int] | tuple[int, float]
+"""A rank, seconds, and the tokens of the context before it."""
+LEVELS = st.lists(st.tuples(st.integers(0, 2), st.integers(1, 4), st.integers(1, 200)), min_size=1, max_size=4)
 
 
-async def test_pipelined_chains_wait_for_nobody_and_enter_as_soon_as_one_is_done() -> None:
-    log = await play(Schedule(2), {"a": [(1, 1.0), (2, 1.0)], "b": [(1, 5.0), (2, 1.0)], "c": [(1, 1.0)]})
-    assert sorted(log) == [(0, "a", 1), (0, "b", 1), (1, "a", 2), (2, "c", 1), (5, "b", 2)]
+def admission(tokens: float) -> Admission:
+    return Admission([CacheLimit(role="t", tokens=tokens)])
 
 
-async def test_sequential_has_one_chain_at_a_time() -> None:
-    assert Sequential(64).batch_size == 1
-    log = await play(Sequential(64), {"a": [(1, 1.0), (2, 1.0)], "b": [(1, 1.0)]})
-    assert sorted(log) == [(0, "a", 1), (1, "a", 2), (2, "b", 1)]
+def play(schedule: Schedule, chains: Mapping[Any, Sequence[Level]], gives_up: Mapping[Any, float | None] = {}) -> list[tuple[Any, ...]]:
+    """Run chains until all are over, or give up at their moment; returns when each level began, of whom, its rank, and its end."""
+    log: list[tuple[Any, ...]] = []
 
+    async def chain(name: Any, member: Any) -> None:
+        patience = gives_up.get(name)
+        with anyio.move_on_after(patience):
+            for rank, seconds, *tokens in chains[name]:
+                await schedule.before_level(rank, member, {"t": range(*tokens or [1])})
+                began = anyio.current_time()
+                try:
+                    await anyio.sleep(seconds)
+                finally:
+                    log.append((began, name, rank, anyio.current_time()))
+        schedule.leave(member)
 
-async def test_lockstep_runs_a_phase_for_all_before_the_next() -> None:
-    chains = {"a": [(1, 1.0), (2, 1.0), (1, 1.0)], "b": [(1, 5.0), (2, 2.0), (3, 4.0), (1, 1.0)]}
-    log = await play(Lockstep(2), chains)
-    assert sorted(log) == [(0, "a", 1), (0, "b", 1), (5, "a", 2), (5, "b", 2), (7, "b", 3), (11, "a", 1), (11, "b", 1)]
+    async def main() -> None:
+        with anyio.fail_after(10_000):  # where chains wait for one another
+            async with anyio.create_task_group() as tasks:
+                for name in chains:
+                    tasks.start_soon(chain, name, await schedule.enter())
+                    assert schedule.live <= schedule.batch_size
+                schedule.exhausted()
 
-
-async def test_lockstep_admits_only_at_the_start_of_a_round() -> None:
-    chains = {"a": [(1, 1.0)], "b": [(1, 1.0), (2, 3.0), (1, 1.0)], "c": [(0, 1.0), (1, 1.0)]}
-    log = await play(Lockstep(2), chains)
-    assert sorted(log) == [(0, "a", 1), (0, "b", 1), (1, "b", 2), (4, "c", 0), (5, "b", 1), (5, "c", 1)]
-
-
-async def test_lockstep_goes_on_when_a_waiting_chain_is_cancelled() -> None:
-    schedule = Lockstep(2)
-    began: list[float] = []
-
-    async def waits(scope: anyio.CancelScope) -> None:
-        with scope:
-            await schedule.before_level(1)
-        schedule.leave()
-
-    async def works() -> None:
-        await anyio.sleep(2)
-        scope.cancel()
-        await schedule.before_level(1)
-        began.append(anyio.current_time() - origin)
-        schedule.leave()
-
-    origin = anyio.current_time()
-    scope = anyio.CancelScope()
-    await schedule.enter()
-    await schedule.enter()
-    schedule.exhausted()
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(waits, scope)
-        tasks.start_soon(works)
-    assert began == [2.0]
+    anyio.run(main, backend_options={"loop_factory": VirtualLoop})
     assert schedule.live == 0
+    return sorted(log)
 
 
+def begun(log: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+    return [each[:3] for each in log]
+
+
+def test_pipelined_chains_wait_for_nobody_and_enter_as_soon_as_one_is_done() -> None:
+    log = play(Schedule(2), {"a": [(1, 1), (2, 1)], "b": [(1, 5), (2, 1)], "c": [(1, 1)]})
+    assert begun(log) == [(0, "a", 1), (0, "b", 1), (1, "a", 2), (2, "c", 1), (5, "b", 2)]
+
+
+def test_lockstep_runs_a_phase_for_all_before_the_next() -> None:
+    log = play(Lockstep(2), {"a": [(1, 1), (2, 1), (1, 1)], "b": [(1, 5), (2, 2), (3, 4), (1, 1)]})
+    assert begun(log) == [(0, "a", 1), (0, "b", 1), (5, "a", 2), (5, "b", 2), (7, "b", 3), (11, "a", 1), (11, "b", 1)]
+
+
+def test_lockstep_admits_only_at_the_start_of_a_round() -> None:
+    log = play(Lockstep(2), {"a": [(1, 1)], "b": [(1, 1), (2, 3), (1, 1)], "c": [(0, 1), (1, 1)]})
+    assert begun(log) == [(0, "a", 1), (0, "b", 1), (1, "b", 2), (4, "c", 0), (5, "b", 1), (5, "c", 1)]
+
+
+@pytest.mark.parametrize("kind", [Schedule, Lockstep])
+def test_a_chain_that_pauses_waits_and_holds_nobody_up(kind: type[Schedule]) -> None:
+    chains = {"a": [(1, 1, 50), (1, 1, 60), (1, 1, 70)], "b": [(1, 1, 30), (1, 1, 40), (1, 1, 41)]}
+    log = play(kind(2, admission(100)), chains)
+    assert begun(log) == [(0, "a", 1), (0, "b", 1), (1, "a", 1), (2, "a", 1), (3, "b", 1), (4, "b", 1)]
+
+
+@given(
+    st.sampled_from(sorted(SCHEDULES)),
+    st.integers(1, 4),
+    st.sampled_from([None, 1, 150, 1000]),
+    st.lists(st.tuples(LEVELS, st.none() | st.integers(0, 9)), min_size=1, max_size=9),
+)
+def test_every_chain_comes_to_its_end_in_whatever_room_and_whoever_gives_up(name: str, batch: int, tokens: int | None, given: Any) -> None:
+    """One at a time runs sequentially; in lockstep levels of different ranks never overlap."""
+    chains = {number: levels for number, (levels, _) in enumerate(given)}
+    gives_up = {number: moment for number, (_, moment) in enumerate(given)}
+    log = play(SCHEDULES[name](batch, None if tokens is None else admission(tokens)), chains, gives_up)
+    for number, levels in chains.items():
+        ran = [rank for _, who, rank, _ in log if who == number]
+        assert ran == [rank for rank, *_ in levels] or (gives_up[number] is not None and ran == [rank for rank, *_ in levels[: len(ran)]])
+    for (begins, _, first, end), (start, _, second, ends) in combinations(log, 2):
+        if start < end and begins < ends:
+            assert name == "pipelined" or (name == "lockstep" and first == second)
+
+
+@pytest.mark.anyio
 async def test_a_chain_that_is_shorter_than_was_expected_lets_another_enter() -> None:
-    schedule, entered = Schedule(9, Admission([CacheLimit(role="target", tokens=1000)])), list[float]()
-    await schedule.before_level(0, await schedule.enter(), {"target": range(450)})
+    schedule = Schedule(9, admission(1000))
+    await schedule.before_level(0, await schedule.enter(), {"t": range(450)})
     second = await schedule.enter()  # expected to have 450 tokens, too
-
-    async def third() -> None:
-        await schedule.enter()
-        entered.append(anyio.current_time() - origin)
-
-    origin = anyio.current_time()
     async with anyio.create_task_group() as chains:
-        chains.start_soon(third)
-        await anyio.sleep(10)
-        await schedule.before_level(0, second, {"target": range(10)})
-    assert entered == [10]
+        chains.start_soon(schedule.enter)
+        await anyio.wait_all_tasks_blocked()
+        assert schedule.live == 2
+        await schedule.before_level(0, second, {"t": range(10)})
+    assert schedule.live == 3

@@ -51,7 +51,11 @@ def test_hours_pass_to_the_last_bit() -> None:
 @pytest.mark.parametrize("work", [1, 1000])
 def test_no_time_passes_while_something_can_go_on(work: int) -> None:
     async def main() -> float:
+        due = anyio.Event()
         asyncio.get_running_loop().call_later(1e-9, lambda: None)
+        asyncio.get_running_loop().call_later(0, due.set)
+        while not due.is_set():
+            await lowlevel.checkpoint()
         for _ in range(work):
             await lowlevel.checkpoint()
         return anyio.current_time()
@@ -76,17 +80,6 @@ def test_timers_of_one_moment_are_called_in_the_order_in_which_they_were_set_and
     assert run(main) == [0, 1, 2, 3, 4, 5, 6]
 
 
-def test_what_is_due_already_is_called_while_others_go_on() -> None:
-    async def main() -> float:
-        due = anyio.Event()
-        asyncio.get_running_loop().call_later(0, due.set)
-        while not due.is_set():
-            await lowlevel.checkpoint()
-        return anyio.current_time()
-
-    assert run(main) == 0.0
-
-
 def test_cancelled_timers_are_forgotten_long_before_their_time() -> None:
     async def main() -> int:
         loop = asyncio.get_running_loop()
@@ -100,30 +93,19 @@ def test_cancelled_timers_are_forgotten_long_before_their_time() -> None:
     assert run(main) <= FEW_TIMERS
 
 
-def test_a_thread_is_waited_for_where_nothing_is_due() -> None:
-    async def main() -> tuple[int, float]:
-        return await to_thread.run_sync(lambda: 7), anyio.current_time()
-
-    assert run(main) == (7, 0.0)
-
-
-def test_a_thread_is_not_waited_for_where_a_timer_is_due() -> None:
-    async def main() -> float:
-        may_end = threading.Event()
+def test_a_thread_is_waited_for_only_where_nothing_is_due_and_a_signal_wakes_it() -> None:
+    async def main() -> list[float]:
+        times, may_end = list[float](), threading.Event()
+        assert await to_thread.run_sync(lambda: 7) == 7
+        times.append(anyio.current_time())
+        with anyio.open_signal_receiver(signal.SIGUSR1) as signals:
+            signal.raise_signal(signal.SIGUSR1)
+            assert await anext(signals) is signal.SIGUSR1
+        times.append(anyio.current_time())
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(to_thread.run_sync, may_end.wait)
             await anyio.sleep(60)
             may_end.set()
-        return anyio.current_time()
+        return [*times, anyio.current_time()]
 
-    assert run(main) == 60.0
-
-
-def test_a_signal_wakes_it() -> None:
-    async def main() -> float:
-        with anyio.open_signal_receiver(signal.SIGUSR1) as signals:
-            signal.raise_signal(signal.SIGUSR1)
-            assert await anext(signals) is signal.SIGUSR1
-        return anyio.current_time()
-
-    assert run(main) == 0.0
+    assert run(main) == [0.0, 0.0, 60.0]
