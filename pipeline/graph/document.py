@@ -5,7 +5,7 @@ Plain scalars are those of YAML 1.2's core schema. Nothing in a file can run cod
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar, get_args, get_origin
@@ -14,7 +14,7 @@ import msgspec
 import yaml
 from msgspec import Struct, structs
 
-from pipeline.errors import GraphError, UsageError, boundary, did_you_mean, reason
+from pipeline.errors import GraphError, UsageError, did_you_mean, reason
 from pipeline.graph.bundled import FileKind, find_file
 
 S = TypeVar("S", bound=Struct)
@@ -23,24 +23,41 @@ Keys = tuple[str | int, ...]
 SET = "--set "
 """How the place of a value begins that a setting wrote."""
 _TAG = "tag:yaml.org,2002:"
-_CORE: tuple[tuple[str, str, str, Callable[[str], Any]], ...] = (
-    ("null", r"~|null|Null|NULL|", "~nN", lambda text: None),
-    ("bool", r"true|True|TRUE|false|False|FALSE", "tTfF", lambda text: text.lower() == "true"),
-    ("int", r"[-+]?[0-9]+", "-+0123456789", int),
-    (
-        "float",
-        r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
-        "-+.0123456789",
-        lambda text: float(re.sub(r"\.(?=[in])", "", text.lower())),
-    ),
-    ("str", "(?!)", "", str),
-)
-"""The kinds of plain scalars: their form, first characters and value. All else is text: `yes`, `1_000`, `1:30`, `0x10` and dates too."""
-_VALUES: dict[str, Callable[[Any], Any]] = {_TAG + "map": dict, _TAG + "seq": list} | {_TAG + kind: value for kind, _, _, value in _CORE}
+_PLAIN = {
+    "null": (r"~|null|Null|NULL|", "~nN"),
+    "bool": (r"true|True|TRUE|false|False|FALSE", "tTfF"),
+    "int": (r"[-+]?[0-9]+", "-+0123456789"),
+    "float": (r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)", "-+.0123456789"),
+    "str": (r"(?!)", ""),
+}
+"""The form and the first characters of plain scalars. All else is text: `yes`, `1_000`, `1:30`, `0x10` and dates too."""
+
+
+class FileMapping(dict[Any, Any]):
+    """A mapping that knows where its values were written."""
+
+    def __init__(self) -> None:
+        self.places: dict[Any, str] = {}
 
 
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+    """Makes mappings that know their lines in `file`, and no objects."""
+
+    file = ""
     yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {}
+    yaml_constructors: ClassVar[dict[str | None, Any]] = {
+        tag: make for tag, make in yaml.SafeLoader.yaml_constructors.items() if tag is None or tag.removeprefix(_TAG) in _PLAIN
+    }
+
+    def mapping(self, node: yaml.Node) -> FileMapping:
+        found = FileMapping()
+        for key, value in node.value:
+            if key.tag != _TAG + "str" or key.value in found:
+                what = "is given twice" if key.tag == _TAG + "str" else "is not text"
+                raise yaml.MarkedYAMLError(problem=f"the key `{key.value}` {what}", problem_mark=key.start_mark)
+            found.places[key.value] = f"{self.file}, line {key.start_mark.line + 1}"
+            found[key.value] = self.construct_object(value, deep=True)
+        return found
 
 
 class _Dumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]
@@ -50,16 +67,12 @@ class _Dumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[mi
         return True
 
 
-for _kind, _form, _first, _ in _CORE:
+for _kind, (_form, _first) in _PLAIN.items():
     _Loader.add_implicit_resolver(_TAG + _kind, re.compile(rf"(?:{_form})\Z"), [*_first, ""])
+_Loader.add_constructor(_TAG + "int", lambda loader, node: int(node.value))
+_Loader.add_constructor(_TAG + "seq", lambda loader, node: loader.construct_sequence(node, deep=True))
+_Loader.add_constructor(_TAG + "map", _Loader.mapping)
 _Dumper.add_representer(str, lambda dumper, text: dumper.represent_scalar(_TAG + "str", text, style='"'))
-
-
-class FileMapping(dict[Any, Any]):
-    """A mapping that knows where its values were written."""
-
-    def __init__(self) -> None:
-        self.places: dict[Any, str] = {}
 
 
 class Document:
@@ -79,7 +92,7 @@ class Document:
             raise GraphError(file, f"is not UTF-8 text: byte {error.start}") from error
         except (OSError, ValueError) as error:
             raise GraphError(file, f"cannot be read: {reason(error)}") from error
-        values = parse(text, file, located=True)
+        values = parse(text, file)
         if not isinstance(values, dict):
             raise GraphError(file, "is empty" if values is None else f"expected a mapping, got `{type(values).__name__}`")
         return cls(values, file, f"{file}, line 1")
@@ -188,11 +201,12 @@ def _copied(value: Any, file: str) -> Any:
     return found
 
 
-def parse(text: str, file: str = "", *, located: bool = False) -> Any:
-    """The value of one YAML document, whose mappings know their lines in `file` if they are to be `located`; raises `GraphError`."""
+def parse(text: str, file: str = "") -> Any:
+    """The value of one YAML document, whose mappings know their lines in `file`; raises `GraphError`."""
     try:
-        node = yaml.compose(text, _Loader)
-        return None if node is None else _value(node, file if located else None)
+        loader = _Loader(text)
+        loader.file = file
+        return loader.get_single_data()
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = file if mark is None else f"{file}, line {mark.line + 1}"
@@ -201,24 +215,6 @@ def parse(text: str, file: str = "", *, located: bool = False) -> Any:
         raise GraphError(file, f"invalid YAML: {reason(error)}") from error
     except RecursionError as error:
         raise GraphError(file, "is nested too deeply") from error
-
-
-def _value(node: yaml.Node, file: str | None) -> Any:
-    if node.tag not in _VALUES:
-        raise yaml.MarkedYAMLError(problem=f"the tag `{node.tag}` is not known here", problem_mark=node.start_mark)
-    if isinstance(node, yaml.SequenceNode):
-        return [_value(each, file) for each in node.value]
-    if not isinstance(node, yaml.MappingNode):
-        return _VALUES[node.tag](node.value)
-    found = FileMapping()
-    for key, value in node.value:
-        if key.tag != _TAG + "str" or key.value in found:
-            what = "is given twice" if key.tag == _TAG + "str" else "is not text"
-            raise yaml.MarkedYAMLError(problem=f"the key `{key.value}` {what}", problem_mark=key.start_mark)
-        if file is not None:
-            found.places[key.value] = f"{file}, line {key.start_mark.line + 1}"
-        found[key.value] = _value(value, file)
-    return found
 
 
 def written(value: Any, **layout: Any) -> str:
@@ -247,8 +243,7 @@ def read_setting(setting: str) -> tuple[str, Any]:
     name, equals, text = setting.partition("=")
     if not equals:
         raise GraphError(f"{SET}{setting}", "expected NAME=VALUE")
-    with boundary(GraphError, f"{SET}{setting}", foreign=GraphError):
-        return name, parse(text, f"{text!r} is not a YAML value")
+    return name, parse(text, f"{SET}{setting}")
 
 
 def _shown(keys: Keys) -> str:
@@ -272,7 +267,9 @@ def _explained(message: str, raw: Any, to: type[Struct]) -> tuple[Keys, str | No
     if missing := re.match(r"Object missing required field `(.*)`", what):
         return keys, missing[1], f"the key `{missing[1]}` is missing"
     choices = [str(choice) for each in types if get_origin(each) is Literal for choice in get_args(each)]
-    if choices and what.startswith(("Invalid enum value", "Expected `str`")):
+    tags = [each.__struct_config__ for each in types if isinstance(each, type) and issubclass(each, Struct)]
+    choices += [str(each.tag) for each in tags if (each.tag_field,) == keys[-1:]]
+    if choices and what.startswith(("Invalid enum value", "Invalid value", "Expected `str`")):
         return keys, None, f"unknown value `{place}`; {did_you_mean(str(place), choices)}"
     got = "" if ", got" in what or isinstance(place, dict | list) else f", got {place!r}"
     return keys, None, what[0].lower() + what[1:] + got

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 from msgspec import Struct, structs
@@ -20,7 +20,7 @@ from pipeline.graph.document import SET, Document, FileMapping, Keys, parse, rea
 from pipeline.graph.plan import Plan
 from pipeline.graph.plugins import engine_specs, stage_specs
 from pipeline.graph.prompts import Prompts, flaws
-from pipeline.graph.rewards import FORMS, RewardFile, RewardSpec
+from pipeline.graph.rewards import RewardFile, RewardSpec
 from pipeline.graph.rules import check_needs, flaws_in
 from pipeline.graph.spec import (
     NAME_PATTERN,
@@ -47,6 +47,8 @@ PRESET = "preset="
 """How a setting begins that applies a preset."""
 PARAMS = "params"
 """The key of an engines file that is no role: values for the params of graphs that run on it, by the name of the graph."""
+ROLE = "engines.ROLE.NAME"
+"""The form of a setting of an engine."""
 PARAM_PATTERN = r"\$[A-Za-z][A-Za-z0-9_-]*"
 """A value that names a param; other texts may begin with a dollar sign too."""
 AUTO, OWN, PUBLISHED = "auto", "default", "published"
@@ -89,9 +91,9 @@ def load_graph(graph: Graph, engines: Engines = None, settings: Sequence[str] = 
         used |= _fill(document, document.values, part, (part,)) if part in document.values else set()
     if unused := [name for name in document.mapping((PARAMS,)) if name not in used]:
         raise document.flaw((PARAMS, unused[0]), f"this param is unused; write `${unused[0]}` where it belongs, or drop it")
-    _set(document, given, "stages", {name: [keys] for name, keys in _below(document).items()})
+    _set(document, given, "stages.STAGE.NAME", _stages(document))
     _fill_rewards(document)
-    _set(document, given, "engines", _roles(document, ("engines",)))
+    _set(document, given, ROLE, {role: ("engines", role) for role in document.mapping(("engines",))})
     found = _decoded(document, stage_specs(), engine_specs() | (OPEN if isinstance(engines, Mapping) else {}))
     assert isinstance(found.engines, dict), "they are bound above"
     for keys, what in flaws_in(found.stages, found.engines):
@@ -114,7 +116,7 @@ def plan_of(source: str) -> Plan:
     that is not installed; a judge that is a function need not be known here."""
     document = Document(parse(source, "source"), "source")
     _check_top(document)
-    stages = [document.mapping(keys) for keys in _below(document).values()]
+    stages = [document.mapping(keys) for keys in _stages(document).values()]
     judges = {str(stage.get("kind")): FunctionJudgeSpec for stage in stages if stage.keys() <= {*FunctionJudgeSpec.__struct_fields__}}
     return compile_graph(_decoded(document, {**judges, **stage_specs()}, engine_specs() | OPEN))
 
@@ -173,51 +175,40 @@ def _set_params(document: Document, settings: Iterable[Setting]) -> None:
             raise GraphError(each.place, f"{document.file} has no param `{each.name}`; {did_you_mean(each.name, params)}")
 
 
-def _set(document: Document, settings: Iterable[Setting], part: Literal["stages", "engines"], known: Mapping[str, Sequence[Keys]]) -> None:
-    """Write the values of a PART.NAME.KEY at the key of each mapping that the name stands for; raises `GraphError` where it is not
-    `known`."""
+def _set(document: Document, settings: Iterable[Setting], form: str, known: Mapping[str, Keys]) -> None:
+    """Write the values of settings of this `form`, PART.WHAT.NAME, into the mapping that is `known` by what, or into all for `*`."""
     for each in settings:
-        of, named, key = [*each.name.split(".", 2), "", ""][:3]
-        if of == part and key and named in known:
-            for keys in known[named]:
-                document.put((*keys, *key.split(".")), each.value, each.place)
-        elif each.name.startswith(f"{part}.") and not each.of_preset:
-            what = {"stages": "STAGE", "engines": "ROLE"}[part]
-            raise GraphError(each.place, f"expected {part}.{what}.NAME=VALUE; {did_you_mean(named, known)}")
+        part, named, key = [*each.name.split(".", 2), "", ""][:3]
+        if part != form.partition(".")[0] or (each.of_preset and named not in known):
+            continue
+        if not key or not known.keys() >= {named} - {"*"}:
+            raise GraphError(each.place, f"expected {form}=VALUE; {did_you_mean(named, known)}")
+        for keys in known.values() if named == "*" else [known[named]]:
+            document.put((*keys, *key.split(".")), each.value, each.place)
 
 
-def _roles(document: Document, keys: Keys = ()) -> dict[str, list[Keys]]:
-    """The paths of the engines at `keys` by role, and those of all by `*`."""
-    roles = {role: [(*keys, role)] for role in document.mapping(keys)}
-    return roles | {"*": [path for paths in roles.values() for path in paths]}
-
-
-def _below(document: Document, keys: Keys = ("stages",)) -> dict[str, Keys]:
+def _stages(document: Document, keys: Keys = ("stages",)) -> dict[str, Keys]:
     """The path of every stage at `keys` that is a mapping by its name, those of loops included."""
     found: dict[str, Keys] = {}
     stages = document.at(keys)
     for name in [name for name, stage in stages.items() if isinstance(stage, dict)] if isinstance(stages, dict) else ():
-        found |= {name: (*keys, name), **_below(document, (*keys, name, "stages"))}
+        found |= {name: (*keys, name), **_stages(document, (*keys, name, "stages"))}
     return found
 
 
 def _fill(document: Document, inside: Any, key: Any, keys: Keys) -> set[str]:
     """Put the value of each param at `key` of the mapping or list `inside`, or within what is there, whose path is `keys`; their names."""
-    value = inside[key]
+    value, params = inside[key], document.mapping((PARAMS,))
     if isinstance(value, dict | list):
         below = [*value] if isinstance(value, dict) else range(len(value))
         return set[str]().union(*(_fill(document, value, each, (*keys, each)) for each in below))
     if not (isinstance(value, str) and re.fullmatch(PARAM_PATTERN, value)):
         return set()
-    name, params = value[1:], document.mapping((PARAMS,))
-    if name not in params:
+    if (name := value[1:]) not in params:
         raise document.flaw(keys, f"no param `{value}`; {did_you_mean(name, params)}")
-    found = params[name]
-    if isinstance(found, dict | list):
-        raise document.flaw((PARAMS, name), f"expected one value, got a {'mapping' if isinstance(found, dict) else 'list'}")
-    if isinstance(found, float) and not math.isfinite(found):
-        raise document.flaw((PARAMS, name), f"is {found}; expected a finite number")
-    inside[key] = found
+    found = inside[key] = params[name]
+    if isinstance(found, dict | list) or (isinstance(found, float) and not math.isfinite(found)):
+        raise document.flaw((PARAMS, name), f"expected a text, a finite number, a boolean or null, got {found}")
     if isinstance(inside, FileMapping):
         inside.places[key] = document.place((PARAMS, name))
     return {name}
@@ -226,7 +217,7 @@ def _fill(document: Document, inside: Any, key: Any, keys: Keys) -> set[str]:
 def _fill_rewards(document: Document) -> None:
     """Write into each stage what the file of its reward model says: how it is asked and, where the graph's engines have no such role, what
     serves it."""
-    for keys in _below(document).values():
+    for keys in _stages(document).values():
         stage = document.mapping(keys)
         if not isinstance(stage.get("prm"), str):
             continue
@@ -299,7 +290,7 @@ def _stage(document: Document, keys: Keys, kinds: Kinds, prompts: Prompts) -> St
 
 def _choose_prompts(document: Document, kinds: Kinds, engines: Mapping[str, EngineSpec]) -> None:
     """Write the prompts file that suits the judge's model over the prompts `auto` of a graph, and over those of its param."""
-    stages = [document.mapping(keys) for keys in _below(document).values()]
+    stages = [document.mapping(keys) for keys in _stages(document).values()]
     judges = {str(stage.get("engine")) for stage in stages if getattr(kinds.get(str(stage.get("kind"))), "judges", False)}
     named = [engine.tokenizer_name for role, engine in engines.items() if role in judges]
     chosen = OWN if all(name is None or name.startswith(BUNDLED) for name in named) else PUBLISHED
@@ -341,16 +332,16 @@ def load_engines(path: Path, settings: Sequence[str] = ()) -> dict[str, EngineSp
     `engines.ROLE.NAME=VALUE`. Raises `GraphError`."""
     document = Document.read(find_file(path, "engines file"))
     document.values.pop(PARAMS, None)
-    _set(document, _read(settings), "engines", _roles(document))
+    _set(document, _read(settings), ROLE, {role: (role,) for role in document.values})
     return _engines(document, (), engine_specs())
 
 
 def load_reward_model(path: Path, settings: Sequence[str] = ()) -> RewardSpec:
     """The reward model in a file, which `path` or a bundled name names; `settings` are `engines.reward.NAME=VALUE`. Raises `GraphError`."""
     document = Document.read(find_file(path, "reward model"))
-    document.decode((), RewardFile)
-    _set(document, _read(settings), "engines", _roles(document))
-    return RewardSpec(document.tagged(("reward",), "backend", engine_specs()), document.tagged(("prompt",), "form", FORMS))
+    prompt = document.decode((), RewardFile).prompt
+    _set(document, _read(settings), ROLE, {role: (role,) for role in document.values})
+    return RewardSpec(document.tagged(("reward",), "backend", engine_specs()), prompt)
 
 
 def load_preset(name: Path | str) -> Preset:
@@ -378,7 +369,7 @@ def outline(graph: Graph) -> GraphNames:
     document = _document(graph)
     params = document.mapping((PARAMS,)) if document.at((PARAMS,)) else {}
     document.mapping(("stages",))
-    stages = {name: document.mapping(keys) for name, keys in _below(document).items()}
+    stages = {name: document.mapping(keys) for name, keys in _stages(document).items()}
     roles = [str(stage["engine"]) for stage in stages.values() if "engine" in stage]
     named = dict.fromkeys(str(params.get(name[1:], name)) if name.startswith("$") else name for name in roles)
     return GraphNames(frozenset(params), frozenset(stages), tuple(named))

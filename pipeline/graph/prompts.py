@@ -199,30 +199,28 @@ def filled(text: str, values: Mapping[str, str]) -> str:
 
 def flaws(prompts: Prompts) -> Iterator[tuple[str, str]]:
     """Everything that is wrong with `prompts` beyond their types, each as a path and one clause."""
-    yield from _flaws_in("problem", prompts.problem, ["problem"], [])
-    yield from _flaws_in("options", prompts.options, ["options"] if prompts.options else [], ["letters"])
-    yield from _flaws_in("option", prompts.option, ["letter", "option"], [])
-    for field in ("choose", "choose_thought"):
-        asked: ChoosePrompt = getattr(prompts, field)
-        yield from _flaws_in_question(field, asked, ["candidates"], ["none"])
-        yield from _flaws_in(f"{field}.candidate", asked.candidate, ["label", "candidate"], [])
-        yield from _flaws_in(f"{field}.none", asked.none, [], ["label"])
-    yield from _flaws_in_question("score", prompts.score, [], [])
-    yield from _flaws_in("trial", prompts.trial, [], [])
+    yield from _misplaced("problem", prompts.problem, ["problem"])
+    yield from _misplaced("options", prompts.options, ["options"] if prompts.options else [], ["letters"])
+    yield from _misplaced("option", prompts.option, ["letter", "option"])
+    yield from _misplaced("trial", prompts.trial, [])
+    for field in ("choose", "choose_thought", "score"):
+        asked: Question = getattr(prompts, field)
+        alone, choice = asked.form == "alone", isinstance(asked, ChoosePrompt)
+        needed = [*(["candidates"] if choice else []), *(["problem"] if alone else []), *(["thought"] if alone and not choice else [])]
+        yield from _misplaced(
+            f"{field}.turn", asked.turn, needed, ["problem", *(["none"] if choice else []), *(["thought"] if alone else [])]
+        )
+        if isinstance(asked, ChoosePrompt):
+            yield from _misplaced(f"{field}.candidate", asked.candidate, ["label", "candidate"])
+            yield from _misplaced(f"{field}.none", asked.none, [], ["label"])
+        if asked.omit and not alone:
+            yield f"{field}.omit", "is about the beginning of a separate chat; set `form: alone`, or drop it"
+        if (doubled := next((label for label in asked.labels if asked.labels.count(label) > 1), None)) is not None:
+            yield f"{field}.labels", f"names {doubled!r} twice"
 
 
-def _flaws_in_question(field: str, asked: Question, needed: Sequence[str], allowed: Sequence[str]) -> Iterator[tuple[str, str]]:
-    alone = asked.form == "alone"
-    own = [] if needed else ["thought"]
-    needed = [*needed, *(["problem", *own] if alone else [])]
-    yield from _flaws_in(f"{field}.turn", asked.turn, needed, [*allowed, "problem", *(["thought"] if alone else [])])
-    if asked.omit and not alone:
-        yield f"{field}.omit", "is about the beginning of a separate chat; set `form: alone`, or drop it"
-    if (doubled := next((label for label in asked.labels if asked.labels.count(label) > 1), None)) is not None:
-        yield f"{field}.labels", f"names {doubled!r} twice"
-
-
-def _flaws_in(field: str, text: str, needed: Sequence[str], allowed: Sequence[str]) -> Iterator[tuple[str, str]]:
+def _misplaced(field: str, text: str, needed: Sequence[str], allowed: Sequence[str] = ()) -> Iterator[tuple[str, str]]:
+    """What is wrong with the placeholders of a text."""
     found, known = pieces(text)[1::2], [*needed, *allowed]
     for name in found:
         if name not in known:

@@ -54,10 +54,10 @@ class ChatPrompt(PromptSpec, frozen=True, kw_only=True, tag="chat"):
 
 
 class RewardFile(Struct, frozen=True, forbid_unknown_fields=True):
-    """The keys of the file of a reward model, whose values are not decoded."""
+    """The file of a reward model, whose engine is not decoded."""
 
     reward: dict[str, Any]
-    prompt: dict[str, Any]
+    prompt: TextPrompt | ChatPrompt
 
 
 class RewardSpec(Struct, frozen=True):
@@ -67,10 +67,6 @@ class RewardSpec(Struct, frozen=True):
     """The engine that serves it."""
     prompt: TextPrompt | ChatPrompt
     """How it is asked about a step."""
-
-
-FORMS: dict[str, type[TextPrompt | ChatPrompt]] = {"text": TextPrompt, "chat": ChatPrompt}
-"""The forms of prompts, by their tags."""
 
 
 def _check_holds(name: str, text: str, *needed: str) -> None:

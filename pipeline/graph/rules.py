@@ -182,7 +182,7 @@ def _engine_flaws(stages: Stages, engines: Mapping[str, EngineSpec]) -> Iterator
                 yield (*keys, key), f"a `{spec.kind}` calls no engine; set this on a stage that does"
         elif spec.role not in engines:
             yield (*keys, "engine"), f"no engine named `{spec.role}`; {did_you_mean(spec.role, engines)}"
-        elif spec.adapter is not None and (known := engines[spec.role].adapter_names) is not None and spec.adapter not in known:
+        elif spec.adapter is not None and spec.adapter not in (known := getattr(engines[spec.role], "adapters", ())):
             there = f"it has {', '.join(f'`{each}`' for each in known)}" if known else "its engines file lists none under `adapters`"
             yield (*keys, "adapter"), f"the engine `{spec.role}` has no adapter named `{spec.adapter}`; {there}"
 

@@ -6,7 +6,7 @@ compiler, the trace and the analyses need to know of a stage they learn from the
 """
 
 import json
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta, Struct
@@ -171,7 +171,7 @@ class SamplingSpec(StageSpec, frozen=True, kw_only=True):
 
 
 class EndSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """When a response ends early, because its answer stands: every so many tokens the engine of the `answer` stage is asked for the answer
+    """When a thought ends early, because its answer stands: the engine of the `answer` stage is asked for it now and then
     (`prompts.trial`), in at most 20 tokens, which are not kept."""
 
     answer_confident: Annotated[float, Meta(gt=0.0, le=1.0)] | None = None
@@ -179,7 +179,7 @@ class EndSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     answer_stable: Annotated[int, Meta(ge=2, le=1000)] | None = None
     """Stop when the same answer was given this many times in a row (Dynasor); null: off."""
     every: Count = 64
-    """How often it is asked: every so many tokens."""
+    """The interval of these trial answers, in tokens of the response."""
 
     @property
     def tries(self) -> bool:
@@ -188,15 +188,10 @@ class EndSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class UntilSpec(EndSpec, frozen=True, kw_only=True):
-    """The stop conditions of a `repeat`: the first that holds ends it. So does the end of the context.
-
-    With `answer_confident` or `answer_stable` the engine of the `answer` stage is asked for the answer (`prompts.trial`) before the thought
-    is over, in at most 20 tokens, which are not kept.
-    """
+    """The stop conditions of a `repeat`: the first that holds ends it. So does the end of the context."""
 
     every: Count = 1
-    """How often the answer is asked for: every so many steps."""
-
+    """The interval of the trial answers of `answer_confident` and `answer_stable`, in steps."""
     thought_closed: bool = False
     """Stop when the last step has closed the thought."""
     answer_boxed: bool = False
@@ -271,12 +266,6 @@ class EngineSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, 
     def backend(self) -> str:
         """The word under `backend` in an engines file."""
         return str(self.__struct_config__.tag)
-
-    @property
-    def adapter_names(self) -> Collection[str] | None:
-        """The adapters that stages may name, which are those under its key `adapters`, if it has one; None: any, because a recorded run
-        tells which calls had one."""
-        return tuple(getattr(self, "adapters", ()))
 
     @property
     def tokenizer_name(self) -> str | None:

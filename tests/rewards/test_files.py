@@ -59,7 +59,7 @@ def test_settings_reach_the_engine(tmp_path: Path) -> None:
         (GOOD + "draft: {backend: torch, model: m}", "prm.yaml, line 3: $: unknown key `draft`; known are `prompt`, `reward`"),
         (GOOD.replace("torch", "touch"), "$.reward.backend: unknown backend `touch`; did you mean `torch`?"),
         (GOOD.replace("model", "modle"), "$.reward: unknown key `modle`; did you mean `model`?"),
-        (GOOD.replace("form: text", "form: prose"), "$.prompt.form: unknown form `prose`; known are `chat`, `text`"),
+        (GOOD.replace("form: text", "form: prose"), "$.prompt.form: unknown value `prose`; known are `chat`, `text`"),
         (GOOD.replace('"{problem}"', "x"), "$.prompt: `begin` is 'x', which lacks the placeholder {problem}"),
         (GOOD.replace('"{step}"', '"{step}", good: ""'), "$.prompt.good: expected `str` of length >= 1"),
         (
