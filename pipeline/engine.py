@@ -7,7 +7,7 @@ One test suite, `tests/engines/test_contract.py`, holds every backend to it.
 from array import array
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from functools import lru_cache, reduce
+from functools import lru_cache
 from hashlib import blake2b
 from itertools import zip_longest
 from typing import Any, Literal, Protocol, runtime_checkable
@@ -172,16 +172,6 @@ class Speculation(Struct, frozen=True, kw_only=True):
     accepted_by_position: tuple[int, ...]
     """For each position in a proposal, from the first: how often the token there was accepted."""
 
-    def plus(self, other: "Speculation", sign: int = 1) -> "Speculation":
-        """The totals of two engines together; with `sign` -1 what was counted since `other`, earlier totals of the same engine."""
-        pairs = zip_longest(self.accepted_by_position, other.accepted_by_position, fillvalue=0)
-        sums = {name: getattr(self, name) + sign * getattr(other, name) for name in ("drafts", "draft_tokens", "accepted_tokens")}
-        return Speculation(**sums, accepted_by_position=tuple(one + sign * two for one, two in pairs))
-
-
-_TOTALS = ("requests", "input_tokens", "output_tokens", "busy_s", "restarts", "cached_input_tokens", "written_tokens")
-"""The fields of `EngineStatistics` that only grow; the last two are null where an engine does not state them."""
-
 
 class EngineStatistics(Struct, frozen=True, kw_only=True):
     """What an engine is doing now, and its totals since it opened."""
@@ -206,28 +196,23 @@ class EngineStatistics(Struct, frozen=True, kw_only=True):
     restarts: int = 0
     """Times that it was restarted after it died; the totals continue."""
 
-    @classmethod
-    def together(cls, found: Sequence["EngineStatistics"]) -> "EngineStatistics":
-        """The statistics of several engines of one role, at least one: sums of what they state, and the mean share of their caches."""
+    def plus(self, other: "EngineStatistics", sign: int = 1) -> "EngineStatistics":
+        """The totals of both engines, or of both times that this one was open, with what this one does now; with `sign` -1 what was counted
+        since `other`, earlier statistics of this engine."""
+        now = {"running": self.running, "waiting": self.waiting, "kv_cache_usage": self.kv_cache_usage}
+        total: EngineStatistics = added(self, other, sign)
+        return structs.replace(total, **now)
 
-        def stated(name: str) -> list[Any]:
-            return [value for each in found if (value := getattr(each, name)) is not None]
 
-        sums: dict[str, Any] = {name: sum(values) if (values := stated(name)) else None for name in ("running", "waiting", *_TOTALS)}
-        usage, speculation = stated("kv_cache_usage"), stated("speculation")
-        return cls(
-            **sums,
-            kv_cache_usage=sum(usage) / len(usage) if usage else None,
-            speculation=reduce(Speculation.plus, speculation) if speculation else None,
-        )
-
-    def since(self, before: "EngineStatistics") -> "EngineStatistics":
-        """These statistics with only what was counted since `before`, earlier ones of the same engine."""
-        counted = ((name, getattr(self, name)) for name in _TOTALS)
-        now: dict[str, Any] = {name: value - (getattr(before, name) or 0) for name, value in counted if value is not None}
-        if self.speculation is not None and before.speculation is not None:
-            now["speculation"] = self.speculation.plus(before.speculation, -1)
-        return structs.replace(self, **now)
+def added(one: Any, other: Any, sign: int = 1) -> Any:
+    """`one + sign * other` of numbers, and of the numbers in tuples by place and in structs by field; what is null is not added."""
+    if one is None or other is None:
+        return other if one is None and sign > 0 else one
+    if isinstance(one, tuple):
+        return tuple(added(*pair, sign) for pair in zip_longest(one, other, fillvalue=0))
+    if isinstance(one, Struct):
+        return type(one)(**{name: added(getattr(one, name), getattr(other, name), sign) for name in one.__struct_fields__})
+    return one + sign * other
 
 
 class Tokenizer(Protocol):

@@ -27,11 +27,11 @@ LEVELS = [
 ]
 """Folders and modules of `pipeline`; each imports from lines above its own, and from itself."""
 DOORS = {
-    "torch": ["engines/torch/", "engines/vllm/cpu", "training/lora/trainer", "training/lora/merge"],
+    "torch": ["engines/torch/", "engines/vllm/server", "training/lora/trainer", "training/lora/merge"],
     "peft": ["engines/torch/", "training/lora/trainer", "training/lora/merge"],
     "trl": ["training/lora/trainer"],
     "accelerate": ["training/lora/trainer"],
-    "vllm": ["engines/vllm/worker", "engines/vllm/terms", "engines/vllm/cpu"],
+    "vllm": ["engines/vllm/server", "engines/vllm/terms"],
     "transformers": ["engines/torch/", "engines/tokenizer", "training/lora/trainer", "training/lora/merge"],
     "aiohttp": ["engines/openai/"],
     "duckdb": ["store/query"],

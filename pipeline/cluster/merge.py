@@ -5,6 +5,7 @@ Nothing is solved, and the folders of the shards stay as they are.
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -105,7 +106,7 @@ def _session(sessions: Sequence[Session]) -> Session:
         orchestrator_cpu_s=sum(each.orchestrator_cpu_s or 0.0 for each in sessions),
         versions=sessions[0].versions,
         engine_statistics={
-            role: EngineStatistics.together([each.engine_statistics[role] for each in sessions])
+            role: reduce(EngineStatistics.plus, [each.engine_statistics[role] for each in sessions])
             for role in roles
             if all(role in each.engine_statistics for each in sessions)
         },

@@ -274,7 +274,7 @@ class _Session:
                 self._progress.totals(None if admission is None else admission.pauses),
                 self._clock.unix_ns(self._clock.now() if self._ended is None else self._ended),
                 orchestrator_cpu_s=time.process_time() - cpu,
-                engine_statistics={role: now.since(before[role]) for role, now in statistics(self._engines).items()},
+                engine_statistics={role: now.plus(before[role], -1) for role, now in statistics(self._engines).items()},
             )
         stop.over()
         assert error is None or isinstance(error, PipelineError)

@@ -14,7 +14,7 @@ from msgspec import Meta
 
 from pipeline.engine import Backend, Candidate, Completion, EngineStatistics, Fact, Request, Usage
 from pipeline.engines.meter import UsageMeter
-from pipeline.engines.process.engine import WorkerEngine, open_workers
+from pipeline.engines.process.engine import Worker, WorkerEngine, open_workers
 from pipeline.engines.process.wire import Setup
 from pipeline.engines.sim.tokenizer import VOCAB_SIZE, SimTokenizer
 from pipeline.errors import RequestRefused, UsageError
@@ -96,8 +96,7 @@ def load(setup: Setup) -> EchoModel:
 async def open_echo(specs: Mapping[str, EchoSpec]) -> AsyncIterator[Mapping[str, WorkerEngine]]:
     """One worker for each role."""
     program = Program(module="pipeline.engines.process.worker", arguments=("tests.engines.echo_engine:load",))
-    engines = [WorkerEngine(Setup.of(role, spec, "echo"), program, SimTokenizer) for role, spec in specs.items()]
-    async with open_workers([[engine] for engine in engines]) as opened:
+    async with open_workers([[Worker(Setup.of(role, spec, "echo"), program, SimTokenizer)] for role, spec in specs.items()]) as opened:
         yield opened
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pipeline.engine import EngineStatistics, Usage
+from pipeline.engine import EngineStatistics, Speculation, Usage
 from pipeline.engines.meter import UsageMeter
 
 
@@ -34,10 +34,18 @@ def test_what_no_request_stated_is_unknown_and_sums_are_of_those_that_stated_it(
         assert meter.statistics().cached_input_tokens is None
     both.count(Usage(input_tokens=10, cached_input_tokens=0, output_tokens=3))
     assert both.statistics().cached_input_tokens == 0
-    together = EngineStatistics.together([silent.statistics(), both.statistics(kv_cache_usage=0.5)])
-    assert (together.cached_input_tokens, together.kv_cache_usage, together.input_tokens) == (0, 0.5, 50)
-    assert EngineStatistics.together([silent.statistics()] * 2).cached_input_tokens is None
-    assert silent.statistics().since(both.statistics()).cached_input_tokens is None
+    together = both.statistics(kv_cache_usage=0.5, running=2).plus(silent.statistics(running=3))
+    assert (together.cached_input_tokens, together.kv_cache_usage, together.input_tokens, together.running) == (0, 0.5, 50, 2)
+    assert silent.statistics().plus(silent.statistics()).cached_input_tokens is None
+    assert silent.statistics().plus(both.statistics(), -1).cached_input_tokens is None
+
+
+def test_totals_of_speculation_are_added_by_position() -> None:
+    one = EngineStatistics(speculation=Speculation(drafts=3, draft_tokens=9, accepted_tokens=5, accepted_by_position=(3, 2)))
+    both = EngineStatistics().plus(one).plus(one)
+    assert both.plus(one, -1) == one
+    assert both.speculation is not None
+    assert (both.speculation.drafts, both.speculation.accepted_by_position) == (6, (6, 4))
 
 
 def test_time_counts_while_any_call_is_open() -> None:

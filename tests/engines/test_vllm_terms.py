@@ -177,7 +177,7 @@ def test_what_is_set_elsewhere_is_refused(fields: dict[str, Any], said: str) -> 
 def test_the_patched_kernel_spreads_values_over_tokens() -> None:
     import torch
 
-    from pipeline.engines.vllm.cpu import expand
+    from pipeline.engines.vllm.server import expand
 
     spread = torch.full((7,), -1.0)
     expand(spread, torch.tensor([0.6, 0.0, 0.9]), torch.tensor([2, 3, 6], dtype=torch.int32), 0, 1, MAX_NUM_TOKENS=32)

@@ -72,12 +72,12 @@ class Line:
 
 def answers(llm: ScriptedLLM, *messages: Any) -> list[Any]:
     """What a worker over `llm` sends."""
-    from pipeline.engines.vllm.worker import Reporter, VllmServer
+    with warnings.catch_warnings(action="ignore"):  # vLLM's own, while it is imported
+        from pipeline.engines.vllm.server import Reporter, VllmServer
 
     line: Any = Line(list(messages))
     spec, folder = VllmSpec(model="bundled:tiny-draft"), resolve("draft", "bundled:tiny-draft")
-    with warnings.catch_warnings(action="ignore"):  # vLLM's own, while it is imported
-        server = VllmServer(llm, spec, folder, Reporter(line, speculates=False))  # type: ignore[arg-type]
+    server = VllmServer(llm, spec, folder, Reporter(line, speculates=False))
     with closing(line.socket), closing(line.far):
         asyncio.run(server.serve(line))
     got: list[Any] = line.got

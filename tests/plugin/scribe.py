@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 
 from pipeline.engine import Backend, Candidate, Completion, EngineStatistics, Fact, Request, Usage
 from pipeline.engines.meter import UsageMeter
-from pipeline.engines.process.engine import WorkerEngine, open_workers
+from pipeline.engines.process.engine import Worker, WorkerEngine, open_workers
 from pipeline.engines.process.wire import Setup
 from pipeline.engines.sim.tokenizer import VOCAB_SIZE, SimTokenizer
 from pipeline.graph.spec import RestartableSpec
@@ -93,8 +93,8 @@ def load(setup: Setup) -> ScribeModel:
 async def open_scribe(specs: Mapping[str, ScribeSpec]) -> AsyncIterator[Mapping[str, WorkerEngine]]:
     """One worker for each role."""
     program = Program(module="pipeline.engines.process.worker", arguments=("scribe:load",))
-    engines = [WorkerEngine(Setup.of(role, spec, spec.model), program, SimTokenizer) for role, spec in specs.items()]
-    async with open_workers([[engine] for engine in engines]) as opened:
+    workers = [[Worker(Setup.of(role, spec, spec.model), program, SimTokenizer)] for role, spec in specs.items()]
+    async with open_workers(workers) as opened:
         yield opened
 
 

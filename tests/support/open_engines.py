@@ -15,7 +15,9 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 from pipeline.engine import Engine
 from pipeline.engines.openai.engine import open_openai
 from pipeline.engines.openai.spec import OpenAISpec
+from pipeline.engines.process.engine import Worker
 from pipeline.engines.torch import backend as torch_backend
+from pipeline.engines.torch.spec import TorchSpec
 from pipeline.engines.vllm.backend import open_vllm
 from pipeline.options import RunOptions
 from pipeline.run.prepare import load_plan
@@ -44,10 +46,10 @@ def torch_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """Engines `torch` compute in this process, which loads torch once for many tests, and not in workers."""
 
     @asynccontextmanager
-    async def opened(queues: Sequence[Sequence[InProcess]]) -> AsyncIterator[Mapping[str, InProcess]]:
-        yield {engine.role: engine for queue in queues for engine in queue}
+    async def opened(queues: Sequence[Sequence[Worker]]) -> AsyncIterator[Mapping[str, InProcess]]:
+        setups = [worker.setup for queue in queues for worker in queue]
+        yield {setup.role: InProcess(setup.role, setup.spec_as(TorchSpec)) for setup in setups}
 
-    monkeypatch.setattr(torch_backend, "_engine", lambda role, spec, cores: InProcess(role, spec))
     monkeypatch.setattr(torch_backend, "open_workers", opened)
 
 

@@ -5,8 +5,7 @@ or `Failed`, then a `Report` whenever a request is finished. Messages arrive in 
 data; only the worker program decodes it.
 """
 
-from collections.abc import Iterator
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 from msgspec import Struct, convert, msgpack, to_builtins
 
@@ -74,8 +73,8 @@ class Ready(Struct, frozen=True, tag=True, array_like=True):
 class Failed(Struct, frozen=True, tag=True, array_like=True):
     """The model cannot be loaded; the worker ends."""
 
-    what: str | None
-    """The reason, as a clause; None where only stderr has it."""
+    what: str
+    """The reason, as a clause."""
 
 
 class Report(Struct, frozen=True, tag=True, array_like=True):
@@ -92,6 +91,8 @@ class Report(Struct, frozen=True, tag=True, array_like=True):
 ToWorker = Setup | Submit | Abort | ResetPrefixCache
 FromWorker = Loading | Ready | Failed | Report
 
+TO_WORKER: "msgpack.Decoder[ToWorker]" = msgpack.Decoder(ToWorker)
+FROM_WORKER: "msgpack.Decoder[FromWorker]" = msgpack.Decoder(FromWorker)
 _encoder = msgpack.Encoder(enc_hook=list)
 
 
@@ -101,23 +102,15 @@ def frame(message: ToWorker | FromWorker) -> bytes:
     return len(payload).to_bytes(HEADER_BYTES, "big") + payload
 
 
-class Unframer:
-    """Cuts a byte stream back into messages."""
-
-    def __init__(self, reads: Literal["worker", "parent"]) -> None:
-        """`reads`: which side receives the stream, which decides what messages may come."""
-        self._decoder: msgpack.Decoder[Any] = msgpack.Decoder(FromWorker if reads == "parent" else ToWorker)
-        self._pending = bytearray()
-
-    def feed(self, received: bytes) -> Iterator[Any]:
-        """The messages that are complete with the bytes `received`; the rest is kept for the next call."""
-        self._pending += received
-        start = 0
-        with memoryview(self._pending) as view:
-            while len(view) - start >= HEADER_BYTES:
-                end = start + HEADER_BYTES + int.from_bytes(view[start : start + HEADER_BYTES], "big")
-                if end > len(view):
-                    break
-                yield self._decoder.decode(view[start + HEADER_BYTES : end])
-                start = end
-        del self._pending[:start]
+def cut(pending: bytearray, decoder: "msgpack.Decoder[Any]") -> list[Any]:
+    """The messages that are complete in `pending`, the bytes that have arrived; what is left there is the beginning of the next one."""
+    found, start = [], 0
+    with memoryview(pending) as view:
+        while len(view) - start >= HEADER_BYTES:
+            end = start + HEADER_BYTES + int.from_bytes(view[start : start + HEADER_BYTES], "big")
+            if end > len(view):
+                break
+            found.append(decoder.decode(view[start + HEADER_BYTES : end]))
+            start = end
+    del pending[:start]
+    return found

@@ -14,12 +14,12 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from importlib import import_module
-from typing import Any, Protocol
+from typing import NoReturn, Protocol
 
 from pipeline.engine import Completion, EngineStatistics, Fact, Request
-from pipeline.engines.process.wire import Abort, Failed, Loading, Ready, Report, ResetPrefixCache, Setup, Submit, Unframer, frame
+from pipeline.engines.process import wire
 from pipeline.errors import PipelineError, RequestRefused
 from pipeline.system.worker_process import leave_signals, without_collections
 
@@ -69,30 +69,33 @@ class ParentConnection:
         self.socket = socket.socket(fileno=int(sys.argv[1]))
         end_with_main_process(self.socket.fileno(), SHUTDOWN_S)  # loading may take minutes, in which nothing reads the socket
         self.closed = False
-        self._unframer = Unframer("worker")
+        self._received = bytearray()
 
-    def setup(self) -> Setup | None:
-        """Wait for the first message; None where the main process is gone before it. No second one comes before it is answered."""
-        messages: list[Setup] = []
-        while not messages and not self.closed:
-            messages += self.receive(wait=True)
-        return messages[0] if messages else None
+    def setup(self) -> wire.Setup:
+        """Wait for the first message; ends this process where the main process is gone before it. No second message comes before an
+        answer."""
+        while not self.closed:
+            for message in self.receive(wait=True):
+                assert isinstance(message, wire.Setup)
+                return message
+        sys.exit()
 
-    def receive(self, *, wait: bool) -> Iterator[Any]:
+    def receive(self, *, wait: bool) -> list[wire.ToWorker]:
         """The messages that have arrived; with `wait`, waits until something arrives."""
         if not wait and not select.select([self.socket], [], [], 0)[0]:
-            return iter(())
+            return []
         try:
             received = self.socket.recv(_RECEIVE_BYTES)
         except ConnectionError:
             received = b""
         self.closed = not received
-        return self._unframer.feed(received)
+        self._received += received
+        return wire.cut(self._received, wire.TO_WORKER)
 
-    def send(self, message: Loading | Ready | Failed | Report) -> None:
+    def send(self, message: wire.Loading | wire.Ready | wire.Failed | wire.Report) -> None:
         """Send `message` to the main process, waiting until the socket takes it."""
         try:
-            self.socket.sendall(frame(message))
+            self.socket.sendall(wire.frame(message))
         except OSError:
             self.closed = True
 
@@ -118,52 +121,45 @@ def serve(connection: ParentConnection, model: BatchedModel) -> None:
     while not connection.closed:
         aborted = False
         for message in connection.receive(wait=model.idle):
-            if isinstance(message, Submit):
+            if isinstance(message, wire.Submit):
                 try:
                     model.add(message.number, message.request)
                 except RequestRefused as refusal:
-                    refused.append((message.number, str(refusal)))
-            elif isinstance(message, Abort):
+                    refused.append((message.number, f"request {message.request.request_id!r}: {refusal}"))
+            elif isinstance(message, wire.Abort):
                 model.abort(message.number)
                 aborted = True
-            elif isinstance(message, ResetPrefixCache):
+            elif isinstance(message, wire.ResetPrefixCache):
                 model.reset_prefix_cache()
         if not model.idle:
             done += model.step()
         now_s = time.monotonic()
         if done or refused or aborted or now_s - reported_s > REPORT_EVERY_S:
-            connection.send(Report(model.statistics(), done, refused))
+            connection.send(wire.Report(model.statistics(), done, refused))
             reported_s, done, refused = now_s, [], []
 
 
-def load(connection: ParentConnection, setup: Setup, reference: str) -> BatchedModel:
-    """The model that the function `reference`, as MODULE:FUNCTION, loads; raises `PipelineError` where it cannot be served here."""
-    module, _, name = reference.partition(":")
-    with without_collections():
-        connection.send(Loading("importing"))
-        load_model: Callable[[Setup], BatchedModel] = getattr(import_module(module), name)
-        connection.send(Loading(f"loading {setup.model}"))
-        model = load_model(setup)
-        gc.collect()
-        gc.freeze()  # what was loaded stays: later collections need not look at it
-    return model
-
-
 def main() -> None:
-    """Load a model, then compute requests. What is raised besides a refusal to load ends the process and is its engine's `exit_reason`."""
+    """Load the model that the function of the second argument makes of the setup, and compute requests until the socket closes."""
     connection = ParentConnection()
-    if (setup := connection.setup()) is None:
-        return
+    setup = connection.setup()
+    module, _, name = sys.argv[2].partition(":")
     try:
-        model = load(connection, setup, sys.argv[2])
+        with without_collections():
+            connection.send(wire.Loading("importing"))
+            load_model: Callable[[wire.Setup], BatchedModel] = getattr(import_module(module), name)
+            connection.send(wire.Loading(f"loading {setup.model}"))
+            model = load_model(setup)
+            gc.collect()
+            gc.freeze()  # what was loaded stays: later collections need not look at it
     except PipelineError as refusal:
-        connection.send(Failed(str(refusal)))
-        return
-    connection.send(Ready(model.max_model_len, model.vocab_size, model.facts))
+        return connection.send(wire.Failed(str(refusal)))
+    connection.send(wire.Ready(model.max_model_len, model.vocab_size, model.facts))
     serve(connection, model)
 
 
-if __name__ == "__main__":
+def carry_out(main: Callable[[], None]) -> NoReturn:
+    """Run the main function of a worker and end the process; what it raises is its engine's `exit_reason`."""
     try:
         main()
     except Exception:
@@ -171,3 +167,7 @@ if __name__ == "__main__":
         sys.stderr.flush()
         os._exit(1)
     os._exit(0)
+
+
+if __name__ == "__main__":
+    carry_out(main)

@@ -12,7 +12,7 @@ from pipeline.engine import Backend
 from pipeline.engines.cores import share_cores
 from pipeline.engines.model_card import check_model
 from pipeline.engines.models import load_tokenizer, resolve, tokenizer_of
-from pipeline.engines.process.engine import WorkerEngine, open_workers
+from pipeline.engines.process.engine import Worker, WorkerEngine, open_workers
 from pipeline.engines.process.wire import Setup
 from pipeline.engines.torch.spec import TorchSpec
 from pipeline.errors import GraphError
@@ -33,13 +33,13 @@ async def open_torch(specs: Mapping[str, TorchSpec]) -> AsyncIterator[Mapping[st
             what = f"kv_cache_slots is {spec.kv_cache_slots}, but max_num_seqs = {spec.max_num_seqs} sequences need one each"
             raise GraphError(where, f"{what}; set kv_cache_slots to {spec.max_num_seqs} or more")
     shares = share_cores({role: spec for role, spec in specs.items() if not spec.device.startswith("cuda")}, cores())
-    async with open_workers([[_engine(role, spec, shares.get(role, ()))] for role, spec in specs.items()]) as opened:
+    async with open_workers([[_worker(role, spec, shares.get(role, ()))] for role, spec in specs.items()]) as opened:
         yield opened
 
 
-def _engine(role: str, spec: TorchSpec, cores: tuple[int, ...]) -> WorkerEngine:
+def _worker(role: str, spec: TorchSpec, cores: tuple[int, ...]) -> Worker:
     model = resolve(role, spec.model)
-    return WorkerEngine(Setup.of(role, spec, model, cores), _program(spec), partial(load_tokenizer, model, spec))
+    return Worker(Setup.of(role, spec, model, cores), _program(spec), partial(load_tokenizer, model, spec))
 
 
 def _program(spec: TorchSpec) -> Program:

@@ -15,7 +15,7 @@ from pipeline.engine import Backend
 from pipeline.engines.cores import share_cores
 from pipeline.engines.model_card import check_model
 from pipeline.engines.models import load_tokenizer, resolve, tokenizer_of
-from pipeline.engines.process.engine import WorkerEngine, open_workers
+from pipeline.engines.process.engine import Worker, WorkerEngine, open_workers
 from pipeline.engines.process.wire import Setup
 from pipeline.engines.startup import current_listener
 from pipeline.engines.vllm.spec import VllmSpec
@@ -42,13 +42,12 @@ async def open_vllm(specs: Mapping[str, VllmSpec]) -> AsyncIterator[Mapping[str,
     check(specs, machine)
     on_cpu = is_cpu_build(machine)
     shares = share_cores({role: spec for role, spec in specs.items() if on_cpu}, cores())
-    engines = {}
+    workers = []
     for role, spec in specs.items():
         given = setup(role, spec, shares.get(role, ()))
-        worker = program(spec, shares[role] if on_cpu else None, machine)
-        engines[role] = WorkerEngine(given, worker, partial(load_tokenizer, given.model, spec))
+        workers.append(Worker(given, program(spec, shares.get(role), machine), partial(load_tokenizer, given.model, spec)))
     together = not on_cpu and bool(_sharing(specs))
-    async with open_workers([[*engines.values()]] if together else [[engine] for engine in engines.values()]) as opened:
+    async with open_workers([workers] if together else [[worker] for worker in workers]) as opened:
         yield opened
 
 

@@ -11,7 +11,6 @@ from vllm import SamplingParams, exceptions
 from vllm.lora.request import LoRARequest
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.exceptions import EngineDeadError
-from vllm.v1.metrics.loggers import StatLoggerBase
 
 from pipeline.confidence import LIKELIEST, confidence_of
 from pipeline.engine import Candidate, Completion, FinishReason, Request, Timing, Usage
@@ -117,22 +116,6 @@ def first_line(error: BaseException) -> str:
         return "; ".join(": ".join([*map(str, flaw["loc"]), flaw["msg"]]) for flaw in error.errors())
     text = str(error).strip() or str(error.__cause__ or "").strip()
     return text.splitlines()[0] if text else type(error).__name__
-
-
-def stat_logger(taken: Callable[..., None]) -> Any:
-    """A class of vLLM's stat loggers that calls `taken` after every iteration."""
-
-    class StatLogger(StatLoggerBase):
-        def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
-            pass
-
-        def record(self, *args: Any, **more: Any) -> None:
-            taken(*args, **more)
-
-        def log_engine_initialized(self) -> None:
-            pass
-
-    return StatLogger
 
 
 def completion(request: Request, outputs: Sequence[Any], decode: Callable[[Sequence[int]], str], eos: frozenset[int]) -> Completion:

@@ -1,250 +1,14 @@
-"""The worker process of engine `vllm`: one `AsyncLLM`, fed from the socket until the socket closes.
+"""The worker process of engine `vllm`, started as `python -m pipeline.engines.vllm.worker FD`; `AsyncLLM` starts processes of its own.
 
-Started by `pipeline.engines.vllm.backend` as `python -m pipeline.engines.vllm.worker FD`; `AsyncLLM` starts its own processes.
-This, `terms` and `cpu` are the only modules that know vLLM.
+vLLM takes long to import: `pipeline.engines.vllm.server`, which serves the requests, is imported once signals are left to the main process.
 """
 
 import asyncio
-import gc
 import os
-import sys
-import time
-import traceback
-from typing import TYPE_CHECKING, Any
 
-from pipeline.engine import Fact, Request, Speculation
-from pipeline.engines.meter import UsageMeter
-from pipeline.engines.process.wire import Abort, Failed, Loading, Ready, Report, ResetPrefixCache, Setup, Submit
-from pipeline.engines.process.worker import REPORT_EVERY_S, ParentConnection
+from pipeline.engines.process.wire import Loading
+from pipeline.engines.process.worker import ParentConnection, carry_out
 from pipeline.system.worker_process import end_with_parent, without_collections
-
-if TYPE_CHECKING:
-    from vllm.v1.engine.async_llm import AsyncLLM
-
-    from pipeline.engines.vllm.spec import VllmSpec
-
-MOST_SCORED = 2048
-"""Most tokens of an iteration with which model runner V1 may score tokens of prompts on a GPU: it makes all their log probabilities at
-once, outside of the engine's share."""
-_RESET_AGAIN_S = 0.02
-"""How soon again vLLM is asked to empty its prefix cache: with asynchronous scheduling the blocks of an answered request are freed an
-iteration later, and until then it keeps all."""
-
-
-class Reporter:
-    """Counts requests and iterations, and reports them to the main process; `record` is called as a stat logger of vLLM."""
-
-    def __init__(self, connection: ParentConnection, *, speculates: bool) -> None:
-        self._connection, self._speculates = connection, speculates
-        self.meter = UsageMeter(lambda: self._last_s)
-        """Busy from the arrival at an idle engine to the last iteration: an engine that hangs is not busy."""
-        self._last_s = self._reported_s = 0.0
-        self._running = self._waiting = self._written = 0
-        self._usage = 0.0
-        self._speculation = Speculation(drafts=0, draft_tokens=0, accepted_tokens=0, accepted_by_position=())
-
-    def begin(self) -> None:
-        """Count the arrival of a request."""
-        if not self.meter.open_calls:
-            self._last_s = time.monotonic()
-        self.meter.begin()
-
-    def record(self, scheduler_stats: Any, iteration_stats: Any, *rest: Any, **more: Any) -> None:
-        """Take the statistics of one iteration, with the signature that vLLM calls."""
-        if scheduler_stats is None:
-            return
-        self._last_s = time.monotonic()
-        self._running, self._waiting = scheduler_stats.num_running_reqs, scheduler_stats.num_waiting_reqs
-        self._usage = scheduler_stats.kv_cache_usage
-        self._written += iteration_stats.num_generation_tokens if iteration_stats else 0
-        if (counts := scheduler_stats.spec_decoding_stats) is not None:
-            new = Speculation(
-                drafts=counts.num_drafts,
-                draft_tokens=counts.num_draft_tokens,
-                accepted_tokens=counts.num_accepted_tokens,
-                accepted_by_position=tuple(counts.num_accepted_tokens_per_pos),
-            )
-            self._speculation = self._speculation.plus(new)
-        if self.meter.open_calls and self._last_s - self._reported_s >= REPORT_EVERY_S:
-            self.report()
-
-    def report(self, **answer: list[tuple[int, Any]]) -> None:
-        """Send the statistics, and what became of a request."""
-        self._reported_s, busy = time.monotonic(), self.meter.open_calls > 0
-        statistics = self.meter.statistics(
-            running=self._running if busy else 0,
-            waiting=self._waiting if busy else 0,
-            kv_cache_usage=self._usage,
-            written_tokens=self._written,
-            speculation=self._speculation if self._speculates else None,
-        )
-        self._connection.send(Report(statistics, **answer))
-
-
-class VllmServer:
-    """Passes requests on to an `AsyncLLM`, and completions back."""
-
-    def __init__(self, engine: "AsyncLLM", spec: "VllmSpec", model: str, reporter: Reporter) -> None:
-        from pipeline.engines.models import load_tokenizer
-        from pipeline.engines.vllm import terms as vllm_terms
-
-        self._engine, self._reporter, self._terms = engine, reporter, vllm_terms
-        self._tokenizer = load_tokenizer(model, spec)
-        self.adapters = vllm_terms.lora_requests(spec)
-        self._speculates = spec.speculative_config is not None
-        self.max_model_len = int(engine.model_config.max_model_len)
-        self.vocab_size = int(engine.model_config.get_vocab_size())
-        self._tasks: dict[int, asyncio.Task[None]] = {}
-        self._reset: asyncio.Task[None] | None = None
-        """The last reset of the prefix cache, for which later requests wait."""
-
-    async def serve(self, connection: ParentConnection) -> None:
-        """Serve requests until the main process closes the socket."""
-        loop, closed = asyncio.get_running_loop(), asyncio.Event()
-        async with asyncio.TaskGroup() as tasks:
-
-            def take() -> None:
-                for message in connection.receive(wait=True):
-                    if isinstance(message, Submit):
-                        self._reporter.begin()
-                        self._tasks[message.number] = tasks.create_task(self._answer(message.number, message.request))
-                    elif isinstance(message, Abort) and message.number in self._tasks:
-                        self._tasks[message.number].cancel()
-                    elif isinstance(message, ResetPrefixCache):
-                        self._reset = tasks.create_task(self._reset_prefix_cache())
-                if connection.closed:
-                    loop.remove_reader(connection.socket)
-                    closed.set()
-
-            loop.add_reader(connection.socket, take)
-            await closed.wait()
-            for task in self._tasks.values():
-                task.cancel()
-
-    async def _answer(self, number: int, request: Request) -> None:
-        """Have a request computed and report what became of it. Only the death of the engine is raised."""
-        outputs, answer = None, dict[str, list[tuple[int, Any]]]()
-        try:
-            if self._reset is not None and not self._reset.done():
-                await asyncio.wait([self._reset])
-            outputs = await self._outputs(number, request)
-            completion = self._terms.completion(request, outputs, self._tokenizer.decode, self._tokenizer.eos_ids)
-            self._reporter.meter.count(completion.usage)
-            answer = {"done": [(number, completion)]}
-        except self._terms.DEAD:
-            raise
-        except Exception as error:
-            refused = outputs is None and isinstance(error, self._terms.REFUSALS)
-            why = self._terms.first_line(error) if outputs is None else f"vLLM's output cannot be read: {error!r}"
-            answer = {"refused" if refused else "again": [(number, why)]}
-        finally:
-            del self._tasks[number]
-            self._reporter.meter.end()
-            self._reporter.report(**answer)
-
-    async def _reset_prefix_cache(self) -> None:
-        while not await self._engine.reset_prefix_cache():  # noqa: ASYNC110 - vLLM tells nobody
-            await asyncio.sleep(_RESET_AGAIN_S)
-
-    async def _outputs(self, number: int, request: Request) -> list[Any]:
-        """vLLM's final output for each candidate of a request; raises the error of one of them. vLLM aborts them all if this task is
-        cancelled, or if one fails."""
-        params = self._terms.sampling_params(request, self.max_model_len, speculates=self._speculates)
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                started = [tasks.create_task(self._output(f"{number}-{index}", request, each)) for index, each in enumerate(params)]
-            return [task.result() for task in started]
-        except ExceptionGroup as group:
-            error = next((each for each in group.exceptions if isinstance(each, self._terms.DEAD)), group.exceptions[0])
-            raise error from error.__cause__
-
-    async def _output(self, request_id: str, request: Request, params: Any) -> Any:
-        # In the form that vLLM's renderer leaves: nothing is left to do in a thread of its own.
-        prompt = {"type": "token", "prompt_token_ids": [*request.prompt_ids, *request.scored_ids]}
-        adapter = self.adapters.get(request.adapter)
-        last = None
-        async for output in self._engine.generate(prompt, params, request_id=request_id, lora_request=adapter, priority=request.priority):
-            last = output
-        return last
-
-
-def load(setup: Setup, spec: "VllmSpec", reporter: Reporter) -> "AsyncLLM":
-    """Start vLLM with the model of `setup`; raises what vLLM raises."""
-    with without_collections():
-        from vllm.engine.arg_utils import AsyncEngineArgs
-        from vllm.platforms import current_platform
-        from vllm.usage.usage_lib import UsageContext
-        from vllm.v1.engine.async_llm import AsyncLLM
-
-        from pipeline.engines.vllm.cpu import apply_cpu_patch, compute_in_one_fork
-        from pipeline.engines.vllm.terms import arguments, stat_logger
-
-        apply_cpu_patch()
-        on_cpu = current_platform.is_cpu()
-        # A server's: requests come one by one, and what is computed together is for vLLM to choose.
-        usage = UsageContext.OPENAI_API_SERVER
-        config = AsyncEngineArgs(**arguments(setup.role, spec, setup.model, on_cpu=on_cpu)).create_engine_config(usage)  # imports more
-        gc.freeze()
-    if on_cpu and spec.threads == spec.args.get("tensor_parallel_size", 1) == 1:
-        compute_in_one_fork(config, setup.cores)
-    return AsyncLLM.from_vllm_config(config, usage_context=usage, stat_loggers=[stat_logger(reporter.record)])
-
-
-def facts(engine: "AsyncLLM", setup: Setup, spec: "VllmSpec") -> dict[str, Fact]:
-    """Also vLLM's version and what it chose by itself."""
-    from vllm import __version__, envs
-    from vllm.platforms import current_platform
-
-    from pipeline.engines.cores import core_facts
-
-    config, scheduler, cache = engine.vllm_config, engine.vllm_config.scheduler_config, engine.vllm_config.cache_config
-    block_size = getattr(cache, "effective_attention_block_size", None) or cache.block_size
-    device, on_cpu = str(current_platform.get_device_name()), current_platform.is_cpu()
-    gpus: dict[str, Fact] = {"devices": tuple(f"GPU {gpu}" for gpu in spec.gpus), "device_model": device, "accelerators": len(spec.gpus)}
-    cannot = [*spec.cannot]
-    if on_cpu and spec.speculative_config is not None:
-        cannot.append("top_k")  # it crashes vLLM 0.32, whose rejection sampler looks for the largest k of no sequence
-    if not (on_cpu or config.use_v2_model_runner or scheduler.max_num_batched_tokens <= MOST_SCORED):
-        cannot.append("scoring")
-    return {
-        "answers": "model",
-        **(core_facts(setup.role, setup.cores, spec.threads) if on_cpu else gpus),
-        "vllm": __version__,
-        "device": device,
-        "dtype": str(config.model_config.dtype).removeprefix("torch."),
-        "kv_cache_tokens": cache.kv_cache_size_tokens or (cache.num_gpu_blocks or 0) * block_size,
-        "block_size": block_size,
-        "max_num_seqs": scheduler.max_num_seqs,
-        "max_num_batched_tokens": scheduler.max_num_batched_tokens,
-        "model_runner": "V2" if config.use_v2_model_runner else "V1",
-        "batch_invariant": bool(envs.VLLM_BATCH_INVARIANT),
-        "cannot": tuple(cannot),
-    }
-
-
-async def work(connection: ParentConnection, setup: Setup) -> None:
-    """Load the model, answer requests until the socket closes, and shut vLLM down."""
-    from pipeline.engines.vllm.spec import VllmSpec
-
-    spec = setup.spec_as(VllmSpec)
-    reporter = Reporter(connection, speculates=spec.speculative_config is not None)
-    try:
-        connection.send(Loading(f"loading {setup.model} into vLLM"))
-        engine = load(setup, spec, reporter)
-        server = VllmServer(engine, spec, setup.model, reporter)
-        for adapter in server.adapters.values():  # one that vLLM refuses keeps the engine from starting
-            await engine.add_lora(adapter)
-    except Exception as error:
-        from pipeline.engines.vllm.terms import first_line
-
-        traceback.print_exc()
-        connection.send(Failed(None if "root cause" in str(error) else first_line(error)))
-        return
-    connection.send(Ready(server.max_model_len, server.vocab_size, facts(engine, setup, spec)))
-    try:
-        await server.serve(connection)
-    finally:
-        engine.shutdown()
 
 
 def main() -> None:
@@ -254,20 +18,13 @@ def main() -> None:
     os.register_at_fork(after_in_child=connection.socket.close)
     os.register_at_fork(after_in_child=end_with_parent)
     setup = connection.setup()
-    if setup is not None:
-        asyncio.run(work(connection, setup))
+    connection.send(Loading("importing vLLM"))
+    with without_collections():
+        from pipeline.engines.vllm.server import work
+    asyncio.run(work(connection, setup))
 
 
 if __name__ == "__mp_main__":  # one of the processes that vLLM spawns; they load this module first
-    from pipeline.engines.vllm.cpu import apply_cpu_patch
-
     end_with_parent()
-    apply_cpu_patch()
 if __name__ == "__main__":
-    try:
-        main()
-    except BaseException:
-        traceback.print_exc()
-        sys.stderr.flush()
-        os._exit(1)
-    os._exit(0)
+    carry_out(main)
