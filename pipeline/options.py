@@ -11,8 +11,7 @@ from typing import Annotated, Any, Literal, TypeAlias, TypedDict, get_type_hints
 import msgspec
 from msgspec import Meta, Struct, structs
 
-from pipeline.data.inputs import Frame
-from pipeline.data.problems import MAX_ROWS, Problem, RowSet, row_sample, shard_of
+from pipeline.data.problems import MAX_ROWS, Frame, Problem, RowSet, row_sample, shard_of
 from pipeline.engine import Engine
 from pipeline.engines.sim.replay import PREFIX, replayed
 from pipeline.errors import InputError, UsageError, boundary

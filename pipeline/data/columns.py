@@ -15,7 +15,6 @@ from pipeline.data.files import Flaw, Record
 from pipeline.data.problems import Problem
 from pipeline.data.requests import ApiError, is_request, read_messages, read_request
 from pipeline.errors import BadRow, InputError, did_you_mean
-from pipeline.grading.answers import Kind
 from pipeline.grading.plugins import GRADER_KINDS, grader_names
 from pipeline.graph.prompts import LETTERS, Message
 
@@ -43,7 +42,7 @@ class ProblemOptions(NamedTuple):
 class Columns:
     """The columns of one input."""
 
-    def __init__(self, mapped: Mapping[str, str], head: Sequence[Mapping[str, Any]], where: str, grader: Kind | None = None) -> None:
+    def __init__(self, mapped: Mapping[str, str], head: Sequence[Mapping[str, Any]], where: str, grader: str | None = None) -> None:
         """`head`: its first rows; `where`: its name; `grader`: of problems that name none. Raises `InputError` for a missing column, and
         for a field that no problem has."""
         self._where, self._grader = where, grader
@@ -130,14 +129,14 @@ class Columns:
             raise Flaw(f"has no `{name}`")
         return (Message("user", as_text(name, value) or ""),)
 
-    def _grader_of(self, record: Mapping[str, Any]) -> Kind | None:
-        value = self._value("grader", record) or self._grader
-        if value not in (None, *GRADER_KINDS, *grader_names()):
-            raise Flaw(f"`{self._names['grader']}` is {value!r}; {did_you_mean(str(value), (*GRADER_KINDS, *grader_names()))}")
-        return value
+    def _grader_of(self, record: Mapping[str, Any]) -> str | None:
+        value = self._value("grader", record)
+        if value and value not in (known := (*GRADER_KINDS, *grader_names())):
+            raise Flaw(f"`{self._names['grader']}` is {value!r}; {did_you_mean(str(value), known)}")
+        return value or self._grader
 
     def _options(self, record: Mapping[str, Any]) -> ProblemOptions:
-        return options_of(self._names.get("options", ""), self._value("options", record))
+        return options_of(self._names["options"], self._value("options", record)) if "options" in self._names else ProblemOptions()
 
     def _letter(self, record: Mapping[str, Any], options: ProblemOptions) -> str | None:
         """The letter of the answer to a multiple-choice problem; None where there is none. Raises `Flaw` where that cannot be known."""

@@ -10,6 +10,7 @@ import io
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -71,24 +72,25 @@ def _arrow(path: Path) -> Iterator[Record]:
 def _json(path: Path) -> Iterator[Record]:
     """One object a line, or one array of objects."""
     with _text(path) as text:
-        if text.peek(BUFFER).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"["):
-            yield from (each if isinstance(each, dict) else Flaw("is not a JSON object") for each in json.loads(text.read()))
+        first = next(filter(str.strip, text), "")
+        if first.lstrip().startswith("["):
+            yield from (each if isinstance(each, dict) else Flaw("is not a JSON object") for each in json.loads(first + text.read()))
         else:
-            yield from (_object(number, line) for number, line in enumerate(text, 1) if line.strip())
+            yield from map(_object, chain([first] if first else [], filter(str.strip, text)))
 
 
-def _object(number: int, line: bytes) -> Record:
+def _object(line: str) -> Record:
     try:
         found = json.loads(line)
     except (ValueError, RecursionError) as error:
-        return Flaw(f"line {number} is not JSON ({error})")
-    return found if isinstance(found, dict) else Flaw(f"line {number} is not a JSON object")
+        return Flaw(f"is not JSON: {error}")
+    return found if isinstance(found, dict) else Flaw("is not a JSON object")
 
 
 def _csv(path: Path) -> Iterator[Record]:
     """Every value is text: 007 stays 007."""
     csv.field_size_limit(MAX_VALUE)
-    with io.TextIOWrapper(_text(path), "utf-8-sig", newline="") as text:
+    with _text(path) as text:
         rows = csv.reader(text, delimiter="\t" if ".tsv" in path.suffixes else ",", strict=True)
         names = next(rows, [])
         if len(set(names)) < len(names):
@@ -98,9 +100,10 @@ def _csv(path: Path) -> Iterator[Record]:
             yield dict(zip(names, row, strict=True)) if same else Flaw(f"has {len(row)} values for {len(names)} columns")
 
 
-def _text(path: Path) -> io.BufferedReader:
-    """The bytes of a text file, decompressed as its suffix says."""
-    return io.BufferedReader(pa.input_stream(str(path), compression="detect"), BUFFER)
+def _text(path: Path) -> io.TextIOWrapper:
+    """A text file, decompressed as its suffix says. Bytes that are no UTF-8 are lone surrogates, so that they spoil no other row."""
+    file = io.BufferedReader(pa.input_stream(str(path), compression="detect"), BUFFER)
+    return io.TextIOWrapper(file, "utf-8-sig", errors="surrogateescape", newline="")
 
 
 FORMS: dict[str, Callable[[Path], Iterator[Record]]] = {

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Protocol
+from typing import Any
 
 import pyarrow as pa
 
@@ -24,13 +24,6 @@ Fetch = Callable[[str, Path], Path]
 """Gives the path of what a URL names, which is in an empty folder where it had to be downloaded."""
 Tell = Callable[[str], None]
 """Receives a notice for the user."""
-
-
-class Frame(Protocol):
-    """A table with the Arrow C stream interface: of Arrow, pandas, polars and others."""
-
-    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
-        """The table as a capsule."""
 
 
 @contextmanager
@@ -92,8 +85,6 @@ def rows_in_memory(problems: Any, limit: int | None) -> Iterable[Record]:
     never end. Raises `UsageError` for anything else."""
     if hasattr(problems, "__arrow_c_stream__"):
         return (record for batch in pa.RecordBatchReader.from_stream(problems) for record in records_of(batch))
-    if hasattr(problems, "to_dict") and hasattr(problems, "columns"):
-        problems = problems.to_dict("records")
     if isinstance(problems, Mapping | str) or not isinstance(problems, Iterable):
         raise UsageError(f"problems: expected a path, texts, mappings or a table, got `{type(problems).__name__}`")
     return (_record(row, each) for row, each in enumerate(problems if isinstance(problems, Sequence) else islice(problems, limit), 1))
@@ -115,9 +106,5 @@ def _record(row: int, problem: Any) -> Mapping[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """The builtin value of a number or array of numpy, pandas, torch or Arrow."""
-    if hasattr(value, "as_py"):
-        return value.as_py()
-    if isinstance(value, tuple | Path):
-        return list(value) if isinstance(value, tuple) else str(value)
-    return value.tolist() if hasattr(value, "tolist") else value
+    """The builtin value of a number or array of numpy, pandas or torch."""
+    return list(value) if isinstance(value, tuple) else value.tolist() if hasattr(value, "tolist") else value

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
-from msgspec import Struct, structs
+from msgspec import Struct
 
 from pipeline.data.columns import ALIASES
 from pipeline.data.files import rows_of
@@ -78,8 +78,6 @@ class Recipe(Struct, frozen=True):
     """The column of ids; empty: rows are numbered."""
     change: Callable[[Row], Row | None] = as_published
     """What a row is read as; None: it is left out."""
-    first: int | None = None
-    """Only so many problems."""
 
 
 MAA, EXAMS = "not stated; problems of the Mathematical Association of America", "not stated; problems of exams and contests"
@@ -99,16 +97,6 @@ RECIPES = {
     "math-scot": Recipe("MATH, the 500 test problems of SCoT", "math", 500, "a6fb1e70eba4c6c12fafa3547dc14a1a", "MIT", "", "unique_id"),
     "math500": Recipe("MATH-500", "math", 500, "80e542d2e8efced2ee3e69061608bbeb", "MIT", MATH, "unique_id", math500),
     "olympiadbench": Recipe(MATHS_IN_ENGLISH, "math", 675, "8ee5fa6ca3712625a555ef8a323b9ab0", "Apache-2.0", OLYMPIAD, "id", olympiadbench),
-}
-FIRST_500 = {
-    "college_math": "e37a695d34f8d89a7207b6bde11876ee",
-    "gsm8k": "8877d4effe74bcc795e332c6c91ecf6e",
-    "olympiadbench": "3365ccbde32b8030d3fa41841322c287",
-}
-"""The digest of the first 500 problems, on which SCoT reports."""
-RECIPES |= {
-    f"{name}-500": structs.replace(RECIPES[name], title=f"{RECIPES[name].title}, the first 500", rows=500, digest=digest, first=500)
-    for name, digest in FIRST_500.items()
 }
 """The data sets by name."""
 
@@ -160,7 +148,7 @@ def _problems(name: str, recipe: Recipe, origin: str | None) -> tuple[str, list[
         where = origin or str(ARITH / "test.parquet")
         published = rows_of(Path(where))
     try:
-        kept = [row for each in published if (row := recipe.change(each)) is not None][: recipe.first]
+        kept = [row for each in published if (row := recipe.change(each)) is not None]
     except (KeyError, TypeError, AttributeError) as error:
         raise InputError(where, f"is not {name} as published: {reason(error)}") from error
     reading = InputReading(where, kept, {"problem_id": recipe.problem_id} if recipe.problem_id else {}, grader=recipe.grader)

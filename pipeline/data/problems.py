@@ -4,12 +4,11 @@ import hashlib
 import heapq
 import re
 from collections.abc import Iterable
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from msgspec import Struct
 
 from pipeline.errors import UsageError
-from pipeline.grading.answers import Kind
 from pipeline.graph.prompts import Message, Prompts
 from pipeline.graph.spec import PLAIN_SAMPLING
 
@@ -58,7 +57,7 @@ class Problem(Struct, frozen=True):
     options: tuple[str, ...] = ()
     """The options of a multiple-choice problem that `problem` does not show, in the order of their letters; else empty. Then the answer
     is a letter."""
-    grader: Kind | None = None
+    grader: str | None = None
     """How the answer is to be graded; None where the row does not say, and the caller chooses."""
     history: tuple[Message, ...] = ()
     """The chat before the problem, whose last message of the user it is: a message of the system, turns of user and assistant."""
@@ -118,6 +117,13 @@ class RowSet(Struct, frozen=True):
 
 
 ALL = RowSet()
+
+
+class Frame(Protocol):
+    """A table with the Arrow C stream interface: of Arrow, pandas, polars and others."""
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        """The table as a capsule."""
 
 
 def row_sample(text: str) -> RowSample:

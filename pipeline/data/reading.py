@@ -14,7 +14,6 @@ from pipeline.data.columns import Columns
 from pipeline.data.files import Flaw, Record, files_of, rows_of
 from pipeline.data.problems import ALL, MAX_ROWS, Problem, RowSet
 from pipeline.errors import BadRow, InputError
-from pipeline.grading.answers import Kind
 
 HEAD_ROWS = 2000
 """Rows looked at before the first problem leaves, to see which columns there are and how numbers count options."""
@@ -35,7 +34,7 @@ class InputReading:
         columns: Mapping[str, str] | None = None,
         part: RowSet = ALL,
         *,
-        grader: Kind | None = None,
+        grader: str | None = None,
     ) -> None:
         """`name`: what messages call the input; `columns`: its columns by our names, where the user maps any; `grader`: how problems are
         graded that do not say it."""
@@ -93,7 +92,7 @@ def _encoded(rows: Iterable[Record], digest: "hashlib._Hash") -> Iterator[tuple[
         try:
             if not isinstance(record, Flaw):
                 text = encode(record)
-        except (TypeError, ValueError, RecursionError, OverflowError) as error:  # such as a lone surrogate, which is no character
+        except (TypeError, ValueError, RecursionError, OverflowError) as error:  # such as a byte that is no UTF-8
             found = Flaw(f"cannot be written as JSON: {error}")
         digest.update(text + b"\n")
         yield found, None if isinstance(found, Flaw) else text.decode()
@@ -105,7 +104,7 @@ def read_files(
     part: RowSet = ALL,
     *,
     names: Sequence[str] = (),
-    grader: Kind | None = None,
+    grader: str | None = None,
 ) -> InputReading:
     """The reading of the files that these paths, folders and patterns name; `names`: what the user calls them, where that differs."""
     first = "stdin" if names and names[0] == "-" else (names or paths)[0]

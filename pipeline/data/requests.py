@@ -26,18 +26,17 @@ T = TypeVar("T")
 
 
 class ApiError(Exception):
-    """A request answered with an error: `param` is the parameter that is wrong, as a path, `kind` the error's `type`."""
+    """A request answered with an error: `param` is the parameter that is wrong, as a path."""
 
-    def __init__(
-        self, message: str, param: str | None = None, code: str | None = None, *, status: int = 400, kind: str = "invalid_request_error"
-    ) -> None:
+    def __init__(self, message: str, param: str | None = None, code: str | None = None, *, status: int = 400) -> None:
         super().__init__(message)
-        self.message, self.param, self.code, self.status, self.kind = message, param, code, status, kind
+        self.message, self.param, self.code, self.status = message, param, code, status
 
     @property
     def body(self) -> dict[str, Any]:
         """The body of the answer."""
-        return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
+        kind = "invalid_request_error" if self.status < 500 else "server_error"
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
 
 def error_of(error_type: str | None, message: str) -> ApiError:
@@ -45,7 +44,7 @@ def error_of(error_type: str | None, message: str) -> ApiError:
     error, all else the server's."""
     if error_type == "ContextOverflow":
         return ApiError(message, "messages", "context_length_exceeded")
-    return ApiError(message) if error_type in ("RequestRefused", "BadRow") else ApiError(message, status=500, kind="server_error")
+    return ApiError(message, status=400 if error_type in ("RequestRefused", "BadRow") else 500)
 
 
 class AskedChat(Struct, frozen=True, kw_only=True):

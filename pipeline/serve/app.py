@@ -89,7 +89,7 @@ def new_app(own: ServerSelf, chat: ChatEndpoint, access: Access) -> Starlette:
 
     async def completions(request: Request) -> Response:
         if own.phase() == "starting":
-            raise ApiError("the engines are starting", code="service_unavailable", status=503, kind="server_error")
+            raise ApiError("the engines are starting", code="service_unavailable", status=503)
         return await chat(request)
 
     return Starlette(
@@ -134,4 +134,4 @@ async def nobody_there(request: Request, error: Exception) -> Response:
 
 async def unexpected_error(request: Request, error: Exception) -> Response:
     """The response where this program fails; the error goes on to the log."""
-    return error_response(ApiError("the server failed; see its log", status=500, kind="server_error"))
+    return error_response(ApiError("the server failed; see its log", status=500))

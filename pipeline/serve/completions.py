@@ -106,7 +106,7 @@ class AskedReply:
                 event = await self._events.get()
         except TimeoutError as error:
             self._why = f"there was no answer within {self._timeout_s:g} s"
-            raise ApiError(self._why, code="timeout", status=504, kind="server_error") from error
+            raise ApiError(self._why, code="timeout", status=504) from error
         if isinstance(event, Ended):
             if isinstance(event.outcome, ApiError):
                 self._why = "another choice of the same request failed"

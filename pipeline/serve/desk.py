@@ -103,7 +103,7 @@ class Desk:
         """Let the chains of a request wait, which have a row number each; raises `ApiError` where too many do, or the server ends."""
         count = chat.settings.samples or 1
         if self.closed is not None:
-            raise ApiError(self.closed, code="service_unavailable", status=503, kind="server_error")
+            raise ApiError(self.closed, code="service_unavailable", status=503)
         if self.waiting + count > self._limits.max_queue:
             self.refused += 1
             raise Overloaded(self.waiting, self.wait_s)
@@ -130,7 +130,7 @@ class Desk:
     def close(self, why: str) -> None:
         """Take no more requests, and give up those whose chains have not begun."""
         self.closed = why
-        error = ApiError(why, code="service_unavailable", status=503, kind="server_error")
+        error = ApiError(why, code="service_unavailable", status=503)
         for start in self._arrivals.take_all():
             chain = self._open.pop(chain_id(start.item.problem_id, start.sample_index))
             chain.listener(Ended(chain.index, error))
@@ -168,16 +168,14 @@ class Overloaded(ApiError):
     """Too many requests wait."""
 
     def __init__(self, waiting: int, wait_s: int) -> None:
-        super().__init__(
-            f"{waiting:,} requests wait already; try again later", code="rate_limit_exceeded", status=429, kind="rate_limit_error"
-        )
+        super().__init__(f"{waiting:,} requests wait already; try again later", code="rate_limit_exceeded", status=429)
         self.wait_s = wait_s
 
 
 def outcome_of(row: ChainRow, thought: str) -> ChainReply | ApiError:
     """What a chain that is over wrote, or why it wrote nothing."""
     if row.stop_reason == "cancelled":
-        return ApiError("the server was stopped before the answer", code="service_unavailable", status=503, kind="server_error")
+        return ApiError("the server was stopped before the answer", code="service_unavailable", status=503)
     if row.stop_reason == "error":
         return error_of(row.error_type, row.error_message or "")
     return ChainReply(

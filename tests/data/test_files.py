@@ -83,8 +83,8 @@ def test_a_line_that_is_no_row_spoils_no_other(tmp_path: Path) -> None:
     (tmp_path / "p.jsonl").write_bytes(b'{"problem": Infinity}\n\n' + b"\n".join(lines) + b'\n{"problem": "y"}')
     first, *bad, last = rows_of(tmp_path / "p.jsonl")
     assert (first, last) == ({"problem": float("inf")}, {"problem": "y"})
-    said = [str(each).partition(" (")[0] for each in bad if isinstance(each, Flaw)]
-    assert said == [f"line {n} is not {'a JSON object' if n == 4 else 'JSON'}" for n in range(3, 8)]
+    said = [str(each).partition(":")[0] for each in bad if isinstance(each, Flaw)]
+    assert said == ["is not JSON", "is not a JSON object", "is not JSON", "is not JSON"]
     (tmp_path / "p.csv").write_text("problem,answer\nx,1\nx,2,3\ny,4\n")
     assert [str(row) for row in rows_of(tmp_path / "p.csv")][1:2] == ["has 3 values for 2 columns"]
 
@@ -93,7 +93,6 @@ REFUSED = [
     ("p.txt", b"x", "unknown file type `.txt`; expected .parquet, .arrow, "),
     ("p.csv", b"problem,problem\nx,y\n", "has a column twice: problem, problem"),
     ("p.csv", b'problem\n"x\n', "unexpected end of data"),
-    ("p.csv", CSV.decode().encode("latin-1"), "invalid continuation byte"),
     ("p.json", b'[{"problem": "x"},', "expecting value"),
     ("p.parquet", LINES, "parquet"),
     ("p.arrow", FILE[:-40], "p.arrow: "),

@@ -30,7 +30,7 @@ def wrong(name: str, origin: Path | str | None, output: Path) -> str:
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_published_set_has_the_rows_and_the_digest_that_are_known(shared: Path, tmp_path: Path, name: str) -> None:
     recipe, output = RECIPES[name], tmp_path / f"{name}.parquet"
-    found = prepare(name, str(shared / "data" / f"{name.removesuffix('-500')}.jsonl"), output)
+    found = prepare(name, str(shared / "data" / f"{name}.jsonl"), output)
     assert (found.rows, found.digest, found.mismatch) == (recipe.rows, recipe.digest, None)
     rows = pq.read_table(output).to_pylist()
     assert tuple(rows[0])[:5] == ("problem_id", "problem", "answer", "options", "grader")
@@ -90,7 +90,7 @@ def test_other_rows_than_the_known_ones_are_said(tmp_path: Path) -> None:
         ("gsm8k", '{"question": "1+1?", "answer": "2"}\n{"question": "", "answer": "1"}\n', "row 2: has no `question`"),
         ("gsm8k", '{"question": "1+1?", "answer": ""}\n', "row 1: has no answer"),
         ("math500", '{"question": "1+1?"}\n', "is not math500 as published: 'problem'"),
-        ("gsm8k", "nonsense\n", "row 1: line 1 is not JSON"),
+        ("gsm8k", "nonsense\n", "row 1: is not JSON"),
     ],
 )
 def test_a_wrong_row_is_named_and_nothing_is_written(tmp_path: Path, name: str, content: str, what: str) -> None:

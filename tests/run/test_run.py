@@ -104,7 +104,7 @@ def test_a_bad_row_is_a_failed_chain_and_the_others_go_on(tmp_path: Path) -> Non
     assert result.exit_code == 3
     failed = sorted((row for row in rows(result, "chains") if row["error_type"]), key=lambda row: row["input_row"])
     assert [(row["input_row"], row["error_type"], row["stop_reason"]) for row in failed] == [(i, "BadRow", "error") for i in (4, 5, 6)]
-    assert "row 4: line 4 is not JSON" in failed[0]["error_message"]
+    assert "row 4: is not JSON" in failed[0]["error_message"]
     assert sum(row["error_type"] is None for row in rows(result, "chains")) == 3
 
 
