@@ -24,9 +24,8 @@ from pipeline.graph.plugins import engine_specs, stage_specs
 from pipeline.graph.prompts import ChoosePrompt, Example, Marks, Prompts, Question
 from pipeline.graph.spec import EngineSpec, GraphSpec, RestartableSpec, Sampling, SamplingSpec, StageSpec, UntilSpec
 from pipeline.options import ABOUT, RunKeywords
-from pipeline.store.columns import schema_of
-from pipeline.store.events import ROWS
 from pipeline.store.query import DERIVED
+from pipeline.store.rows import ROWS, schema_of
 from pipeline.training.examples import Origin, PreferenceRow, PreferenceTokensRow, SelectionRow, SftRow, SftTokensRow
 from pipeline.training.lora.config import CONFIGS, LoraSpec, TrainConfig
 

@@ -13,7 +13,7 @@ from anyio.from_thread import start_blocking_portal
 
 import pipeline
 from pipeline.engines.registry import open_engines
-from pipeline.store.events import ChainRow
+from pipeline.store.rows import ChainRow
 
 PROBLEMS = [
     {"problem_id": "zoe", "problem": "Zoe has 9 pens. Zoe collects 2. Zoe buys 2 packs of 5. How many pens has Zoe now?", "answer": "21"},

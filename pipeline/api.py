@@ -53,11 +53,10 @@ from pipeline.runtime.virtual_loop import VirtualLoop
 from pipeline.stages.base import StageKind
 from pipeline.stages.build import flaw_in_contract
 from pipeline.stages.function_judge import judge
-from pipeline.store.columns import table_of
-from pipeline.store.events import CallRow, ChainRow, StepRow
 from pipeline.store.folder import PROBLEMS
-from pipeline.store.parts import read_rows, read_table
+from pipeline.store.rows import CallRow, ChainRow, StepRow, table_of
 from pipeline.store.run_file import RunFile
+from pipeline.store.store import read_rows, read_table
 from pipeline.sweep.baseline import BaselinePlan, plan_baseline
 
 if TYPE_CHECKING:
@@ -120,7 +119,7 @@ class Result(Struct, frozen=True, kw_only=True):
         if table not in TABLES:
             raise UsageError(f"there is no table {table!r}; a result has {', '.join(TABLES)}")
         if self.folder is not None:
-            return read_table(self.folder, TABLES[table], table)
+            return read_table(self.folder, table)
         rows: Sequence[Struct] = getattr(self, table)
         if not rows and table != "chains" and self.chains:
             raise UsageError(f"the {table} of this run were not kept; give trace=True, or a run folder with output=")

@@ -22,8 +22,8 @@ from pipeline.graph.plugins import stage_kinds
 from pipeline.graph.spec import EngineSpec, OpenSpec
 from pipeline.stages.base import StageKind
 from pipeline.stages.function_judge import JudgeFunction
-from pipeline.store.parts import shards_of
 from pipeline.store.run_file import RunFile
+from pipeline.store.store import shards_of
 from pipeline.text import storable
 
 Graph: TypeAlias = str | Path | Mapping[str, Any] | Plan

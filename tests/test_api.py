@@ -33,7 +33,7 @@ from pipeline.engines.sim.tokenizer import SimTokenizer
 from pipeline.errors import EngineDead, GraphError, InputError, Unfinished, UsageError
 from pipeline.options import RunOptions, resume_options
 from pipeline.run.run import run
-from pipeline.store.events import ChainRow
+from pipeline.store.rows import ChainRow
 from pipeline.store.run_file import RunFile
 from tests.support.paths import ROOT, SIM
 from tests.support.runs import write_problems

@@ -27,7 +27,7 @@ from bench.figures import RESULTS, ROOT, Results, begin, grid
 from bench.runs import say, spent, whole, write_problems
 from pipeline.options import RunOptions
 from pipeline.run.run import run
-from pipeline.store.parts import Part, count_rows, labelled, read_whole
+from pipeline.store.store import count_rows, labelled, read_batches, write_part
 
 CORES = 2
 CHAINS, BATCH_SIZE, ENGINES = 1000, 64, "sim-2xh100"
@@ -62,13 +62,11 @@ def repeated(seed: Path, folder: Path, copies: int) -> int:
     card = json.loads((seed / "run.json").read_bytes())
     length = card["ended_unix_ns"] - card["started_unix_ns"] + 1
     for name in ("calls", "steps", "chains"):
-        rows = pa.Table.from_batches(read_whole(seed, name)).replace_schema_metadata(None)
+        rows = pa.Table.from_batches(read_batches(seed, name)).replace_schema_metadata(None)
         (folder / name).mkdir(parents=True)
         for copy in range(copies):
-            part = Part(folder / name / f"part-{copy:05}.parquet", labelled(rows.schema, card["folder_id"], name, copy))
-            for batch in _copy(rows, copy, length).combine_chunks().to_batches(8192):
-                part.add(batch)
-            part.finish()
+            copied = _copy(rows, copy, length).cast(labelled(rows.schema, card["folder_id"], name, copy))
+            write_part(folder / name / f"part-{copy:05}.parquet", copied.combine_chunks())
     (folder / "run.json").write_text(json.dumps(_longer(card, copies, length)))
     return count_rows(folder, "calls")
 

@@ -1,20 +1,17 @@
 """What the orchestration of a call and a durable row cost, in microseconds of CPU: the workloads of bench/cost/against_parent.py.
 
 The engines answer at once. `orchestration` is a whole run of them with everything on, `admission` the same where the caches limit the
-live chains, `durable_rows` the rows of calls straight into a store, and `volatile_rows` the same over write-ahead files that take nothing.
+live chains, `rows` the rows of calls straight into a store.
 """
 
 import gc
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import nullcontext
 from pathlib import Path
-from unittest.mock import patch
 
 import anyio
 import anyio.lowlevel
-import pyarrow as pa
 from msgspec import Struct
 
 from pipeline.data.problems import Problem
@@ -33,7 +30,7 @@ from pipeline.runtime.schedule import Schedule
 from pipeline.stages.build import build_stages
 from pipeline.store.recorder import open_recorder
 from pipeline.store.resume_state import ResumeState
-from pipeline.store.run_store import RunStore
+from pipeline.store.store import RunStore
 
 ROOT = Path(__file__).parent.parent.parent
 LIVE, ROWS_AT_ONCE = 1000, 1024
@@ -105,21 +102,6 @@ async def solved(engines: dict[str, Instant], live: int, chains: int, admission:
         return time.process_time() - cpu
 
 
-class NoWal:
-    """A write-ahead file that keeps nothing."""
-
-    def __init__(self, path: Path, schema: pa.Schema) -> None:
-        self.path = path
-
-    def append(self, batch: pa.RecordBatch) -> None: ...
-
-    def sync(self) -> None: ...
-
-    def close(self) -> None: ...
-
-    def remove(self) -> None: ...
-
-
 class Kept(RunStore):
     """A store that keeps the calls it is given."""
 
@@ -141,9 +123,9 @@ async def recorded_calls(engines: dict[str, Instant]) -> list[Struct]:
     return store.calls
 
 
-def written(rows: Sequence[Struct], durable: bool) -> float:
+def written(rows: Sequence[Struct]) -> float:
     """Microseconds of CPU a row that a store needs for `rows`, `ROWS_AT_ONCE` with each append."""
-    with tempfile.TemporaryDirectory(dir=ROOT) as folder, nullcontext() if durable else patch("pipeline.store.run_store.Wal", NoWal):
+    with tempfile.TemporaryDirectory(dir=ROOT) as folder:
         cpu = time.process_time()
         store = RunStore(Path(folder))
         for start in range(0, len(rows), ROWS_AT_ONCE):
@@ -167,4 +149,4 @@ def workloads() -> Mapping[str, Callable[[], float]]:
         return cost
 
     plays = {play.__name__: measured(play) for play in (orchestration, admission)}
-    return plays | {"durable_rows": lambda: written(rows, True), "volatile_rows": lambda: written(rows, False)}
+    return plays | {"rows": lambda: written(rows)}

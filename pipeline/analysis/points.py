@@ -22,9 +22,9 @@ from pipeline.analysis.summary import summarize
 from pipeline.errors import BadRow, InputError
 from pipeline.files import new_file
 from pipeline.graph.spec import Param
-from pipeline.store.parts import readable
 from pipeline.store.query import Query
 from pipeline.store.run_file import RunFile
+from pipeline.store.store import readable
 
 TARGET, THE_TARGET = "target", "the target alone"
 """The name of the baseline's graph, and what it is called in sentences; another baseline is called by its label."""

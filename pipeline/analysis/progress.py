@@ -10,10 +10,10 @@ import pyarrow.compute as pc
 from msgspec import Struct
 
 from pipeline.analysis.resources import answers, engine_facts
-from pipeline.store.events import UNFINISHED, counted
 from pipeline.store.folder import is_held
-from pipeline.store.parts import count_rows, read_batches
+from pipeline.store.rows import UNFINISHED, counted
 from pipeline.store.run_file import RunFile
+from pipeline.store.store import count_rows, read_batches
 
 ACTIVE = ("starting", "running")
 """States of a run on which a process is at work."""

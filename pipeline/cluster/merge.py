@@ -17,7 +17,7 @@ from pipeline.errors import UsageError
 from pipeline.run.prepare import drift
 from pipeline.store.folder import hold, hold_output
 from pipeline.store.run_file import RunFile, Session, Totals
-from pipeline.store.run_store import RunStore
+from pipeline.store.store import RunStore
 
 
 def merge(runs: Sequence[Path], output: Path) -> RunFile:

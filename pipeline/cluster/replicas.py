@@ -3,7 +3,7 @@
     RUN/run.json        how the run as a whole is
     RUN/shards/3/       the run of the fourth shard, as `pipeline run --shard 3/8` would leave it
 
-Whoever reads RUN meanwhile reads its shards (`store.parts`). A worker that dies is started again and resumes its shard. There are as many
+Whoever reads RUN meanwhile reads its shards (`store.store`). A worker that dies is started again and resumes its shard. There are as many
 shards as replicas: each waits for its own longest chain, so that smaller ones take longer together (`bench/results/shards.json`).
 """
 
@@ -40,10 +40,9 @@ from pipeline.runtime.clock import Clock, backoff_s
 from pipeline.runtime.lane import Lane
 from pipeline.runtime.progress import Progress
 from pipeline.store.folder import FILE
-from pipeline.store.parts import SHARDS, shards_of
 from pipeline.store.resume_state import ResumeState
 from pipeline.store.run_file import RunFile, Session, Status, Totals
-from pipeline.store.run_store import RunStore
+from pipeline.store.store import SHARDS, RunStore, shards_of
 from pipeline.system.machine import Gpu, Machine, core_count, look
 from pipeline.system.worker_process import Program, WorkerProcess, leave_signals
 from pipeline.tasks import unwrapped

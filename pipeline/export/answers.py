@@ -18,9 +18,9 @@ from pipeline.data.files import Flaw, Record
 from pipeline.data.problems import Problem
 from pipeline.errors import BadRow
 from pipeline.grading.grader import Grader
-from pipeline.store.events import UNFINISHED
 from pipeline.store.kept_problems import solved_problems
 from pipeline.store.query import Query
+from pipeline.store.rows import UNFINISHED
 from pipeline.store.run_file import RunFile
 
 WINDOW = 16_384

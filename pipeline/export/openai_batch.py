@@ -17,9 +17,9 @@ from pipeline.data.problems import Problem
 from pipeline.data.requests import ApiError, ChainReply, completion, error_of, read_request
 from pipeline.errors import BadRow
 from pipeline.files import whole_file
-from pipeline.store.events import UNFINISHED
 from pipeline.store.kept_problems import solved_problems
 from pipeline.store.query import Query
+from pipeline.store.rows import UNFINISHED
 from pipeline.store.run_file import RunFile
 
 WINDOW = 8192

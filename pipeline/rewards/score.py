@@ -25,12 +25,12 @@ from pipeline.rewards.steps import StepToScore, problem_texts, steps_to_score
 from pipeline.runtime.clock import Clock
 from pipeline.runtime.retry import RetryingCaller
 from pipeline.stages.choose import probabilities
-from pipeline.store.events import RewardRow
 from pipeline.store.folder import hold
 from pipeline.store.kept_problems import solved_problems
 from pipeline.store.query import Query
+from pipeline.store.rows import RewardRow
 from pipeline.store.run_file import RunFile
-from pipeline.store.run_store import RunStore, TableWriter
+from pipeline.store.store import RunStore
 from pipeline.tasks import unwrapped
 
 WINDOW = 2
@@ -119,8 +119,8 @@ def score_run(run: Path, prm: Path, *, settings: Sequence[str] = (), watch: OnPr
             raise InputError(str(run), "holds no steps to score")
         problems = problem_texts(query, file.plan, solved_problems(run, file))
         steps = steps_to_score(query, file.plan, problems, spec.prompt.thought_end)
-        with RunStore(run).replace("rewards") as table:
-            writer = _Writer(table, {"run_id": file.run_id, "model": model}, lambda done: watch(done, total))
+        with RunStore(run).rewards() as add:
+            writer = _Writer(add, {"run_id": file.run_id, "model": model}, lambda done: watch(done, total))
             try:
                 requests, wall_s = anyio.run(_score, spec, str(prm), steps, writer.keep)
             except KeyboardInterrupt:
@@ -154,10 +154,10 @@ async def _score(spec: RewardSpec, where: str, steps: Iterable[StepToScore], kee
 
 
 class _Writer:
-    """Writes the rewards of steps into a table whose rows have the fields `common`, and counts what has none."""
+    """Makes rows with the fields `common` of the rewards of steps, hands them to `add`, and counts what has none."""
 
-    def __init__(self, table: TableWriter, common: Mapping[str, Any], watch: Callable[[int], None]) -> None:
-        self._table, self._common, self._watch = table, common, watch
+    def __init__(self, add: Callable[[Sequence[RewardRow]], None], common: Mapping[str, Any], watch: Callable[[int], None]) -> None:
+        self._add, self._common, self._watch = add, common, watch
         self._waiting: list[RewardRow] = []
         self.steps = self.rewards = 0
         """Steps so far, and their different texts that have a reward."""
@@ -183,7 +183,7 @@ class _Writer:
 
     def flush(self) -> None:
         """Write the rows that wait."""
-        self._table.append(self._waiting)
+        self._add(self._waiting)
         self._waiting = []
 
 

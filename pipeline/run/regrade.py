@@ -1,13 +1,14 @@
 """`pipeline grade`: a run folder enters, its chains are graded again, and what changed leaves.
 
-Answers and references are taken from the folder; nothing is solved again. Where a grade changes the table `chains` is replaced whole,
-then the totals in `run.json`.
+Answers and references are taken from the folder; nothing is solved again. Where a grade changes its part of the table `chains` is
+replaced, then the totals in `run.json`.
 """
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,10 @@ from pipeline.analysis.summary import summarize
 from pipeline.errors import InputError, RunError
 from pipeline.grading.answers import Grade, as_kind, is_kind, quick_grade
 from pipeline.grading.grader import LIMIT_S, Grader
-from pipeline.store.columns import with_values
-from pipeline.store.events import UNFINISHED, counted
 from pipeline.store.folder import hold
-from pipeline.store.parts import has_table, read_batches, read_whole
+from pipeline.store.rows import UNFINISHED, counted, with_values
 from pipeline.store.run_file import RunFile
-from pipeline.store.run_store import RunStore
+from pipeline.store.store import RunStore, has_table, read_batches
 from pipeline.system.machine import core_count
 
 NEEDED = ("chain_id", "answer", "reference_answer", "correct", "stop_reason", "grader", "grading_error")
@@ -82,7 +81,7 @@ def regrade(run: Path, *, dry_run: bool = False, workers: int | None = None, lim
         for batch in read_batches(run, "chains", NEEDED):
             tally.grade(batch.to_pylist())
         if tally.new and not dry_run:
-            _write(run, tally.new)
+            RunStore(run).rewrite("chains", partial(_regraded, tally.new))
             summary = summarize(run)
             if record.ended is not None:
                 totals = structs.replace(record.totals, graded=summary.graded, correct=summary.correct)
@@ -102,17 +101,13 @@ def regrade(run: Path, *, dry_run: bool = False, workers: int | None = None, lim
     )
 
 
-def _write(run: Path, new: Mapping[str, Grade]) -> None:
-    """Replace the table `chains` by one with these grades, by the ids of their chains."""
-    with RunStore(run).replace("chains") as table:
-        for batch in read_whole(run, "chains"):
-            grades = [new.get(chain) for chain in batch.column("chain_id").to_pylist()]
-            for name, field in (("correct", "correct"), ("grading_error", "why")):
-                values = [
-                    old if grade is None else getattr(grade, field) for grade, old in zip(grades, batch[name].to_pylist(), strict=True)
-                ]
-                batch = with_values(batch, name, values)
-            table.append_batch(batch)
+def _regraded(new: Mapping[str, Grade], rows: Any) -> Any:
+    """These `rows` of chains with the `new` grades, by the ids of their chains."""
+    grades = [new.get(chain) for chain in rows["chain_id"].to_pylist()]
+    for name, field in (("correct", "correct"), ("grading_error", "why")):
+        values = [old if grade is None else getattr(grade, field) for grade, old in zip(grades, rows[name].to_pylist(), strict=True)]
+        rows = with_values(rows, name, values)
+    return rows
 
 
 class Tally:

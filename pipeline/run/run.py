@@ -40,14 +40,13 @@ from pipeline.runtime.rows import FirstRows, RowSink, Strangers, Tee
 from pipeline.runtime.schedule import SCHEDULES
 from pipeline.stages.base import Stage
 from pipeline.stages.build import build_stages, builders_of, cannot_of, flaw_in_contract
-from pipeline.store.events import TABLES, ProblemRow
 from pipeline.store.kept_problems import TABLE as KEPT
 from pipeline.store.kept_problems import Problems, problem_row
-from pipeline.store.parts import count_rows
 from pipeline.store.recorder import WRITE_EVERY_S, Recorder, open_recorder
 from pipeline.store.resume import drop_unfinished
+from pipeline.store.rows import TABLES
 from pipeline.store.run_file import RunFile, Session, Status, Totals, versions
-from pipeline.store.run_store import RunStore
+from pipeline.store.store import RunStore, count_rows
 from pipeline.tasks import gather
 
 Solve = Callable[..., Awaitable["SessionResult"]]
@@ -310,7 +309,7 @@ class _Session:
         sinks: list[RowSink] = [self._progress, *filter(None, [observer.sink])]
         recorder = None
         if run.folder is not None:
-            tables: Mapping[str, type[Struct]] = {KEPT: ProblemRow, **TABLES} if run.options.served else TABLES
+            tables = (KEPT, *TABLES) if run.options.served else TABLES
             store = RunStore(run.folder, tables, sync_every_s=WRITE_EVERY_S if virtual else 0.0)
             recorder = await stack.enter_async_context(open_recorder(store, virtual=virtual))
             sinks.insert(0, recorder)

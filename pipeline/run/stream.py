@@ -17,7 +17,7 @@ from pipeline.run.loop import loop_options
 from pipeline.run.observer import Work
 from pipeline.run.prepare import Prepared
 from pipeline.runtime.rows import NoRows
-from pipeline.store.events import CallRow, ChainRow, StepRow
+from pipeline.store.rows import CallRow, ChainRow, StepRow
 
 T = TypeVar("T")
 Main = Callable[[], Coroutine[Any, Any, T]]

@@ -15,8 +15,8 @@ from pipeline.runtime.clock import Clock, CoveredTime
 from pipeline.runtime.lane import Call
 from pipeline.runtime.progress import Progress
 from pipeline.runtime.rows import RowSink
-from pipeline.store.events import MEASURED_IN, CallRow, ChainRow, StepRow
 from pipeline.store.resume_state import ResumedCall, ResumedChain
+from pipeline.store.rows import MEASURED_IN, CallRow, ChainRow, StepRow
 
 NO_ANSWER = Completion(candidates=(), usage=Usage(input_tokens=0))
 """The completion that stands in the row of an attempt without an answer."""

@@ -16,7 +16,7 @@ from msgspec import structs
 from pipeline.grading.answers import Grade, as_kind, quick_grade
 from pipeline.grading.grader import Grader
 from pipeline.runtime.rows import RowSink
-from pipeline.store.events import UNFINISHED, CallRow, ChainRow, StepRow
+from pipeline.store.rows import UNFINISHED, CallRow, ChainRow, StepRow
 from pipeline.tasks import unwrapped
 
 MAX_WAITING = 1024

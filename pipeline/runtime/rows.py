@@ -14,7 +14,7 @@ from pipeline.engines.validate import is_another_model
 from pipeline.errors import EngineDead, RunError
 from pipeline.graph.spec import EngineSpec
 from pipeline.runtime.retry import CallCancelled
-from pipeline.store.events import CallRow, ChainRow, StepRow
+from pipeline.store.rows import CallRow, ChainRow, StepRow
 
 FIRST = 32
 """Verdicts, or chains, at the beginning of a session that must all be alike for it to stop."""

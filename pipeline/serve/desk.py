@@ -15,7 +15,7 @@ from pipeline.data.problems import Problem
 from pipeline.data.requests import ApiError, AskedChat, ChainReply, error_of
 from pipeline.reasoning.chain import chain_id
 from pipeline.runtime.admission.feed import Arrivals, Start, Withdrawal
-from pipeline.store.events import CallRow, ChainRow, StepRow
+from pipeline.store.rows import CallRow, ChainRow, StepRow
 
 RECENT = 64
 """The last chains by whose ends the pace is known."""

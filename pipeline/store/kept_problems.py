@@ -6,7 +6,6 @@ A server's problems come while it runs; its run folder has a table `problems` in
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
@@ -19,13 +18,12 @@ from msgspec import Struct
 from pipeline.data.files import Flaw, Record
 from pipeline.data.problems import DEFAULT, MAX_ROWS, ChainSettings, Problem, RowSet
 from pipeline.data.reading import InputReading
-from pipeline.errors import BadRow, RunFolderError, reason
+from pipeline.errors import BadRow
 from pipeline.graph.prompts import Message
-from pipeline.store.columns import columns_of, schema_of
-from pipeline.store.events import ProblemRow
 from pipeline.store.folder import PROBLEMS
-from pipeline.store.parts import Part, read_batches
+from pipeline.store.rows import ProblemRow, columns_of, schema_of
 from pipeline.store.run_file import RunFile
+from pipeline.store.store import new_part, read_batches
 
 TABLE = "problems"
 AT_ONCE = 512
@@ -93,11 +91,10 @@ class Problems:
         """Those of a `part`, in the `folder` of another run."""
         if self.folder is None:
             return self
-        with _written(folder) as file:
-            for batch in read_batches(self.folder, TABLE, SCHEMA.names):
-                shard = part.shard
-                inside = None if shard is None else pa.array(map(shard.holds, batch["problem_id"].to_pylist()), pa.bool_())
-                file.add((batch if inside is None else batch.filter(inside)).cast(SCHEMA))
+        with new_part(folder / PROBLEMS, SCHEMA) as add:
+            for batch in read_batches(self.folder, TABLE):
+                inside = [part.shard is None or part.shard.holds(name) for name in batch["problem_id"].to_pylist()]
+                add(batch.filter(pa.array(inside, pa.bool_())).cast(SCHEMA))
         return Problems(folder, self.name, self._sha256, part.limit, self.remarks)
 
     def _item(self, row: dict[str, Any]) -> Problem | BadRow:
@@ -128,33 +125,17 @@ class Problems:
 
 def keep_problems(folder: Path, reading: InputReading, limit: int | None = None) -> Problems:
     """Read an input into the folder of a run, whole. Raises `InputError`, and `RunFolderError` where the folder cannot be written."""
-    with _written(folder) as file:
+    with new_part(folder / PROBLEMS, SCHEMA) as add:
         rows = (problem_row(item, record) for item, record in reading)
         while waiting := list(islice(rows, AT_ONCE)):
-            file.add(columns_of(SCHEMA, waiting))
+            add(columns_of(SCHEMA, waiting))
     return Problems(folder, reading.name, reading.sha256, limit, reading.remarks)
-
-
-@contextmanager
-def _written(folder: Path) -> Iterator[Part]:
-    """The file of problems in a folder, which is there when the body has ended well."""
-    file = Part(folder / PROBLEMS, SCHEMA)
-    try:
-        yield file
-        file.finish()
-    except (OSError, pa.ArrowException) as error:
-        file.drop()
-        raise RunFolderError(f"{folder / PROBLEMS}: cannot be written", reason(error)) from error
-    except BaseException:
-        file.drop()
-        raise
 
 
 def problem_row(item: Problem | BadRow, record: str | None) -> ProblemRow:
     """The row for a problem, of which `record` is the whole row of the input as JSON."""
     if isinstance(item, BadRow):
-        nothing = dict.fromkeys(("problem", "reference_answer", "grader", "history", "settings"))
-        return ProblemRow(input_row=item.row, problem_id=item.problem_id, options=(), flaw=item.what, input=record, **nothing)
+        return ProblemRow(input_row=item.row, problem_id=item.problem_id, flaw=item.what, input=record)
     return ProblemRow(
         input_row=item.row,
         problem_id=item.problem_id,
@@ -163,7 +144,6 @@ def problem_row(item: Problem | BadRow, record: str | None) -> ProblemRow:
         options=item.options,
         grader=item.grader,
         history=msgspec.json.encode(item.history).decode() if item.history else None,
-        flaw=None,
         input=record,
         settings=None if item.settings == DEFAULT else msgspec.json.encode(item.settings).decode(),
     )

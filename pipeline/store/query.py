@@ -25,10 +25,9 @@ import pyarrow as pa
 from msgspec import Struct
 
 from pipeline.errors import InputError, OutOfMemory, UsageError
-from pipeline.store.columns import schema_of
-from pipeline.store.events import ROWS
 from pipeline.store.folder import check_folder, folder_id
-from pipeline.store.parts import check_parts, own_files, read_file, shards_of
+from pipeline.store.rows import ROWS, schema_of
+from pipeline.store.store import check_parts, own_files, read_file, shards_of
 from pipeline.system.machine import core_count, memory
 
 if TYPE_CHECKING:

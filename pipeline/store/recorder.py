@@ -15,8 +15,8 @@ from anyio import CancelScope, Event, to_thread
 from msgspec import Struct
 
 from pipeline.errors import RunFolderError
-from pipeline.store.events import CallRow, ChainRow, ProblemRow, StepRow
-from pipeline.store.run_store import RunStore
+from pipeline.store.rows import CallRow, ChainRow, ProblemRow, StepRow
+from pipeline.store.store import RunStore
 
 WRITE_EVERY_S = 1.0
 """Most seconds that a row waits before writing begins, by the real clock; on virtual time this holds while rows come."""

@@ -18,11 +18,10 @@ from msgspec import structs
 
 from pipeline.engine import Usage
 from pipeline.errors import InputError
-from pipeline.store.events import MEASURED_IN, confidences, counted
-from pipeline.store.parts import REMEDY, read_batches
 from pipeline.store.resume_state import NO_STAGE, ResumedCall, ResumedChain, ResumeMismatch, ResumeState
+from pipeline.store.rows import MEASURED_IN, confidences, counted
 from pipeline.store.run_file import RunFile
-from pipeline.store.run_store import RunStore
+from pipeline.store.store import REMEDY, RunStore, read_batches
 
 Hashes: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
 # Columns that are read of `chains` and `calls`.
@@ -58,10 +57,10 @@ def read_resume_state(folder: Path, samples: int, retry_failed: bool, sessions: 
 def drop_unfinished(folder: Path, retry_failed: bool) -> int:
     """Remove the rows of chains that are to be solved again from the table `chains`; the number of bytes written for it."""
 
-    def gone(rows: pa.Table) -> list[bool]:
-        return [take_again(reason, retry_failed) for reason in rows.column("stop_reason").to_pylist()]
+    def kept(rows: pa.Table) -> pa.Table:
+        return rows.filter([not take_again(reason, retry_failed) for reason in rows["stop_reason"].to_pylist()])
 
-    return RunStore(folder).remove("chains", ["stop_reason"], gone)
+    return RunStore(folder).rewrite("chains", kept)
 
 
 def forget_mismatched(folder: Path, run: RunFile) -> int:
@@ -80,11 +79,10 @@ def forget_mismatched(folder: Path, run: RunFile) -> int:
         structs.replace(run, status="interrupted").write(folder)
     ids, store = pa.array(chains, pa.string()), RunStore(folder)
 
-    def gone(rows: pa.Table) -> list[bool]:
-        found: list[bool] = pc.is_in(rows.column("chain_id"), ids).to_pylist()
-        return found
+    def kept(rows: pa.Table) -> pa.Table:
+        return rows.filter(pc.invert(pc.is_in(rows["chain_id"], ids)))
 
-    return sum(store.remove(table, ["chain_id"], gone) for table in ("rewards", "chains", "steps", "calls"))
+    return sum(store.rewrite(table, kept) for table in ("rewards", "chains", "steps", "calls"))
 
 
 def _read_chains(folder: Path, resume_state: ResumeState, samples: int, retry_failed: bool) -> tuple[Hashes, Counter[str]]:

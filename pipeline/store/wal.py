@@ -50,7 +50,8 @@ class Wal:
     def __init__(self, path: Path, schema: pa.Schema) -> None:
         self.path = path
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-        self._size = self._checksum = 0
+        self.size = self._checksum = 0
+        """`size`: bytes of all that was appended."""
         try:
             self._write(schema.serialize())
             sync_folder(path.parent)
@@ -83,17 +84,17 @@ class Wal:
     def _write(self, message: pa.Buffer) -> None:
         """Append `message`; when that fails, cut off what was written of it."""
         sealed, checksum = _sealed(memoryview(message), self._checksum)
-        data, at = memoryview(sealed), self._size
-        # Always at `_size`, the end of the last whole message: the rest of a failed write is cut off here or overwritten later.
+        data, at = memoryview(sealed), self.size
+        # Always at `size`, the end of the last whole message: the rest of a failed write is cut off here or overwritten later.
         try:
             while data:
                 written = os.pwrite(self._file, data, at)
                 data, at = data[written:], at + written
         except OSError:
             with suppress(OSError):
-                os.ftruncate(self._file, self._size)
+                os.ftruncate(self._file, self.size)
             raise
-        self._size, self._checksum = at, checksum
+        self.size, self._checksum = at, checksum
 
 
 def read_wal(path: Path) -> Iterator[pa.RecordBatch]:

@@ -21,7 +21,7 @@ from pipeline.reasoning.chain import Chain
 from pipeline.reasoning.prompts import PromptBuilder
 from pipeline.stages.choose import ChooseSpec
 from pipeline.stages.score import ScoreSpec
-from pipeline.store.parts import has_table, read_batches
+from pipeline.store.store import has_table, read_batches
 from pipeline.training.examples import (
     IGNORED,
     Origin,

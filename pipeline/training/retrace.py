@@ -27,12 +27,12 @@ from pipeline.runtime.clock import Clock
 from pipeline.runtime.dispatch import Dispatcher
 from pipeline.runtime.schedule import Schedule
 from pipeline.stages.build import build_stages, builders_of
-from pipeline.store.events import UNFINISHED
 from pipeline.store.kept_problems import solved_problems
-from pipeline.store.parts import read_batches
 from pipeline.store.resume import RECORDED, recorded_call
 from pipeline.store.resume_state import ResumedCall, ResumedChain
+from pipeline.store.rows import UNFINISHED
 from pipeline.store.run_file import RunFile
+from pipeline.store.store import read_batches
 
 LEARNER = "learner"
 """The key of the builder, and of the context in every chain, that belongs to a model which was not in the run."""

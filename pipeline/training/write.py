@@ -18,7 +18,7 @@ from pipeline.grading.grader import Grader
 from pipeline.graph.bundled import bundled_files
 from pipeline.graph.load import load_prompts
 from pipeline.graph.prompts import Prompts
-from pipeline.store.columns import schema_of
+from pipeline.store.rows import schema_of
 from pipeline.training.examples import Origin, PreferenceRow, SftRow
 from pipeline.training.formats import FORMATS, Maker, Wanted
 from pipeline.training.problems import HeldOutProblems, problem_hash, split_of

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from pipeline.analysis.ledger import OUTCOMES, EngineLedger, ledger
-from pipeline.store.events import StepRow
+from pipeline.store.rows import StepRow
 from tests.support.graphs import SETTINGS
 from tests.support.rows import blank
 from tests.support.run_files import RESPONSE

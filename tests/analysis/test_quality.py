@@ -16,8 +16,8 @@ from pipeline.analysis.quality.option_mass import LOW, mass_sentence, option_mas
 from pipeline.analysis.quality.reward_agreement import BINS, agreement, read_scored_steps, spearman
 from pipeline.analysis.quality.step_counts import count_steps
 from pipeline.cli.runs.show import failures
-from pipeline.store.events import ChainRow, StepRow
 from pipeline.store.query import Query
+from pipeline.store.rows import ChainRow, StepRow
 from tests.support.changed import write_rewards
 from tests.support.rows import blank
 from tests.support.traces import CHOOSE, LIKELIHOOD, SCORE, write

@@ -7,8 +7,8 @@ import pytest
 
 from pipeline.analysis.progress import run_progress
 from pipeline.analysis.run_list import run_state
-from pipeline.store.events import ChainRow
-from pipeline.store.run_store import RunStore
+from pipeline.store.rows import ChainRow
+from pipeline.store.store import RunStore
 from tests.support.rows import blank
 from tests.support.run_files import RUN_JSON, write_run_json
 

@@ -11,9 +11,9 @@ from pipeline.graph.plan import Block, LoopNode, Plan
 from pipeline.graph.spec import UntilSpec
 from pipeline.stages.choose import ChooseSpec
 from pipeline.stages.draft import DraftSpec
-from pipeline.store.events import ChainRow, StepRow
 from pipeline.store.query import Query
-from pipeline.store.run_store import RunStore
+from pipeline.store.rows import ChainRow, StepRow
+from pipeline.store.store import RunStore
 from tests.support.traces import CHOOSE, plan_of
 
 Blank = Callable[..., Any]

@@ -14,8 +14,8 @@ from pipeline.analysis.quality.samples import Interval
 from pipeline.analysis.summary import summarize
 from pipeline.analysis.summary_tables import facts
 from pipeline.errors import InputError
-from pipeline.store.events import CallRow, ChainRow, StepRow
-from pipeline.store.run_store import RunStore
+from pipeline.store.rows import CallRow, ChainRow, StepRow
+from pipeline.store.store import RunStore
 from tests.support.run_files import write_run_json
 from tests.support.traces import SCORE
 

@@ -8,8 +8,8 @@ from pipeline.analysis.time.thinking import Thinking, queued_s, read_thinking
 from pipeline.stages.answer import AnswerSpec
 from pipeline.stages.draft import DraftSpec
 from pipeline.stages.generate import GenerateSpec
-from pipeline.store.events import StepRow
 from pipeline.store.query import Query
+from pipeline.store.rows import StepRow
 from tests.support.rows import blank
 from tests.support.traces import call, chain, plan_of, write
 

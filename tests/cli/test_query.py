@@ -8,8 +8,8 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.store.events import StepRow
-from pipeline.store.run_store import RunStore
+from pipeline.store.rows import StepRow
+from pipeline.store.store import RunStore
 from tests.support.commands import pipeline
 from tests.support.rows import blank
 

@@ -22,11 +22,10 @@ from pipeline.run.loop import Stop, in_loop
 from pipeline.run.observer import Observer
 from pipeline.run.prepare import load_plan, prepare
 from pipeline.run.run import SessionResult, run
-from pipeline.store.events import ChainRow
-from pipeline.store.parts import read_rows
 from pipeline.store.query import Query
+from pipeline.store.rows import ChainRow
 from pipeline.store.run_file import RunFile
-from pipeline.store.run_store import RunStore
+from pipeline.store.store import RunStore, read_rows
 from pipeline.system.machine import GIB, Gpu, Machine, core_count
 from tests.cluster.waiting_engines import waiting, when
 from tests.support.commands import begun, pipeline, spawned

@@ -11,8 +11,8 @@ from pipeline.engine import Request
 from pipeline.engines.sim.replay import RecordedCall, RecordedText, mismatch, output_of
 from pipeline.engines.sim.tokenizer import VOCAB_SIZE, SimTokenizer
 from pipeline.errors import GraphError, NeverGenerated
-from pipeline.store.events import MEASURED_IN, CallRow
-from pipeline.store.run_store import RunStore
+from pipeline.store.rows import MEASURED_IN, CallRow
+from pipeline.store.store import RunStore
 from tests.support.run_files import SIM, write_run_json
 
 TOKENIZER = SimTokenizer()

@@ -10,9 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline.export.answers import Answers, _common, _kinds
-from pipeline.store.events import ChainRow, StepRow
-from pipeline.store.parts import read_batches
-from pipeline.store.run_store import RunStore
+from pipeline.store.rows import ChainRow, StepRow
+from pipeline.store.store import RunStore, read_batches
 from tests.support.killed import cut
 from tests.support.runs import solve, write_problems
 

@@ -19,10 +19,9 @@ from pipeline.errors import StoreError, UsageError
 from pipeline.remote.copy import RunCopy
 from pipeline.remote.object_store import ObjectStore
 from pipeline.remote.url import Url
-from pipeline.store.events import CallRow, ChainRow, StepRow
-from pipeline.store.parts import read_batches, read_rows
+from pipeline.store.rows import CallRow, ChainRow, StepRow
 from pipeline.store.run_file import RunFile
-from pipeline.store.run_store import RunStore
+from pipeline.store.store import RunStore, read_batches, read_rows
 from tests.remote.object_stores import BUCKET, Fault, ObjectServer, tables, way_to
 from tests.support.changed import change_rows
 from tests.support.commands import pipeline
@@ -34,8 +33,8 @@ from tests.support.runs import said, solve, write_problems
 COMMAND = ("run", "speccot", "--engines", SIM)
 TIMES = ("submit_unix_ns", "start_unix_ns", "end_unix_ns", "first_token_unix_ns", "created_unix_ns")
 SMALL_PARTS = (
-    "import pipeline.store.parts as store, pipeline.remote.folder as folder;"
-    "store.GROUP_ROWS, store.PART_GROUPS, folder.EVERY_S = 32, 4, 0.05;"
+    "import pipeline.store.store as store, pipeline.remote.folder as folder;"
+    "store.PART_ROWS, folder.EVERY_S = 128, 0.05;"
     "from pipeline.cli.main import main; main()"
 )
 CHAINS = 200
@@ -219,8 +218,8 @@ def test_at_every_moment_the_copy_has_whole_chains(
     store: ObjectServer, prefix: str, machines: Machines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A chain is written before each request of an upload, and another machine downloads after it."""
-    monkeypatch.setattr("pipeline.store.parts.GROUP_ROWS", 16)
-    monkeypatch.setattr("pipeline.store.parts.PART_GROUPS", 2)
+    monkeypatch.setattr("pipeline.store.store.GROUP_ROWS", 16)
+    monkeypatch.setattr("pipeline.store.store.PART_GROUPS", 2)
     run = solve(tmp_path, "run", input=write_problems(tmp_path, 40)).folder
     assert run is not None
     copy = RunCopy(Url("s3", BUCKET, prefix))

@@ -13,8 +13,8 @@ from pipeline.report import chains as charts
 from pipeline.report import transcripts as transcripts_module
 from pipeline.report.chains import ALIVE, FAILED, QUEUED, WAITING, Gantt, read_charts, worth_reading
 from pipeline.report.transcripts import MAX_TEXT, Transcripts, option_probabilities, read_transcripts, shown, step_of
-from pipeline.store.events import StepRow
 from pipeline.store.query import Query
+from pipeline.store.rows import StepRow
 from pipeline.store.run_file import RunFile
 from tests.support.traces import CHOOSE, LIKELIHOOD, SCORE, call, chain, verdict_columns, write
 

@@ -30,9 +30,9 @@ from pipeline.graph.rewards import TextPrompt
 from pipeline.reasoning.reward_prompts import RewardPromptBuilder
 from pipeline.rewards.score import QUALITY, MeanRewards, Reward, Scorer, ScoringResult, score_run
 from pipeline.rewards.steps import StepText, StepToScore
-from pipeline.store.events import RewardRow
 from pipeline.store.query import Query
-from pipeline.store.run_store import RunStore
+from pipeline.store.rows import RewardRow
+from pipeline.store.store import RunStore
 from tests.support.commands import pipeline
 from tests.support.runs import SolveTestSet
 
@@ -159,12 +159,12 @@ def test_means_are_over_steps_and_count_a_text_as_often_as_it_was_drafted(tmp_pa
         (1, "fallback", [(0.25, False)], 0.75),
         (2, "fallback", [], 0.5),
     )
-    with RunStore(tmp_path).replace("rewards") as table:
+    with RunStore(tmp_path).rewards() as add:
         for index, decision, drafted, written in said:
             place = {"chain_id": "p#0", "step_index": index, "decision": decision}
             rows = [{"candidate_index": i, "reward": reward, "selected": is_it} for i, (reward, is_it) in enumerate(drafted)]
             rows += [] if written is None else [{"candidate_index": None, "reward": written, "selected": True}]
-            table.append([blank(RewardRow, **place, **row) for row in rows])
+            add([blank(RewardRow, **place, **row) for row in rows])
     with Query(tmp_path) as query:
         found = query.rows(QUALITY, MeanRewards)
     mean_of_three = (0.25 + 0.75 + 0.75) / 3

@@ -12,11 +12,11 @@ from pipeline.errors import InputError
 from pipeline.options import RunOptions
 from pipeline.rewards.steps import StepText, StepToScore, problem_texts, steps_to_score
 from pipeline.run.run import run as solve
-from pipeline.store.events import StepRow
 from pipeline.store.kept_problems import keep_problems, solved_problems
 from pipeline.store.query import Query
+from pipeline.store.rows import StepRow
 from pipeline.store.run_file import RunFile
-from pipeline.store.run_store import RunStore
+from pipeline.store.store import RunStore
 from tests.support.run_files import write_run_json
 
 pytestmark = pytest.mark.slow  # whole runs

@@ -14,7 +14,7 @@ from pipeline.options import RunOptions, resume_options
 from pipeline.run.observer import Observer
 from pipeline.run.run import SessionResult, run
 from pipeline.run.stream import MemoryRows
-from pipeline.store.events import ChainRow
+from pipeline.store.rows import ChainRow
 from tests.support.paths import ROOT, SIM
 from tests.support.runs import rows, said, write_problems
 

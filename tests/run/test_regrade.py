@@ -16,10 +16,10 @@ from pipeline.analysis.headline.lines import headline
 from pipeline.analysis.summary import summarize
 from pipeline.errors import InputError, RunError, RunFolderError, UsageError
 from pipeline.run.regrade import Change, regrade
-from pipeline.store.events import ChainRow
 from pipeline.store.folder import hold
+from pipeline.store.rows import ChainRow
 from pipeline.store.run_file import RunFile, Totals
-from pipeline.store.run_store import RunStore
+from pipeline.store.store import RunStore
 from tests.support.changed import change_rows
 from tests.support.patience import HANGS_S
 from tests.support.run_files import write_run_json

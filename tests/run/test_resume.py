@@ -21,9 +21,9 @@ from pipeline.errors import InputError, UsageError
 from pipeline.options import RunOptions, resume_options
 from pipeline.run.run import SessionResult, run
 from pipeline.store.folder import LOCK, hold
-from pipeline.store.parts import write_part
 from pipeline.store.query import Query
 from pipeline.store.run_file import RunFile
+from pipeline.store.store import write_part
 from tests.support.killed import cut
 
 pytestmark = pytest.mark.slow  # whole runs

@@ -12,8 +12,8 @@ from pipeline.errors import GraphError, InputError
 from pipeline.options import RunOptions
 from pipeline.report.transcripts import unused_drafts
 from pipeline.run.run import run
-from pipeline.store.events import CallRow, ChainRow, StepRow
 from pipeline.store.query import Query
+from pipeline.store.rows import CallRow, ChainRow, StepRow
 from tests.support.paths import ROOT, SIM
 from tests.support.runs import rows, said, solve_short, write_problems
 

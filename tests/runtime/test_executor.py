@@ -26,7 +26,7 @@ from pipeline.runtime.schedule import SCHEDULES
 from pipeline.stages.build import build_stages
 from pipeline.store.recorder import open_recorder
 from pipeline.store.resume_state import ResumeState
-from pipeline.store.run_store import RunStore
+from pipeline.store.store import RunStore
 from tests.support.paths import ROOT, SIM
 
 pytestmark = pytest.mark.anyio

@@ -14,9 +14,9 @@ from pipeline.errors import EngineDead
 from pipeline.grading.grader import Grader
 from pipeline.runtime.inline_grader import MAX_WAITING, InlineGrader, open_inline_grader
 from pipeline.runtime.virtual_loop import VirtualLoop
-from pipeline.store.events import ChainRow
 from pipeline.store.recorder import open_recorder
-from pipeline.store.run_store import RunStore
+from pipeline.store.rows import ChainRow
+from pipeline.store.store import RunStore
 
 pytestmark = [pytest.mark.slow, pytest.mark.anyio]
 Blank = Callable[..., Any]

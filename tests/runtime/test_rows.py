@@ -11,7 +11,7 @@ from pipeline.errors import RunError
 from pipeline.options import RunOptions, resume_options
 from pipeline.run.run import run
 from pipeline.runtime.rows import FIRST, QUIET_NS, FirstRows, Setbacks, Strangers
-from pipeline.store.events import CallRow, ChainRow, StepRow
+from pipeline.store.rows import CallRow, ChainRow, StepRow
 from tests.support.paths import ROOT
 from tests.support.rows import blank
 from tests.support.runs import servers_file, write_problems

@@ -14,7 +14,7 @@ from pipeline.runtime.admission.feed import Arrivals
 from pipeline.serve.app import Access, ServerSelf, new_app
 from pipeline.serve.completions import URL, ChatEndpoint
 from pipeline.serve.desk import Desk, ServeLimits
-from pipeline.store.events import ChainRow, StepRow
+from pipeline.store.rows import ChainRow, StepRow
 from tests.support.rows import blank
 
 pytestmark = pytest.mark.anyio

@@ -8,7 +8,7 @@ from pipeline.data.requests import ApiError, AskedChat, ChainReply
 from pipeline.errors import Withdrawn
 from pipeline.runtime.admission.feed import Arrivals
 from pipeline.serve.desk import CommittedStep, Desk, Ended, Event, Overloaded, ServeLimits
-from pipeline.store.events import ChainRow, StepRow
+from pipeline.store.rows import ChainRow, StepRow
 from tests.support.rows import blank
 
 pytestmark = pytest.mark.anyio

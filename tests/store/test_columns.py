@@ -10,9 +10,8 @@ import pyarrow as pa
 import pytest
 from msgspec.structs import fields
 
-from pipeline.store.columns import _array, columns_of, schema_of
-from pipeline.store.events import CallRow, ChainRow, StepRow
-from pipeline.store.run_store import TABLES
+from pipeline.store.rows import CallRow, ChainRow, StepRow, _array, columns_of, schema_of
+from pipeline.store.store import TABLES
 
 Blank = Callable[..., Any]
 

@@ -16,8 +16,7 @@ import pytest
 
 from pipeline.errors import InputError
 from pipeline.store.folder import LOCK
-from pipeline.store.parts import read_whole
-from pipeline.store.run_store import RunStore
+from pipeline.store.store import RunStore, read_batches
 from pipeline.store.wal import read_wal
 from tests.support.golden import TABLES, Files, History, cuts, golden_run, resumed, said, totals, whole
 
@@ -55,7 +54,7 @@ def test_a_killed_run_is_resumed_to_the_same_content(finished: History, second: 
 
 def rows_of(folder: Path, table: str) -> pa.Table:
     """All rows of a table that a reader finds."""
-    batches = list(read_whole(folder, table))
+    batches = list(read_batches(folder, table))
     return pa.Table.from_batches(batches) if batches else pa.table({})
 
 

@@ -8,9 +8,9 @@ import pytest
 from msgspec import Struct
 
 from pipeline.errors import InputError, UsageError
-from pipeline.store.events import ROWS, CallRow, ChainRow
 from pipeline.store.query import DERIVED, TABLES, Query, query
-from pipeline.store.run_store import RunStore
+from pipeline.store.rows import ROWS, CallRow, ChainRow
+from pipeline.store.store import RunStore
 from tests.support.rows import blank
 
 

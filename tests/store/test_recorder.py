@@ -17,9 +17,9 @@ from msgspec.structs import replace
 
 from pipeline.errors import RunFolderError
 from pipeline.store import recorder as module
-from pipeline.store.events import CallRow, ChainRow, StepRow
 from pipeline.store.recorder import open_recorder
-from pipeline.store.run_store import RunStore
+from pipeline.store.rows import CallRow, ChainRow, StepRow
+from pipeline.store.store import RunStore
 from tests.support.patience import HANGS_S
 
 pytestmark = pytest.mark.anyio
@@ -142,7 +142,7 @@ async def test_room_lets_virtual_rows_be_written(tmp_path: Path, blank: Blank, m
 async def _lose_the_folder(folder: Path, blank: Blank, virtual: bool) -> None:
     store = RunStore(folder)
     rows = [blank(CallRow)] * 8192
-    with pytest.raises(RunFolderError, match=r"calls: cannot write the trace: no such file or directory$"):
+    with pytest.raises(RunFolderError, match=r"calls: cannot be written: no such file or directory$"):
         async with open_recorder(store, virtual) as recorder:
             recorder.chain(blank(ChainRow))
             shutil.rmtree(folder / "calls")
@@ -164,7 +164,7 @@ async def test_a_failed_write_ends_the_run_in_virtual_time(tmp_path: Path, blank
 
 
 async def test_a_failure_at_the_end_is_raised_too(tmp_path: Path, blank: Blank) -> None:
-    with pytest.raises(RunFolderError, match="calls: cannot write the trace"):
+    with pytest.raises(RunFolderError, match="calls: cannot be written"):
         async with open_recorder(RunStore(tmp_path), virtual=True) as recorder:
             recorder.call(blank(CallRow))
             shutil.rmtree(tmp_path / "calls")

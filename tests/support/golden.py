@@ -20,7 +20,7 @@ from msgspec import Struct
 
 from pipeline.options import RunOptions, resume_options
 from pipeline.run.run import run
-from pipeline.store import parts, recorder, run_store
+from pipeline.store import recorder, store
 from tests.support.paths import ROOT, SIM
 from tests.support.runs import write_problems
 
@@ -118,9 +118,9 @@ def _watched(options: RunOptions) -> History:
     assert options.output is not None
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(recorder, "WRITE_ROWS", 24)
-        patch.setattr(run_store, "BATCH_ROWS", 8)
-        patch.setattr(parts, "GROUP_ROWS", 16)
-        patch.setattr(parts, "PART_GROUPS", 2)
+        patch.setattr(store, "ROWS_AT_ONCE", 8)
+        patch.setattr(store, "GROUP_ROWS", 16)
+        patch.setattr(store, "PART_ROWS", 32)
         with _WATCH.over(options.output) as moments:
             assert run(options).exit_code == 0
     return History(options.output, moments, {table: whole(options.output, table) for table in (*TABLES, "problems")})

@@ -7,7 +7,7 @@ import msgspec
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from pipeline.store.parts import write_part
+from pipeline.store.store import write_part
 
 
 def cut(whole: Path, folder: Path, share: float) -> None:

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 from pipeline.engines.sim.text import sim_answer
 from pipeline.options import RunOptions
 from pipeline.run.run import run
-from pipeline.store.parts import write_part
+from pipeline.store.store import write_part
 from tests.support.paths import ROOT
 
 HOSTILE = (

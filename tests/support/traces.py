@@ -14,9 +14,9 @@ from pipeline.analysis.time.work import FINISHED, LOST, OPEN, Calls, Lives, read
 from pipeline.graph.plan import Block, Plan, StageNode
 from pipeline.graph.spec import GraphSpec, StageSpec
 from pipeline.reasoning.chain import Scale
-from pipeline.store.events import CallRow, ChainRow
 from pipeline.store.query import Query
-from pipeline.store.run_store import RunStore
+from pipeline.store.rows import CallRow, ChainRow
+from pipeline.store.store import RunStore
 from tests.support.rows import blank
 from tests.support.run_files import write_run_json
 

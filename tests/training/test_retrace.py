@@ -6,7 +6,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline.run.run import SessionResult
-from pipeline.store.parts import write_part
+from pipeline.store.store import write_part
 from pipeline.training import retrace
 from pipeline.training.retrace import Retracer
 from tests.support.killed import cut

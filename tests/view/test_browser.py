@@ -11,9 +11,9 @@ from urllib.parse import quote
 import pytest
 import uvicorn
 
-from pipeline.store.events import ChainRow
 from pipeline.store.folder import hold
-from pipeline.store.run_store import RunStore
+from pipeline.store.rows import ChainRow
+from pipeline.store.store import RunStore
 from pipeline.view.app import view_app
 from pipeline.view.shelf import Shelf
 from tests.support.patience import HANGS_S

@@ -17,11 +17,10 @@ from msgspec import structs
 from starlette.testclient import TestClient
 
 from pipeline.report.run_sections import SIMULATED
-from pipeline.store.events import ChainRow
 from pipeline.store.folder import hold
-from pipeline.store.parts import write_part
+from pipeline.store.rows import ChainRow
 from pipeline.store.run_file import RunFile
-from pipeline.store.run_store import RunStore
+from pipeline.store.store import RunStore, write_part
 from pipeline.view.app import view_app
 from pipeline.view.shelf import Shelf
 from tests.support.rows import blank

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 from msgspec import Struct
 
 from pipeline.errors import InputError
-from pipeline.store.parts import read_batches
+from pipeline.store.store import read_batches
 
 CHAIN = ("chain_id", "answer_text", "stop_reason", "steps", "calls")
 Said = dict[str, tuple[str | None, str]]

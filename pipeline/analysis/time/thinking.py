@@ -9,8 +9,8 @@ from msgspec import Struct
 
 from pipeline.analysis.time.work import READY, Axis
 from pipeline.graph.plan import Plan
-from pipeline.store.events import UNFINISHED
 from pipeline.store.query import Query
+from pipeline.store.rows import UNFINISHED
 from pipeline.store.run_file import RunFile
 
 

@@ -16,8 +16,8 @@ import numpy as np
 from msgspec import Struct
 
 from pipeline.analysis.arrays import NO_REPLICA, Array
-from pipeline.store.events import UNFINISHED
 from pipeline.store.query import Query
+from pipeline.store.rows import UNFINISHED
 from pipeline.store.run_file import RunFile
 
 READY = "submit_unix_ns - (client_wait_s * 1e9)::BIGINT"

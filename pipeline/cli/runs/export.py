@@ -15,9 +15,9 @@ from pipeline.export.answers import Answers
 from pipeline.export.answers_file import Form, form_of, write_query, write_rows
 from pipeline.export.openai_batch import errors_file, write_batch_files
 from pipeline.export.perfetto import export as write_trace
-from pipeline.store.events import ROWS
 from pipeline.store.folder import check_folder
 from pipeline.store.query import Query, check_readable
+from pipeline.store.rows import ROWS
 from pipeline.training.formats import FORMATS, SOURCES, Wanted
 from pipeline.training.problems import HeldOutProblems
 from pipeline.training.write import write_training_data

@@ -21,8 +21,8 @@ from pipeline.engines.tokenizer import HFTokenizer
 from pipeline.errors import GraphError, InputError, NeverGenerated, boundary, did_you_mean
 from pipeline.graph.load import PARAMS, PUBLISHED, load_engines
 from pipeline.graph.plan import settings_of
-from pipeline.store.events import MEASURED_IN, confidences
 from pipeline.store.query import Query
+from pipeline.store.rows import MEASURED_IN, confidences
 from pipeline.store.run_file import RunFile
 
 PREFIX = "replay:"

@@ -1,0 +1,354 @@
+"""Rows become parts that others open; what was appended outlives kills and full disks, and damage is noticed."""
+
+import os
+import random
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+import pytest
+from msgspec.structs import asdict
+
+from pipeline.errors import InputError, RunFolderError
+from pipeline.store import store as module
+from pipeline.store.query import Query
+from pipeline.store.rows import TABLES, CallRow, ChainRow, StepRow, schema_of
+from pipeline.store.store import RunStore, new_part, read_batches, table_files
+from tests.support.run_files import write_run_json
+
+Blank = Callable[..., Any]
+
+
+def indices(folder: Path) -> list[int]:
+    """Of all calls that can be read."""
+    return [value for batch in read_batches(folder, "calls", ["call_index"]) for value in batch["call_index"].to_pylist()]
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+@pytest.fixture
+def _small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Row groups of 4 rows, parts of 8."""
+    monkeypatch.setattr(module, "ROWS_AT_ONCE", 2)
+    monkeypatch.setattr(module, "GROUP_ROWS", 4)
+    monkeypatch.setattr(module, "PART_ROWS", 8)
+
+
+ROW: dict[str, Any] = {
+    "candidate_index": (0, 1),
+    "output_token_ids": ((1, 2, 3), ()),
+    "stop_reason": ("\n\n", None),
+    "finish_reason": ("stop", "length"),
+    "option_logprobs": (-0.5, -1.5),
+    "queue_time_s": 0.25,
+    "seed": 2**63 - 1,
+}
+
+
+def test_what_goes_in_comes_out(tmp_path: Path, blank: Blank) -> None:
+    rows = [blank(CallRow, **ROW, call_index=index) for index in range(600)] + [blank(CallRow)]
+    store = RunStore(tmp_path)
+    store.append("calls", rows)
+    store.close()
+    table = pq.read_table(tmp_path / "calls")
+    assert table.schema.field("e2e_latency_s").metadata[b"unit"] == b"s"
+    back = [{key: _tuple(value) for key, value in row.items()} for row in table.to_pylist()]
+    assert back == [asdict(row) for row in rows]
+
+
+def _tuple(value: Any) -> Any:
+    return tuple(map(_tuple, value)) if isinstance(value, list) else value
+
+
+def test_duckdb_and_pyarrow_open_the_folder(tmp_path: Path, blank: Blank) -> None:
+    store = RunStore(tmp_path)
+    store.append("steps", [blank(StepRow, decision="accepted", step_token_ids=(1, 2)), blank(StepRow, decision="fallback")])
+    store.close()
+    query = f"select decision, len(step_token_ids) from read_parquet('{tmp_path}/steps/part-*.parquet')"
+    assert duckdb.sql(query).fetchall() == [("accepted", 2), ("fallback", 0)]
+    assert duckdb.sql(f"select count(*) from read_parquet('{tmp_path}/chains/part-*.parquet')").fetchall() == [(0,)]
+    assert ds.dataset(tmp_path / "steps").count_rows() == 2
+    file = pq.ParquetFile(tmp_path / "steps" / "part-00000.parquet")
+    chunk = file.metadata.row_group(0).column(file.schema_arrow.names.index("decision"))
+    assert (chunk.compression, chunk.has_dictionary_page) == ("ZSTD", True)
+
+
+def test_a_store_without_rows_leaves_three_empty_tables(tmp_path: Path) -> None:
+    RunStore(tmp_path).close()
+    for table, row in TABLES.items():
+        assert names(tmp_path / table) == ["part-00000.parquet"]
+        assert pq.read_table(tmp_path / table).schema.equals(schema_of(row))
+
+
+@pytest.mark.usefixtures("_small")
+def test_groups_and_parts_fill_in_order(tmp_path: Path, blank: Blank) -> None:
+    store = RunStore(tmp_path)
+    calls = tmp_path / "calls"
+    store.append("calls", [blank(CallRow, call_index=index) for index in range(2)])
+    assert names(calls) == ["wal-00000.arrows"]
+    store.append("calls", [blank(CallRow, call_index=index) for index in range(2, 10)])
+    assert names(calls) == ["part-00000.parquet", "wal-00001.arrows"]
+    store.append("calls", [blank(CallRow, call_index=index) for index in range(10, 13)])
+    assert [file.name for file in table_files(tmp_path, "calls")] == names(calls)
+    assert indices(tmp_path) == list(range(13))
+    batches = read_batches(tmp_path, "calls", ["call_index"])
+    assert next(batches)["call_index"].to_pylist() == [0, 1, 2, 3]
+    store.close()
+    store.close()
+    assert names(calls) == ["part-00000.parquet", "part-00001.parquet"]
+    assert [each for batch in batches for each in batch["call_index"].to_pylist()] == list(range(4, 13)), "of the part that it has become"
+    first = pq.ParquetFile(calls / "part-00000.parquet").metadata
+    assert [first.row_group(group).num_rows for group in range(first.num_row_groups)] == [4, 4]
+
+
+def test_long_rows_are_written_and_read_a_few_at_a_time(tmp_path: Path, blank: Blank, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "GROUP_BYTES", 1 << 20)
+    monkeypatch.setattr(module, "PART_BYTES", 3 << 20)
+    store = RunStore(tmp_path)
+    for start in range(0, 1000, 100):
+        store.append("steps", [blank(StepRow, step_index=start + index, step_token_ids=tuple(range(500))) for index in range(100)])
+    assert names(tmp_path / "steps") == ["part-00000.parquet", "wal-00001.arrows"]
+    store.close()
+    batches = list(read_batches(tmp_path, "steps", ["step_index", "step_token_ids"]))
+    assert [each for batch in batches for each in batch["step_index"].to_pylist()] == list(range(1000))
+    assert max(batch.nbytes for batch in batches) < 2 << 20
+
+
+def test_a_second_session_adds_parts_and_clears_drafts(tmp_path: Path, blank: Blank) -> None:
+    first = RunStore(tmp_path)
+    first.append("calls", [blank(CallRow, call_index=1)])
+    first.close()
+    (tmp_path / "calls" / ".0123456789abcdef.tmp").write_bytes(b"PAR1 cut off")
+    (tmp_path / "calls" / "notes.parquet").touch()
+    second = RunStore(tmp_path)
+    second.append("calls", [blank(CallRow, call_index=2)])
+    second.close()
+    assert names(tmp_path / "calls") == ["notes.parquet", "part-00000.parquet", "part-00001.parquet"]
+    assert names(tmp_path / "chains") == ["part-00000.parquet"], "no second empty part"
+    assert indices(tmp_path) == [1, 2]
+
+
+def test_a_table_is_rewritten_where_it_changes(tmp_path: Path, blank: Blank) -> None:
+    for index in range(3):
+        store = RunStore(tmp_path)
+        store.append("calls", [blank(CallRow, call_index=index)])
+        store.close()
+    before = {path.name: path.stat().st_ino for path in (tmp_path / "calls").iterdir()}
+    written = RunStore(tmp_path).rewrite("calls", lambda rows: rows.filter([index != 1 for index in rows["call_index"].to_pylist()]))
+    after = {path.name: path.stat().st_ino for path in (tmp_path / "calls").iterdir()}
+    assert {name for name in before if before[name] != after[name]} == {"part-00001.parquet"}
+    assert (indices(tmp_path), written) == ([0, 2], (tmp_path / "calls/part-00001.parquet").stat().st_size)
+
+
+def test_a_part_whose_writing_fails_leaves_the_earlier_one(tmp_path: Path) -> None:
+    schema, path = schema_of(CallRow), tmp_path / "part-00000.parquet"
+    for reading in (InputError("p.csv", "is damaged"), KeyboardInterrupt()):
+        path.write_text("earlier")
+        with pytest.raises(type(reading)), new_part(path, schema):
+            raise reading
+        assert (names(tmp_path), path.read_text()) == ([path.name], "earlier")
+
+
+@contextmanager
+def _no_file_over(size: int) -> Iterator[None]:
+    """The operating system refuses to let any file grow further, as a full disk does."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_disk_that_is_full_at_the_end(tmp_path: Path, blank: Blank) -> None:
+    store = RunStore(tmp_path)
+    store.append("calls", [blank(CallRow)])
+    with _no_file_over(100), pytest.raises(RunFolderError, match=r"/calls/part-00000\.parquet: cannot be written: file too large"):
+        store.close()
+    assert [names(tmp_path / table) for table in TABLES] == [["wal-00000.arrows"], [], []]
+    assert indices(tmp_path) == [0]
+    RunStore(tmp_path).recover()
+    assert names(tmp_path / "calls") == ["part-00000.parquet"]
+    assert indices(tmp_path) == [0]
+
+
+def test_a_folder_that_is_removed_meanwhile(tmp_path: Path, blank: Blank) -> None:
+    store = RunStore(tmp_path)
+    store.append("calls", [blank(CallRow)])
+    shutil.rmtree(tmp_path / "calls")
+    for at_work in (lambda: store.append("calls", [blank(CallRow)]), store.close):
+        with pytest.raises(RunFolderError, match=r"/calls: cannot be written: no such file or directory$"):
+            at_work()
+
+
+APPEND_FOREVER = """
+import os, sys
+from pipeline.store import store
+from pipeline.store.rows import CallRow
+from tests.support.rows import blank
+store.GROUP_ROWS, store.PART_ROWS, store.ROWS_AT_ONCE = 8, 16, 4
+for line in sys.stdin:
+    folder, start = line.rsplit(maxsplit=1)
+    child = os.fork()
+    if child:
+        print(child, flush=True)
+        os.waitpid(child, 0)
+        print("dead", flush=True)
+        continue
+    trace, count = store.RunStore(store.Path(folder)), int(start)
+    while True:
+        trace.append("calls", [blank(CallRow, call_index=index) for index in range(count, count + 3)])
+        count += 3
+        print(count, flush=True)
+"""
+
+
+@pytest.mark.slow
+def test_what_was_reported_outlives_a_kill(tmp_path: Path, root: Path) -> None:
+    """Twelve processes, one after the other, go on with a table and are killed at some moment, parts being finished meanwhile."""
+    chance = random.Random(7)
+    rows = 0
+    with subprocess.Popen([sys.executable, "-c", APPEND_FOREVER], stdin=-1, stdout=-1, text=True, cwd=root) as nursery:
+        assert nursery.stdin
+        assert nursery.stdout
+        for _ in range(12):
+            print(tmp_path, rows, file=nursery.stdin, flush=True)
+            child = int(nursery.stdout.readline())
+            reported = [int(nursery.stdout.readline()) for _ in range(chance.randrange(1, 16))]
+            os.kill(child, signal.SIGKILL)
+            reported += [int(line) for line in iter(nursery.stdout.readline, "dead\n")]
+            found = indices(tmp_path)
+            assert found == list(range(len(found)))
+            assert len(found) >= reported[-1] > rows
+            rows = len(found)
+        nursery.stdin.close()
+    RunStore(tmp_path).recover()
+    assert pq.read_table(tmp_path / "calls")["call_index"].to_pylist() == list(range(rows))
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 256 KiB."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "none", place], capture_output=True, text=True)
+    if done.returncode:
+        pytest.skip(f"cannot mount a small disk: {done.stderr.strip()}")
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", "--lazy", place], check=True)
+
+
+def fill(disk: Path) -> None:
+    """Leave no byte free."""
+    with suppress(OSError), (disk / "filler").open("wb", buffering=0) as filler:
+        while True:
+            filler.write(bytes(1))
+
+
+@pytest.mark.parametrize("part_rows", [40, 8192])
+def test_a_disk_that_runs_full(small_disk: Path, blank: Blank, monkeypatch: pytest.MonkeyPatch, part_rows: int) -> None:
+    """In the write-ahead file, or in a part: what was taken before can be read, and becomes parts once there is space."""
+    monkeypatch.setattr(module, "PART_ROWS", part_rows)
+    store = RunStore(small_disk)
+    taken = 0
+    with pytest.raises(RunFolderError, match=r"calls.*: cannot be written: no space left on device$"):  # noqa: PT012
+        for taken in range(1000):
+            store.append("calls", [blank(CallRow, call_index=taken, output_token_ids=(tuple(os.urandom(400)),))])
+    assert indices(small_disk)[:taken] == list(range(taken))
+    fill(small_disk)
+    with suppress(RunFolderError):
+        store.close()
+    found = indices(small_disk)
+    assert found[:taken] == list(range(taken))
+    subprocess.run(["mount", "-o", "remount,size=4m", small_disk], check=True)
+    RunStore(small_disk).recover()
+    assert pq.read_table(small_disk / "calls")["call_index"].to_pylist() == found
+
+
+def test_nothing_is_there_yet(tmp_path: Path) -> None:
+    assert list(read_batches(tmp_path, "calls", ["call_index"])) == []
+    (tmp_path / "calls").mkdir()
+    (tmp_path / "calls" / "wal-00000.arrows").write_bytes(b"")
+    assert list(read_batches(tmp_path, "calls", ["call_index"])) == []
+    RunStore(tmp_path).recover()
+    assert indices(tmp_path) == []
+
+
+def test_a_table_that_cannot_be_read_is_not_an_empty_one(tmp_path: Path) -> None:
+    (tmp_path / "calls").write_text("a file in its place")
+    for reader in (*READERS, lambda run: RunStore(run).open()):
+        with pytest.raises(InputError, match=r"calls: cannot be read: not a directory$"):
+            reader(tmp_path)
+
+
+READERS: tuple[Callable[[Path], object], ...] = (
+    lambda run: list(read_batches(run, "calls")),
+    lambda run: Query(run).select("FROM calls"),
+    lambda run: RunStore(run).recover(),
+)
+
+
+def test_the_pages_of_a_part_are_verified(tmp_path: Path, blank: Blank) -> None:
+    """By what reads them with pyarrow, and for queries, which do not, when the folder is opened."""
+    store = RunStore(tmp_path)
+    store.append("calls", [blank(CallRow, output_token_ids=(tuple(os.urandom(5000)),)) for _ in range(10)])
+    store.close()
+    part = tmp_path / "calls/part-00000.parquet"
+    content, group = part.read_bytes(), pq.read_metadata(part).row_group(0)
+    [column] = [each for each in map(group.column, range(group.num_columns)) if each.path_in_schema.startswith("output_token_ids")]
+    for place in range(column.data_page_offset + 100, column.data_page_offset + column.total_compressed_size, 7001):
+        part.unlink()
+        part.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
+        for reader in READERS:
+            with pytest.raises(InputError, match=r"part-00000\.parquet: cannot be read: could not verify .*; put the files"):
+                reader(tmp_path)
+
+
+def copied(folder: Path, source: str, target: str) -> None:
+    (folder / target).parent.mkdir(exist_ok=True)
+    shutil.copy(folder / source, folder / target)
+
+
+EDITS: dict[str, tuple[Callable[[Path], object], str]] = {
+    "a gap": (
+        lambda run: (run / "calls/part-00000.parquet").unlink(),
+        r"calls: part-00000\.parquet is missing, and part-00001\.parquet is there; put the files of the run back from a copy, or start a ",
+    ),
+    "a copy": (
+        lambda run: copied(run, "calls/part-00001.parquet", "calls/part-00002.parquet"),
+        r"part-00002\.parquet: does not belong here",
+    ),
+    "another table": (lambda run: copied(run, "steps/part-00000.parquet", "calls/part-00000.parquet"), "is labelled .*/steps/00000; put"),
+    "another run": (lambda run: write_run_json(run, folder_id="other"), "does not belong here: it is labelled"),
+    "no label": (lambda run: pq.write_table(pa.table({"a": [1]}), run / "calls/part-00001.parquet"), "as nothing of a run"),
+    "cut": (lambda run: os.truncate(run / "calls/part-00000.parquet", 4000), r"part-00000\.parquet: cannot be read: "),
+    "empty": (lambda run: os.truncate(run / "calls/part-00000.parquet", 0), r"part-00000\.parquet: cannot be read: "),
+}
+
+
+@pytest.mark.parametrize("edit", EDITS)
+def test_what_does_not_belong_is_refused_by_name(tmp_path: Path, blank: Blank, edit: str) -> None:
+    for index in range(2):
+        store = RunStore(tmp_path)
+        store.append("calls", [blank(CallRow, call_index=index)])
+        store.append("chains", [blank(ChainRow)])
+        store.close()
+    change, says = EDITS[edit]
+    change(tmp_path)
+    for reader in READERS:
+        with pytest.raises(InputError, match=says):
+            reader(tmp_path)
