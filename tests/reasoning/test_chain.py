@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pipeline.data.problems import ChainSettings
@@ -18,51 +18,44 @@ def verdict(chosen: int | None) -> Verdict:
     return Verdict(kind="choose", chosen=chosen, label="", value=1.0, probs=(1.0,), mass=1.0)
 
 
-@given(
-    st.lists(st.sampled_from(["a\n\n", "a", "b\n\n"]), max_size=6),
-    st.integers(1, 8),
-    st.sampled_from(["repeated", "token_budget", "max_steps"]),
+TEXTS = st.lists(st.sampled_from(["a\n\n", "a", "b\n\n", "so \\bo", "xed{5}\n\n", "\\boxed{}", "b</think>", ""]), max_size=6)
+UNTIL = st.fixed_dictionaries(
+    {},
+    optional={
+        "thought_closed": st.booleans(),
+        "answer_boxed": st.booleans(),
+        "repeated": st.integers(1, 3),
+        "token_budget": st.integers(1, 20),
+        "max_steps": st.integers(1, 4),
+    },
 )
-def test_a_thought_ends_once_it_repeats_itself_or_spends_its_tokens_or_steps(world: World, texts: list[str], limit: int, name: str) -> None:
+
+
+@given(TEXTS, UNTIL, st.booleans())
+@example(["a\n\n", "a"], {"repeated": 2}, False)
+@example(["b</think>", ""], {"token_budget": 50}, False)
+@example(["so \\bo", "xed{5}\n\n"], {"answer_boxed": True, "max_steps": 2}, False)
+def test_a_thought_ends_by_the_first_condition_that_holds(world: World, texts: list[str], until: dict[str, Any], overflows: bool) -> None:
+    """In this order; one that is closed and says nothing more ends in any case, as does one whose prompt did not fit."""
     here = world()
     chain = here.chain()
-    assert chain.exit(UntilSpec(**{name: limit})) is None
-    here.write(chain, *texts)
-    said = [text.strip() for text in texts]
+    for text in texts:
+        here.write(chain, text, closes=text.endswith("</think>"))
+    if overflows:
+        chain.ending.overflow()
+    said, closed = [text.strip() for text in texts], "b</think>" in texts
     in_a_row = next((place for place, text in enumerate(reversed(said)) if text != said[-1]), len(said))
-    spent = {"repeated": in_a_row, "token_budget": len("".join(texts)), "max_steps": len(texts)}[name]
-    assert chain.exit(UntilSpec(**{name: limit})) == (name if spent >= limit else None)
-
-
-@pytest.mark.parametrize(
-    ("texts", "until", "reason"),
-    [
-        (["a\n\n", "b</think>"], UntilSpec(thought_closed=True), "thought_closed"),
-        (["so \\bo", "xed{5}\n\n"], UntilSpec(answer_boxed=True), "answer_boxed"),
-        (["so \\boxed{}"], UntilSpec(answer_boxed=True), None),
-    ],
-)
-def test_a_thought_ends_where_it_is_closed_or_states_its_answer(
-    world: World, texts: list[str], until: UntilSpec, reason: str | None
-) -> None:
-    here = world()
-    chain = here.chain()
-    assert chain.exit(until) is None
-    here.write(chain, *texts[:-1])
-    here.write(chain, texts[-1], closes=texts[-1].endswith("</think>"))
-    assert chain.exit(until) == reason
-
-
-def test_exits_are_asked_in_this_order(world: World) -> None:
-    here = world(limit=100)
-    chain = here.chain()
-    here.write(chain, *["\\boxed{5}"] * 20, closes=True)
-    said = []
-    fields: dict[str, Any] = {"thought_closed": True, "answer_boxed": True, "repeated": 2, "token_budget": 9, "max_steps": 3}
-    for name in [*fields, "context_length"]:
-        said.append(chain.exit(UntilSpec(**fields)))
-        fields.pop(name, None)
-    assert said == ["thought_closed", "answer_boxed", "repeated", "token_budget", "max_steps", "context_length"]
+    holds = {
+        "thought_closed": closed and (until.get("thought_closed") or not texts[-1]),
+        "answer_boxed": until.get("answer_boxed") and "\\boxed{5}" in "".join(texts[-2:]),
+        "repeated": in_a_row >= until.get("repeated", 99),
+        "token_budget": chain.thought_tokens >= until.get("token_budget", 999),
+        "max_steps": len(texts) >= until.get("max_steps", 99),
+        "context_length": overflows,
+    }
+    assert chain.exit(UntilSpec(**until)) == next((name for name, held in holds.items() if held), None)
+    default = "thought_closed" if closed else "context_length" if overflows else "max_tokens"
+    assert chain.default_stop_reason() == default
 
 
 def test_guidance_is_no_step(world: World) -> None:
@@ -109,32 +102,6 @@ def test_identical_candidates_end_as_most_of_them_do(world: World, closing: list
     assert (chain.candidates[shown].closes, other) == (closes, many)
 
 
-@pytest.mark.parametrize(
-    ("texts", "rest"), [(["a\n"], "\n"), (["a", "\n"], "\n"), (["a\n", "\n"], ""), (["a\n\n"], ""), (["a\n\n\n"], ""), (["a"], "")]
-)
-def test_what_is_left_of_a_delimiter_is_known(world: World, texts: list[str], rest: str) -> None:
-    here = world()
-    chain = here.chain()
-    here.write(chain, *texts)
-    assert chain.rest_of_delimiter == rest
-
-
-def test_an_overflow_ends_the_thought_whatever_until_says(world: World) -> None:
-    chain = world().chain()
-    chain.ending.overflow()
-    assert chain.exit(UntilSpec(max_steps=5)) == "context_length"
-    assert chain.default_stop_reason() == "context_length"
-
-
-def test_saying_nothing_after_the_end_ends_the_thought_whatever_until_says(world: World) -> None:
-    here = world()
-    chain = here.chain()
-    here.write(chain, "a</think>", closes=True)
-    assert chain.exit(UntilSpec(token_budget=50)) is None
-    here.write(chain, "", closes=True)
-    assert chain.exit(UntilSpec(token_budget=50)) == "thought_closed"
-
-
 def test_room_is_what_the_budget_leaves(world: World) -> None:
     here = world()
     chain = here.chain()
@@ -149,38 +116,28 @@ def test_room_is_what_the_budget_leaves(world: World) -> None:
     assert chain.room(8, "target") == 8
 
 
-def test_seeds_depend_on_run_problem_sample_step_and_stage(world: World) -> None:
-    here = world()
-    base = here.chain()
-    seeds = {base.seed("draft"), base.seed("verify"), here.chain(seed=1).seed("draft"), here.chain("q").seed("draft")}
-    seeds |= {here.chain("p", 1).seed("draft"), here.chain("p1").seed("draft")}
+def test_seeds_depend_on_run_problem_sample_step_and_stage_and_on_nothing_else(world: World) -> None:
+    here, other = world(), world(draft="tiny", target="plain", limit=77)
+    base, own = here.chain(), ChainSettings(seed=7)
+    chains = [
+        base,
+        here.chain(seed=1),
+        here.chain("q"),
+        here.chain("p", 1),
+        here.chain("p1"),
+        here.chain(own=own),
+        here.chain("p", 1, own=own),
+    ]
+    seeds = {base.seed("verify"), *(chain.seed("draft") for chain in chains)}
     here.write(base, "step\n\n")
     seeds.add(base.seed("draft"))
-    assert len(seeds) == 7
+    assert len(seeds) == 9
     assert all(0 <= seed < 1 << 63 for seed in seeds)
-
-
-def test_seeds_depend_on_nothing_else(world: World) -> None:
-    here, other = world(), world(draft="tiny", target="plain", limit=77)
-    one, two = here.chain(), other.chain(order=99)
-    here.write(one, "a\n\n")
+    assert here.chain(own=own).seed("draft") == here.chain("q", seed=1, own=own).seed("draft"), "that of the problem takes their place"
+    two = other.chain(order=99)
     other.write(two, "something else entirely\n\n")
     other.draft(two, "x", "y")
-    assert one.seed("draft") == two.seed("draft")
-
-
-@pytest.mark.parametrize("target", ["sim", "shifted", "plain", "tiny"])
-def test_a_step_joins_the_context_of_every_role(world: World, target: str) -> None:
-    here = world(draft="sim", target=target)
-    chain = here.chain()
-    before = {role: list(ids) for role, ids in chain.contexts.items()}
-    here.draft(chain, "Tom has 3.\n\n", "So 5 </think>")
-    step = chain.apply("verify", Outcome(verdict=verdict(1)))
-    assert step is not None
-    assert (step.index, step.stage, step.decision, len(step.candidates)) == (1, "verify", "accepted", 2)
-    assert chain.candidates == ()
-    for role, ids in chain.contexts.items():
-        assert list(ids) == [*before[role], *here.tokenizers[role].encode("So 5 </think>")]
+    assert base.seed("draft") == two.seed("draft")
 
 
 def test_a_fallback_remembers_what_was_rejected(world: World) -> None:
@@ -189,6 +146,7 @@ def test_a_fallback_remembers_what_was_rejected(world: World) -> None:
     here.draft(chain, "a\n\n", "b\n\n")
     assert chain.apply("verify", Outcome(verdict=verdict(None))) is None
     [step] = here.write(chain, "c\n\n")
+    assert (step.index, step.stage, chain.candidates) == (1, "write", ())
     assert (step.decision, [c.text for c in step.candidates]) == ("fallback", ["a\n\n", "b\n\n"])
     assert (step.verdict, step.verify_stage) == (verdict(None), "verify")
     [step] = here.write(chain, "d\n\n", decision="written")
@@ -243,14 +201,6 @@ def test_the_answer_is_boxed_in_the_answer_or_else_in_the_thought(
     assert chain.stated_answer() == expected
 
 
-@pytest.mark.parametrize(("closes", "reason"), [(True, "thought_closed"), (False, "max_tokens")])
-def test_why_a_thought_ended_that_no_loop_ended(world: World, closes: bool, reason: str) -> None:
-    here = world()
-    chain = here.chain()
-    here.write(chain, "all of it", closes=closes)
-    assert chain.default_stop_reason() == reason
-
-
 def test_a_problem_with_a_limit_of_its_own_ends_when_it_is_spent(world: World) -> None:
     here = world()
     chain = here.chain(own=ChainSettings(max_tokens=5))
@@ -263,13 +213,3 @@ def test_a_problem_with_a_limit_of_its_own_ends_when_it_is_spent(world: World) -
     closed = here.chain(own=ChainSettings(max_tokens=1))
     here.write(closed, "so</think>", closes=True)
     assert closed.exit(UntilSpec(thought_closed=True)) == "thought_closed"
-
-
-def test_a_problem_with_a_seed_of_its_own_draws_the_same_whatever_its_name(world: World) -> None:
-    here = world()
-    own = ChainSettings(seed=7)
-    first, renamed, again, other = (
-        here.chain(name, sample, seed=seed, own=own) for name, sample, seed in (("p", 0, 0), ("q", 0, 1), ("p", 1, 0), ("p", 0, 0))
-    )
-    assert first.seed("draft") == renamed.seed("draft") == other.seed("draft")
-    assert again.seed("draft") != first.seed("draft") != here.chain("p", 0, seed=7).seed("draft")

@@ -16,7 +16,7 @@ from pipeline.reasoning.chain import Chain, Outcome, Span
 from pipeline.reasoning.prompts import PromptBuilder
 from pipeline.reasoning.translate import TokenTranslator
 from pipeline.stages.draft import DraftSpec, DraftStage
-from tests.support.chat_models import BUNDLED, MODELS, chat_model
+from tests.support.chat_models import chat_model
 
 PAIRS = [
     ("r1-distill-qwen", "r1-distill-llama"),
@@ -51,13 +51,6 @@ def prompts_with(text: str) -> Prompts:
     )
     asked = f"{{{{problem}}}}{text}"
     return Prompts(system=text, problem=asked, examples=(Example(problem=text, reply=text),), choose=choose, score=score)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def loaded() -> None:
-    """All tokenizers are loaded, and their templates cut, on behalf of all tests."""
-    for name in (*MODELS, *BUNDLED):
-        PromptBuilder(chat_model(name)).tokenizer.encode_parts(["", "<think><|im_end|>[INST]"])
 
 
 class Said(NamedTuple):
@@ -100,46 +93,26 @@ def prompts_of(drafter: Tokenizer, judge: Tokenizer, said: Said, wrote: Callable
     ]
 
 
-def assert_only_templates_control(names: tuple[str, str], said: Said, wrote: Callable[[Tokenizer, str], list[int]]) -> None:
-    drafter, judge = map(load, names)
-    expected = prompts_of(drafter, judge, CLEAN, wrote)
-    for number, (clean, ids) in enumerate(zip(expected, prompts_of(drafter, judge, said, wrote), strict=True)):
-        tokenizer = drafter if number in (0, 2) else judge
-        assert controls_of(tokenizer, ids) == controls_of(tokenizer, clean), tokenizer.decode(ids)
-
-
-def controls_in(*names: str) -> list[str]:
-    tokenizers = [load(name) for name in names]
-    return [text for one in tokenizers for text, id_ in one.special_ids.items() if id_ in one.control_ids]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("names", PAIRS, ids="-".join)
-def test_every_control_token_at_every_place_stays_text(names: tuple[str, str]) -> None:
-    """As token ids of whoever wrote it, too: a model may sample any token, and a server may send any."""
-    for text in dict.fromkeys(controls_in(*names)):
-        half = len(text) // 2
-        for place in Said._fields:
-            for written in (f"a {text} b{DELIMITER}", f"{text}{text}{DELIMITER}", f"{text} c"):
-                assert_only_templates_control(names, CLEAN._replace(**{place: written}), lambda tokenizer, said: tokenizer.encode(said))
-        cut = CLEAN._replace(problem=text[:half], instruction=text[half:], note=text[:half], candidate=text[half:])
-        assert_only_templates_control(names, cut, lambda tokenizer, said: tokenizer.encode_parts(["", said]))
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("names", PAIRS, ids="-".join)
 @given(data=st.data())
 def test_no_texts_give_a_prompt_another_turn(names: tuple[str, str], data: st.DataObject) -> None:
-    controls = list(dict.fromkeys(controls_in(*names)))
+    """As token ids of whoever wrote them, too: a model may sample any token, and a server may send any."""
+    controls = [text for one in map(load, names) for text, id_ in one.special_ids.items() if id_ in one.control_ids]
     halves = [half for text in controls for half in (text[: len(text) // 2], text[len(text) // 2 :])]
     pieces = st.lists(st.sampled_from([*controls, *halves, " ", "\n", DELIMITER, "<", ">", "Tom", "5"]), max_size=6).map("".join)
     # A step that ends in `</think>` ends the thought, which is the next test's.
     texts = {place: data.draw(pieces, label=place) for place in Said._fields}
     said = Said(**texts | {place: f"{texts[place]}." for place in ("step", "candidate")})
     as_ids = data.draw(st.booleans(), label="as ids")
-    assert_only_templates_control(
-        names, said, lambda tokenizer, text: tokenizer.encode(text) if as_ids else tokenizer.encode_parts(["", text])
+    drafter, judge = map(load, names)
+    clean, spoilt = (
+        prompts_of(drafter, judge, each, lambda tokenizer, text: tokenizer.encode(text) if as_ids else tokenizer.encode_parts(["", text]))
+        for each in (CLEAN, said)
     )
+    for number, (expected, ids) in enumerate(zip(clean, spoilt, strict=True)):
+        tokenizer = drafter if number in (0, 2) else judge
+        assert controls_of(tokenizer, ids) == controls_of(tokenizer, expected), tokenizer.decode(ids)
 
 
 @pytest.mark.parametrize(

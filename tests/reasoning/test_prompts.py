@@ -6,23 +6,18 @@ import pytest
 
 from pipeline.engines.tokenizer import HFTokenizer
 from pipeline.errors import GraphError, RequestRefused
-from pipeline.graph.load import load_prompts
 from pipeline.graph.prompts import (
-    CHOOSE_INTRO,
     CHOOSE_PREFILL,
-    CHOOSE_QUESTION,
     DEFAULT_PROMPTS,
     DELIMITER,
     INSTRUCTION,
-    LABELS,
     SCORE_PREFILL,
-    SCORE_QUESTION,
     Example,
     Message,
     Prompts,
 )
 from pipeline.reasoning.prompts import PromptBuilder
-from tests.support.chat_models import R1_BOS, R1_EOS, R1_SAYS, R1_USER, chat_model, with_template
+from tests.support.chat_models import with_template
 
 R1_STYLE = (
     "{% for m in messages %}{% if m['role'] == 'user' %}<|user|>{{ m['content'] }}{% else %}"
@@ -50,13 +45,9 @@ def context_of(builder: PromptBuilder) -> list[int]:
     return builder.generation("Tom has 3 pens. How many?") + builder.tokenizer.encode("Tom has 3.\n\n</think>, so" + DELIMITER)
 
 
-def test_generation_ends_in_an_opened_thought(builder: PromptBuilder) -> None:
-    text = builder.tokenizer.decode(builder.generation("Tom has 3 pens."))
-    assert text == "<|user|>Tom has 3 pens." + INSTRUCTION + "<|assistant|><think>\n"
-
-
 def test_a_choice_starts_with_exactly_the_ids_of_the_context(builder: PromptBuilder) -> None:
     context = context_of(builder)
+    assert builder.tokenizer.decode(context).startswith(f"<|user|>Tom has 3 pens. How many?{INSTRUCTION}<|assistant|><think>\nTom has 3.")
     candidates = [builder.tokenizer.encode(text) for text in ("Tom buys 2.\n\n", "</think>", "cut off")]
     prompt = builder.choose(context, candidates)
     assert list(prompt.ids[: len(context)]) == context
@@ -74,46 +65,6 @@ def test_a_score_shows_the_candidate_in_its_place(builder: PromptBuilder) -> Non
     assert list(prompt.ids[: len(context) + len(candidate)]) == context + candidate
     assert builder.tokenizer.decode(prompt.ids).endswith(SCORE_PREFILL)
     assert [builder.tokenizer.decode([id_]) for id_ in prompt.option_ids] == list("0123456789")
-
-
-@pytest.fixture
-def r1() -> PromptBuilder:
-    return PromptBuilder(chat_model("r1-distill-qwen"))
-
-
-def test_r1_s_template_keeps_the_thought_in_a_verification(r1: PromptBuilder) -> None:
-    """Rendered anew, the assistant's turn would lose all that stands before `</think>`."""
-    decode, encode = r1.tokenizer.decode, r1.tokenizer.encode
-    context = r1.generation("Tom has 3 pens.") + encode("Tom has 3.\n\nSo 3.\n\n</think>\n\nThe")
-    lost = r1.tokenizer.render([{"role": "user", "content": "q"}, {"role": "assistant", "content": "Tom has 3.</think>\n\nThe"}])
-    assert "Tom has 3" not in lost
-    asked = f"{R1_BOS}{R1_USER}Tom has 3 pens.{INSTRUCTION}{R1_SAYS}<think>\nTom has 3.\n\nSo 3.\n\n</think>\n\nThe"
-    reply = f"{R1_SAYS}<think>\n\n</think>\n\n"
-    choice = r1.choose(context, [encode("Tom buys 2.\n\n")])
-    said = f"{asked}{R1_EOS}{R1_USER}{CHOOSE_INTRO}[1] Tom buys 2.\n\n{CHOOSE_QUESTION}{reply}{CHOOSE_PREFILL}"
-    assert (list(choice.ids[: len(context)]), decode(choice.ids)) == (context, said)
-    score = r1.score(context, encode("Tom buys 2.\n\n"))
-    assert decode(score.ids) == f"{asked}Tom buys 2.\n\n{R1_EOS}{R1_USER}{SCORE_QUESTION}{reply}{SCORE_PREFILL}"
-
-
-def test_a_short_question_says_nothing_but_the_candidates(tokenizer: HFTokenizer, root: Path) -> None:
-    long, short = (PromptBuilder(tokenizer, load_prompts(root / f"graphs/prompts/{name}.yaml")) for name in ("default", "short"))
-    context = long.generation("Tom has 3 pens.")
-    step = tokenizer.encode("So 3.\n\n")
-    for ask, question, candidates in (
-        (lambda builder: builder.score(context, step), SCORE_QUESTION, ""),
-        (lambda builder: builder.choose(context, [step, step]), CHOOSE_QUESTION, CHOOSE_INTRO),
-    ):
-        asked, brief = ask(long), ask(short)
-        said = tokenizer.decode(asked.ids).replace(question, "").replace(candidates, "")
-        assert tokenizer.decode(brief.ids) == said
-        assert brief.option_ids == asked.option_ids
-
-
-def test_every_label_and_digit_is_one_token(tokenizer: HFTokenizer) -> None:
-    builder = PromptBuilder(tokenizer)
-    assert builder.flaw(DEFAULT_PROMPTS.choose, LABELS) is None
-    assert builder.flaw(DEFAULT_PROMPTS.score, DEFAULT_PROMPTS.score.labels) is None
 
 
 def test_a_template_without_thoughts_needs_none(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import pytest
 from pipeline.errors import GraphError
 from pipeline.graph.bundled import bundled_files
 from pipeline.graph.load import load_prompts
-from pipeline.graph.prompts import ChoosePrompt, Example, Marks, Prompts, ScorePrompt
+from pipeline.graph.prompts import ChoosePrompt, Marks, Prompts, ScorePrompt
 from pipeline.reasoning.prompts import OptionPrompt, PromptBuilder
 from tests.support.chat_models import R1_BOS, R1_EOS, R1_SAYS, R1_USER, chat_model
 
@@ -116,18 +116,6 @@ def test_scot_s_published_adapter_is_asked_as_its_code_asks_it() -> None:
     )
 
 
-@pytest.mark.parametrize("chat", CHATS, ids=lambda chat: chat.model)
-def test_a_system_message_and_examples_stand_before_the_problem(chat: Chat) -> None:
-    example = Example(problem="1 + 1?", reply="It is </think> 2.")
-    builder = builder_of(chat, Prompts(system="Be brief.", problem="Q: {{problem}}", examples=(example,)))
-    system = f"{R1_BOS}Be brief." if chat is R1 else "<|im_start|>system\nBe brief.<|im_end|>\n"
-    before = f"{system}{chat.user}Q: 1 + 1?{chat.user_ends}{chat.says}It is </think> 2.{chat.ends}"
-    ids = builder.generation(PROBLEM)
-    assert builder.tokenizer.decode(ids) == f"{before}{chat.user}Q: {PROBLEM}{chat.user_ends}{chat.says}<think>\n"
-    close = builder.think_close_id
-    assert close not in ids  # an example's reply is text
-
-
 @pytest.mark.parametrize(("how", "opened"), [("plain", ""), ("in_thought", "<think>"), ("after_thought", "<think>\n\n</think>\n\n")])
 @pytest.mark.parametrize("form", ["appended", "alone"])
 @pytest.mark.parametrize("chat", CHATS, ids=lambda chat: chat.model)
@@ -177,15 +165,13 @@ def test_candidates_are_judged_wherever_the_thought_stands(turn: str) -> None:
     assert judged(prompt, builder) == ["x\n", "y"]
 
 
-def test_a_label_of_two_tokens_is_named() -> None:
+def test_labels_and_marks_that_the_tokenizer_does_not_have_are_named() -> None:
     builder = builder_of(R1, Prompts(choose=ChoosePrompt(labels=("no", "1", "2"))))
     assert builder.flaw(builder.prompts.choose, ("1", "2")) is None
     assert builder.flaw(builder.prompts.choose, ("1", "zxq")) == (
         "its engine's tokenizer has no single token for the label 'zxq' after 'Best candidate: '"
     )
 
-
-def test_marks_that_the_tokenizer_does_not_have_are_named() -> None:
     with pytest.raises(GraphError, match=r"its tokenizer has no token '\[/THINK\]', set in `prompts\.thought`"):
         builder_of(R1, Prompts(thought=Marks(open="[THINK]", close="[/THINK]")))
 

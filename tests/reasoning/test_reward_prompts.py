@@ -41,14 +41,9 @@ def test_rlhflow_is_asked_as_in_its_own_evaluation() -> None:
 
 
 def test_a_bundled_model_is_asked_in_the_words_that_its_body_reasons_in() -> None:
-    tokenizer = HFTokenizer(str(ROOT / "pipeline/models/tiny-prm"))
-    builder = RewardPromptBuilder(tokenizer, prompt_of("prm-tiny"), "test")
-    thought = tokenizer.encode("Ben buys 2, so 3 + 2 = 5.\n\nThen 5 - 1 = 4.\n\n")
-    assert [*builder.ids("How many?", ["Ben buys 2, so 3 + 2 = 5.", "Then 5 - 1 = 4."])] == [
-        *PromptBuilder(tokenizer).generation("How many?"),
-        *thought,
-    ]
-    assert [tokenizer.decode([each]) for each in builder.option_ids] == ["+", "-"]
+    builder, said = RewardPromptBuilder(TINY, prompt_of("prm-tiny"), "test"), PromptBuilder(TINY).generation(DUCKS)
+    assert builder.ids(DUCKS, STEPS).tolist() == [*said, *TINY.encode("".join(f"{step}\n\n" for step in STEPS))]
+    assert [TINY.decode([each]) for each in builder.option_ids] == ["+", "-"]
 
 
 def test_what_a_problem_or_step_says_is_no_template() -> None:
@@ -112,20 +107,13 @@ def test_the_mark_of_the_end_of_a_thought_is_the_reward_model_s_own() -> None:
     assert RewardPromptBuilder(TINY, prompt, "test").ids("a", ["b</think>"]).tolist() == [*TINY.encode("ab"), close, *TINY.encode("\n\n")]
 
 
-@pytest.mark.parametrize(
-    ("prompt", "message"),
-    [
-        (TextPrompt(begin="{problem}", step="{step}", good="good one"), r"f.yaml: \$.prompt.good: 'good one' is 8 tokens of this model"),
-        (
-            TextPrompt(begin="{problem}", step="{step}", bad="--"),
-            r"f.yaml: \$.prompt.bad: '--' is 2 tokens of this model; an answer must be one",
-        ),
-        (ChatPrompt(good="-"), r"`good` and `bad` are the same token, '-'; choose two"),
-    ],
-)
-def test_answers_must_be_two_single_tokens(prompt: TextPrompt | ChatPrompt, message: str) -> None:
-    with pytest.raises(GraphError, match=message):
-        RewardPromptBuilder(TINY, prompt, "f.yaml")
+def test_answers_must_be_two_single_tokens() -> None:
+    for good, bad, flaw in (
+        ("+", "--", r"f.yaml: \$.prompt.bad: '--' is 2 tokens of this model; an answer must be one"),
+        ("-", "-", r"f.yaml: \$.prompt: `good` and `bad` are the same token, '-'; choose two"),
+    ):
+        with pytest.raises(GraphError, match=flaw):
+            RewardPromptBuilder(TINY, TextPrompt(begin="{problem}", step="{step}", good=good, bad=bad), "f.yaml")
 
 
 def thought_of(*texts: str, thought_end: str = "") -> Thought:

@@ -17,7 +17,7 @@ PROMPT = TextPrompt(begin="{problem}\n", step="{step} so:", between="\n", though
 NO_END = TextPrompt(begin="{problem}\n", step="{step} so:")
 
 
-def stage(here: Any, prompt: TextPrompt = PROMPT, **fields: Any) -> RewardStage:
+def stage(here: Any, prompt: TextPrompt = PROMPT, **fields: Any) -> Any:
     spec = RewardJudgeSpec(engine="target", prm="prm.yaml", prompt=prompt, **fields)
     return RewardStage("verify", spec, here.builders)
 
@@ -52,39 +52,25 @@ def test_the_best_candidate_is_accepted_where_its_reward_reaches_the_threshold(
     answers = [here.weighed(reward / 20, (10 - reward) / 20) for each in tenths for reward in each]
     assert len(judge.requests(chain)) == len(answers)
     verdict = judge.apply(chain, answers).verdict
-    assert verdict is not None
     least = [min(each) for each in tenths]
     assert (verdict.value, verdict.mass, verdict.distinct) == (pytest.approx(max(least) / 10), pytest.approx(0.5), len(tenths))
     assert verdict.chosen == (least.index(max(least)) if verdict.value >= threshold / 10 else None)
 
 
-@pytest.mark.parametrize(
-    ("prompt", "shown"), [(PROMPT, ["2 and 3. so:\n</think> so:"]), (NO_END, ["2 and 3. so:"])], ids=["shown", "not shown"]
-)
-def test_a_step_that_closes_the_thought(world: World, prompt: TextPrompt, shown: list[str]) -> None:
+@pytest.mark.parametrize(("prompt", "shown"), [(PROMPT, ["2 and 3. so:\n</think> so:"]), (NO_END, ["2 and 3. so:"])])
+def test_a_step_that_closes_the_thought_is_shown_and_a_blank_one_never_accepted(world: World, prompt: TextPrompt, shown: list[str]) -> None:
     here = world()
-    chain = here.chain()
-    here.write(chain, "2 and 3.\n\n")
-    here.draft(chain, "</think>")
-    judge = stage(here, prompt)
-    problem = chain.problem.told(here.builders["target"].prompts)
-    assert [here.tokenizers["target"].decode(each.prompt_ids).removeprefix(f"{problem}\n") for each in judge.requests(chain)] == shown
-    accepted = judge.apply(chain, [here.weighed(0.9, 0.1)]).verdict
-    assert accepted is not None
-    assert accepted.accepted
-
-
-def test_a_candidate_without_text_is_not_accepted_and_nothing_is_asked_without_candidates(world: World) -> None:
-    here = world()
-    chain = here.chain()
-    judge = stage(here, threshold=0.0)
+    chain, judge = here.chain(), stage(here, prompt, threshold=0.0)
     assert judge.requests(chain) == []
     assert judge.apply(chain, []).verdict is None
     here.draft(chain, "\n\n")
     assert judge.requests(chain) == []
-    verdict = judge.apply(chain, []).verdict
-    assert verdict is not None
-    assert not verdict.accepted
+    assert not judge.apply(chain, []).verdict.accepted
+    here.write(chain, "2 and 3.\n\n")
+    here.draft(chain, "</think>")
+    problem = chain.problem.told(here.builders["target"].prompts)
+    assert [here.tokenizers["target"].decode(each.prompt_ids).removeprefix(f"{problem}\n") for each in judge.requests(chain)] == shown
+    assert judge.apply(chain, [here.weighed(0.9, 0.1)]).verdict.accepted
 
 
 TAGGED = TextPrompt(begin="{problem} ", step="Step {number}: {step} so", between="\n")
@@ -122,5 +108,4 @@ def test_what_its_reward_model_cannot_be_shown_is_not_drafted(world: World) -> N
     assert drafter.requests(chain) == []
     chain.apply("draft", drafter.apply(chain, []))
     verdict = judge.apply(chain, []).verdict
-    assert verdict is not None
     assert (verdict.accepted, verdict.label) == (False, TOO_LONG)

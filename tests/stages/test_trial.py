@@ -18,7 +18,7 @@ from pipeline.stages.answer import MOST, STOPS, TrialStage
 World = Callable[..., Any]
 
 
-def trial(here: Any, *, confidence: bool = True) -> TrialStage:
+def trial(here: Any, *, confidence: bool = True) -> Any:
     return TrialStage("trial", TrialSpec(engine="target", confidence=confidence), here.builders)
 
 

@@ -16,45 +16,24 @@ from pipeline.stages.generate import GenerateSpec, GenerateStage
 World = Callable[..., Any]
 
 
-def generate(here: Any, unit: Any, **fields: Any) -> GenerateStage:
+def generate(here: Any, unit: Any, **fields: Any) -> Any:
     return GenerateStage("write", GenerateSpec(engine="target", unit=unit, max_tokens=32, **fields), here.builders)
 
 
-def draft(here: Any, **fields: Any) -> DraftStage:
+def draft(here: Any, **fields: Any) -> Any:
     return DraftStage("draft", DraftSpec(engine="draft", max_tokens=32, **fields), here.builders)
 
 
-def answer(here: Any, **fields: Any) -> AnswerStage:
+def answer(here: Any, **fields: Any) -> Any:
     return AnswerStage("answer", AnswerSpec(engine="target", **{"max_tokens": 32, **fields}), here.builders)
 
 
-def written(here: Any, unit: Any, text: str, chain: Any = None, **how: Any) -> Outcome:
+def written(here: Any, unit: Any, text: str, chain: Any = None, **how: Any) -> Any:
     return generate(here, unit).apply(chain or here.chain(), [here.said(text, role="target", **how)])
 
 
 def close_id(here: Any, role: str = "target") -> int:
     return int(here.tokenizers[role].special_ids["</think>"])
-
-
-@pytest.mark.parametrize("unit", ["step", "thought"])
-def test_a_draft_continues_the_context(world: World, unit: Any) -> None:
-    here = world(draft="shifted")
-    chain = here.chain()
-    chain.enter(UntilSpec(token_budget=20))
-    [request] = draft(here, unit=unit, candidates=3, temperature=0.5, top_p=0.9).requests(chain)
-    assert request == Request(
-        request_id="p#0/0/draft",
-        prompt_ids=chain.contexts["draft"],
-        max_tokens=20,
-        n=3,
-        temperature=0.5,
-        top_p=0.9,
-        seed=chain.seed("draft"),
-        stop=("\n\n",) if unit == "step" else (),
-        stop_ids=(close_id(here, "draft"),),
-        affinity="p#0",
-        content=chain.content,
-    )
 
 
 @pytest.mark.parametrize("role", ["draft", "target"])
@@ -130,8 +109,25 @@ def test_a_candidate_closes_the_thought_by_its_mark_or_by_the_end_of_sequence(wo
     [candidate] = draft(here).apply(here.chain(), [here.said(text, **how)]).candidates
     assert (candidate.text, candidate.role, candidate.closes) == (text, "draft", closes)
     step = written(here, "step", text, **how).step
-    assert step is not None
     assert step.closes == closes
+
+
+def test_a_draft_continues_the_context(world: World) -> None:
+    here = world(draft="shifted")
+    chain = here.chain()
+    chain.enter(UntilSpec(token_budget=20))
+    for unit, stop in (("step", ("\n\n",)), ("thought", ())):
+        [request] = draft(here, unit=unit, candidates=3, temperature=0.5, top_p=0.9).requests(chain)
+        known = {
+            "request_id": "p#0/0/draft",
+            "prompt_ids": chain.contexts["draft"],
+            "max_tokens": 20,
+            "n": 3,
+            "temperature": 0.5,
+            "top_p": 0.9,
+        }
+        own = {"seed": chain.seed("draft"), "affinity": "p#0", "content": chain.content}
+        assert request == Request(**known, **own, stop=stop, stop_ids=(close_id(here, "draft"),))
 
 
 @pytest.mark.parametrize("unit", ["tokens", "step", "thought", "response"])
@@ -192,17 +188,23 @@ def test_a_response_is_split_at_the_end_of_its_thought(world: World, target: str
     here = world(target=target)
     outcome = written(here, "response", "It is 5.</think>\n\n\\boxed{5} </think>", stop=None)
     step, said = outcome.step, outcome.answer
-    assert step is not None
-    assert said is not None
     assert (step.text, step.closes, said.text) == ("It is 5.</think>", True, "\n\n\\boxed{5} </think>")
     decode = here.tokenizers["target"].decode
     assert (decode(step.ids), decode(said.ids)) == (step.text, said.text)
 
 
+@pytest.mark.parametrize(("finish", "cut"), [("stop", False), ("length", True)])
+def test_an_answer_that_is_cut_is_marked(world: World, finish: Any, cut: bool) -> None:
+    here, text = world(), "so</think>It is 5"
+    plain = answer(here).apply(here.chain(), [here.said("It is 5", role="target", finish=finish, stop=None)]).answer
+    whole = written(here, "response", text, finish=finish, stop=None).answer
+    short = generate(here, "response", answer_tokens=2).apply(here.chain(), [here.said(text, role="target", stop=None)]).answer
+    assert (plain.cut, whole.cut, short.cut) == (cut, cut, True)
+
+
 def test_a_response_that_never_closed_its_thought_has_an_answer_only_where_the_model_has_no_thoughts(world: World) -> None:
     for target, finish in (("sim", "length"), ("sim", "stop"), ("plain", "length"), ("plain", "stop")):
         outcome = written(world(target=target), "response", "It is \\boxed{5}", finish=finish, stop=None)
-        assert outcome.step is not None
         assert outcome.step.closes == (finish == "stop")
         assert (outcome.answer is not None) == ((target, finish) == ("plain", "stop"))
 
@@ -249,17 +251,3 @@ def test_what_a_problem_says_of_its_chains_takes_the_place_of_what_the_stages_sa
     here.write(chain, "0123456789")
     assert [stage.requests(chain) for stage in stages] == [[], [], []]
     assert answer(here).apply(chain, []) == Outcome()
-
-
-@pytest.mark.parametrize(("finish", "cut"), [("stop", False), ("length", True)])
-def test_an_answer_that_is_cut_is_marked(world: World, finish: Any, cut: bool) -> None:
-    here = world()
-    close = "</think>"
-    plain = answer(here).apply(here.chain(), [here.said("It is 5", role="target", finish=finish, stop=None)]).answer
-    whole = written(here, "response", f"so{close}It is 5", finish=finish, stop=None).answer
-    assert plain is not None
-    assert whole is not None
-    assert (plain.cut, whole.cut) == (cut, cut)
-    short = generate(here, "response", answer_tokens=2).apply(here.chain(), [here.said(f"so{close}It is 5", role="target", stop=None)])
-    assert short.answer is not None
-    assert short.answer.cut
