@@ -29,6 +29,13 @@ ProblemRows = Mapping[int, Mapping[str, Any]]
 """The rows of problems by their numbers."""
 
 
+def at_once(grader: str | None, answer: str | None, reference: str | None, stop_reason: str) -> Grade | None:
+    """The grade of a chain where no worker process has to compare, else None."""
+    if stop_reason in UNFINISHED or reference is None:
+        return Grade(None)
+    return Grade(False) if answer is None else quick_grade(as_kind(grader), answer, reference)
+
+
 class InlineGrader:
     """The `RowSink` that grades, in tasks of the group `tasks`; use it through `open_inline_grader`."""
 
@@ -61,24 +68,20 @@ class InlineGrader:
         await self._recorder.room()
 
     def _at_once(self, row: ChainRow) -> Grade | None:
-        """The grade where it can be had without waiting for a worker process, else None."""
-        if row.stop_reason in UNFINISHED or row.reference_answer is None:
-            return Grade(None)
-        if row.answer is None:
-            return Grade(False)
-        kind = as_kind(row.grader)
-        if self._virtual:
-            return self._grader.grade(kind, row.answer, row.reference_answer, self._problems.get(row.input_row))
-        return quick_grade(kind, row.answer, row.reference_answer)
+        """The grade where it can be had at once, else None; in virtual time always."""
+        quick = at_once(row.grader, row.answer, row.reference_answer, row.stop_reason)
+        return self._graded(row) if quick is None and self._virtual else quick
+
+    def _graded(self, row: ChainRow) -> Grade:
+        assert row.answer is not None
+        assert row.reference_answer is not None
+        return self._grader.grade(as_kind(row.grader), row.answer, row.reference_answer, self._problems.get(row.input_row))
 
     async def _grade(self, row: ChainRow) -> None:
         """Grade a row, first come, first served; one that is cancelled meanwhile is passed on without a grade."""
-        assert row.answer is not None
-        assert row.reference_answer is not None
-        question = as_kind(row.grader), row.answer, row.reference_answer, self._problems.get(row.input_row)
         grade = Grade(None, why=NOT_GRADED)
         try:
-            grade = await anyio.to_thread.run_sync(self._grader.grade, *question, abandon_on_cancel=True, limiter=self._limiter)
+            grade = await anyio.to_thread.run_sync(self._graded, row, abandon_on_cancel=True, limiter=self._limiter)
         finally:
             self.waiting -= 1
             self._record(row, grade)
