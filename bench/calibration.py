@@ -193,7 +193,7 @@ def simulated(folder: Path, name: str, specs: dict[str, SimSpec], count: int, ba
     engines.write_bytes(msgspec.json.encode({role: {"backend": "sim", **msgspec.to_builtins(spec)} for role, spec in specs.items()}))
     options = RunOptions(
         graph=ROOT / "graphs/speccot.yaml",
-        input=write_problems(folder / f"problems-{count}.parquet", count),
+        input=(str(write_problems(folder / f"problems-{count}.parquet", count)),),
         engines=engines,
         batch_size=batch_size,
         schedule=schedule,
@@ -341,7 +341,7 @@ def _replayed(found: dict[str, dict[int, list[Point]]], measured: Path, engines:
             settings += [setting(f"engines.{role}.replay", str(recorded)) for role in card.plan.engines]
             options = RunOptions(
                 graph=Path(card.options["graph"]),
-                input=Path(card.options["input"]),
+                input=(str(tuple(card.options["input"])),),
                 engines=engines,
                 settings=tuple(settings),
                 batch_size=size,

@@ -158,7 +158,7 @@ def told(tolls: Iterator[Toll]) -> Iterator[Toll]:
 
 def batches(folder: Path, own: Path | None) -> Alike:
     """The same problems at batch size 1 and 32."""
-    options = RunOptions(graph=ROOT / "graphs/speccot.yaml", input=grounds.ARITH, limit=100, engines=own)
+    options = RunOptions(graph=ROOT / "graphs/speccot.yaml", input=(str(grounds.ARITH),), limit=100, engines=own)
     pair = []
     for size in (1, 32):
         output = folder / f"{own.stem if own else 'tiny'}-batch-{size}"

@@ -156,7 +156,7 @@ def serving(name: str) -> Iterator[str]:
 
 def measured(name: str, url: str, folder: Path, size: int, problems: int, repeats: int) -> dict[str, Any]:
     """One cell of the table."""
-    options = RunOptions(graph=Path("specreason"), engines=folder / "engines.yaml", input=ARITH, limit=problems, batch_size=size)
+    options = RunOptions(graph=Path("specreason"), engines=folder / "engines.yaml", input=(str(ARITH),), limit=problems, batch_size=size)
     cell: dict[str, Any] = {"server": name, "batch_size": size, "problems_per_s": [], "ratios": [], "cpu_ms_a_call": []}
     chains = kept_bodies(msgspec.structs.replace(options, output=folder / f"{name}-{size}-first"))
     for number in range(repeats):
@@ -193,7 +193,7 @@ def main(problems: int, repeats: int, any_load: bool, output: Path) -> None:
             folder = Path(made)
             (folder / "engines.yaml").write_text("".join(f"{role}: {ENGINE.format(url=url)}" for role in ("draft", "target")))
             cells += [measured(name, url, folder, size, problems, repeats) for size in (8, 32, 64)]
-            few = RunOptions(graph=Path("specreason"), engines=folder / "engines.yaml", input=ARITH, limit=FEW, batch_size=FEW)
+            few = RunOptions(graph=Path("specreason"), engines=folder / "engines.yaml", input=(str(ARITH),), limit=FEW, batch_size=FEW)
             kept = kept_bodies(msgspec.structs.replace(few, output=folder / "few"))
             (folder / "bodies").write_bytes(b"\n\n".join(map(b"\n".join, kept)))
             given = ["--engines", str(few.engines), "--input", str(ARITH), "--limit", str(FEW), "--batch-size", str(FEW), "-q"]

@@ -13,7 +13,7 @@ that. `solve` and `solve_async` carry out the same session as `pipeline run` and
 import asyncio
 import math
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, nullcontext
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -25,9 +25,7 @@ import msgspec
 from anyio.from_thread import start_blocking_portal
 from msgspec import Struct, structs
 
-from pipeline.data.inputs import STDIN, problem_files, rows_in_memory
-from pipeline.data.prepare import RECIPES
-from pipeline.data.reading import InputReading, read_files
+from pipeline.data.inputs import rows_in_memory
 from pipeline.engine import Engine
 from pipeline.engines.registry import notices
 from pipeline.engines.sim.replay import bindings
@@ -41,11 +39,10 @@ from pipeline.graph.plugins import register
 from pipeline.graph.spec import EngineSpec
 from pipeline.options import Engines, Graph, GraphKeywords, Input, RunKeywords, RunOptions
 from pipeline.remote.folder import written_folder
-from pipeline.remote.inputs import fetch_problems
-from pipeline.remote.url import input_urls, is_url
+from pipeline.remote.url import is_url
 from pipeline.run.loop import loop_options
 from pipeline.run.observer import Observer
-from pipeline.run.prepare import Prepared, checked, load_plan, prepare
+from pipeline.run.prepare import Prepared, checked, load_plan, on_replicas, prepare
 from pipeline.run.run import SessionResult, failed_too_often
 from pipeline.run.run import solve as solve_run
 from pipeline.run.stream import ChainStream, MemoryRows, as_task, in_thread, progress_shown
@@ -240,7 +237,7 @@ class _SolveCall(Struct, frozen=True, kw_only=True):
 
     async def carry_out(self, observer: Observer) -> SessionResult:
         """Carry out the session in the running event loop."""
-        if self.run.options.on_replicas:
+        if on_replicas(self.run.options):
             result: SessionResult = await import_module("pipeline.cluster.replicas").solve_on_this_machine(self.run, observer)
             return result
         return await solve_run(self.run, observer, engines=self.engines)
@@ -262,7 +259,7 @@ def _solved(call: _SolveCall, trace: bool, progress: bool) -> Result:
     if run.nothing_to_do:
         return _result(run.record, run, kept, told)
     observer = Observer(sink=kept, tell=told.append, watch=progress_shown if progress else Observer().watch)
-    virtual = run.virtual_time and not run.options.on_replicas
+    virtual = run.virtual_time and not on_replicas(run.options)
     with start_blocking_portal("asyncio", loop_options(virtual)) as portal:
         ended = portal.call(call.carry_out, observer)
     result = _result(ended.run, run, kept, told)
@@ -286,71 +283,47 @@ def _called(graph: Graph, problems: Input, options: RunKeywords, *, virtual: boo
 
     `virtual`: whether open engines are on virtual time.
     """
-    with ExitStack() as stack:
-        yield _prepared_call(stack, graph, problems, _known(options, RunKeywords), virtual=virtual)
-
-
-def _prepared_call(stack: ExitStack, graph: Graph, problems: Input, given: dict[str, Any], *, virtual: bool) -> _SolveCall:
-    """A checked call, for which `stack` holds the run folder."""
-    engines = given.pop("engines", None)
+    given = _known(options, RunKeywords)
     bound: Any = {name: given.pop(name) for name in GraphKeywords.__annotations__ if name in given}
-    graders = [register_grader(each) for each in given.pop("graders", ())]
-    opened, said, planned = _opened(engines), list[str](), dict[str, dict[str, Any]]()
-    if opened is not None and given.get("replicas", 1) != 1:
+    engines, output, replicas = given.pop("engines", None), given.pop("output", None), given.get("replicas", 1)
+    opened, planned, said = _opened(engines), dict[str, dict[str, Any]](), list[str]()
+    if replicas != 1 and opened is not None:
         raise UsageError("replicas: the engines are already open; give specs, of which each replica opens its own")
-    if given.get("replicas", 1) != 1 and given.get("output") is None:
+    if replicas != 1 and output is None:
         raise UsageError("replicas: their rows are written into a run folder; name one with output")
     if bound.get("models"):
-        planned, sentences = _placed(graph, engines, bound, given.get("batch_size", 64), given.get("replicas", 1))
+        planned, sentences = _placed(graph, engines, bound, given.get("batch_size", 64), replicas)
         said += sentences
     plan = load_graph(graph, planned or engines, **{name: value for name, value in bound.items() if name != "models"})
     said += notices(plan.engines) if opened is None else []
-    names = _input_names(problems)
-    here = not any(name == STDIN or "://" in name or name in RECIPES for name in names)
-    files = [Path(name) for name in names] if here else stack.enter_context(problem_files(names, fetch_problems, said.append))
-    output = given.pop("output", None)
-    if isinstance(output, str) and is_url(output):
-        output = stack.enter_context(written_folder(output, lambda sentence: None, new=not given.get("resume")))
-    valid = structs.replace(_valid(graph, plan, engines, bound, given, output, files, names), planned_engines=planned)
-    grader = graders[0].name if len(graders) == 1 else None
-    if names:
-        reading = read_files(valid.inputs, valid.columns, valid.part, names=valid.input_names, grader=grader)
-    else:
-        reading = InputReading("problems", rows_in_memory(problems, valid.limit), valid.columns, valid.part, grader=grader)
-    baseline = plan_baseline(valid) if valid.baseline else None
-    held = prepare(valid, plan, reading, virtual=None if opened is None else virtual, on_disk=False)
-    return _SolveCall(run=stack.enter_context(held), engines=opened, baseline=baseline, said=said)
+    stored = isinstance(output, str) and is_url(output)
+    with written_folder(str(output), said.append, new=not given.get("resume")) if stored else nullcontext(output) as folder:
+        values = {
+            "graph": plan.name if (no_graph := not isinstance(graph, str | Path)) else str(graph),
+            "input": (names := _input_names(problems)) or [str(Path(folder or "", PROBLEMS if folder else "problems"))],
+            "engines": None
+            if (no_engines := isinstance(graph, Plan) or not isinstance(engines, str | Path | None))
+            else engines and str(engines),
+            "planned_engines": planned,
+            "settings": _settings(bound),
+            "output": None if folder is None else str(folder),
+            "in_memory": [name for name, given_so in {"graph": no_graph, "engines": no_engines}.items() if given_so],
+            "graders": [register_grader(each).name for each in given.pop("graders", ())],
+            "columns": dict(given.get("columns") or {}),
+            "samples": given.get("samples") or _preset_samples(bound.get("preset")),
+            "random": None if given.get("random") is None else str(given["random"]),
+        }
+        valid = _valid({**given, **values})
+        rows = None if names else rows_in_memory(problems, valid.limit)
+        baseline = plan_baseline(valid) if valid.baseline else None
+        with prepare(valid, plan, rows, virtual=None if opened is None else virtual, on_disk=False) as run:
+            yield _SolveCall(run=run, engines=opened, baseline=baseline, said=said)
 
 
-def _valid(
-    graph: Graph,
-    plan: Plan,
-    engines: Engines | None,
-    bound: Mapping[str, Any],
-    given: Mapping[str, Any],
-    output: str | Path | None,
-    files: Sequence[Path],
-    names: Sequence[str],
-) -> RunOptions:
-    """The options of a run over `files`, which are what `names` stand for; raises `UsageError`."""
-    values = {"graph": not isinstance(graph, str | Path), "engines": not isinstance(engines, str | Path | None) or isinstance(graph, Plan)}
-    first, *more = files or [Path("problems") if output is None else Path(output) / PROBLEMS]
-    random = given.get("random")
-    options = dict(given) | {
-        "graph": plan.name if values["graph"] else str(graph),
-        "input": str(first),
-        "more_inputs": tuple(map(str, more)),
-        "input_urls": input_urls(names, files),
-        "engines": None if values["engines"] or engines is None else str(engines),
-        "settings": _settings(bound),
-        "output": None if output is None else str(output),
-        "in_memory": tuple(name for name, value in values.items() if value),
-        "columns": dict(given.get("columns") or {}),
-        "samples": _preset_samples(bound.get("preset")) if given.get("samples") is None else given["samples"],
-        "random": None if random is None else str(random),
-    }
+def _valid(values: Mapping[str, Any]) -> RunOptions:
+    """The options of these values; raises `UsageError`."""
     try:
-        return msgspec.convert(options, RunOptions, dec_hook=lambda kind, value: kind(value))
+        return msgspec.convert(values, RunOptions, dec_hook=lambda kind, value: kind(value))
     except msgspec.ValidationError as error:
         what, _, where = str(error).partition(" - at `$.")
         raise UsageError(f"{where.rstrip('`')}: {what[0].lower()}{what[1:]}") from error
@@ -360,8 +333,8 @@ def _input_names(problems: Input) -> list[str]:
     """The paths and URLs of `problems`; none where these are the problems themselves."""
     if isinstance(problems, str | Path):
         return [str(problems)]
-    paths = [each for each in problems if isinstance(each, Path)] if isinstance(problems, list | tuple) else []
-    return [str(path) for path in paths] if isinstance(problems, list | tuple) and len(paths) == len(problems) else []
+    paths = [str(each) for each in problems if isinstance(each, Path)] if isinstance(problems, list | tuple) else []
+    return paths if isinstance(problems, list | tuple) and len(paths) == len(problems) else []
 
 
 def _settings(bound: Mapping[str, Any]) -> tuple[str, ...]:

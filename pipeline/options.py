@@ -13,18 +13,14 @@ from msgspec import Meta, Struct, structs
 
 from pipeline.data.problems import MAX_ROWS, Frame, Problem, RowSet, row_sample, shard_of
 from pipeline.engine import Engine
-from pipeline.engines.sim.replay import PREFIX, replayed
 from pipeline.errors import InputError, UsageError, boundary
 from pipeline.grading.plugins import FunctionGrader, Same, grader_names
-from pipeline.graph.bundled import find_file
 from pipeline.graph.plan import Plan
 from pipeline.graph.plugins import stage_kinds
 from pipeline.graph.spec import EngineSpec, OpenSpec
 from pipeline.stages.base import StageKind
 from pipeline.stages.function_judge import JudgeFunction
 from pipeline.store.run_file import RunFile
-from pipeline.store.store import shards_of
-from pipeline.text import storable
 
 Graph: TypeAlias = str | Path | Mapping[str, Any] | Plan
 """A graph file, the name of a bundled graph, the content of a graph file as a mapping, or a plan of `load_graph`."""
@@ -34,8 +30,6 @@ engine that the caller has opened and will close."""
 Input: TypeAlias = str | Path | Sequence[Path] | Iterable[str | Mapping[str, Any] | Problem] | Frame
 """Problems: a file, folder or pattern by path or URL, `hf://OWNER/NAME`, or several paths; or the texts of problems; or mappings with
 `problem` and, where known, `answer`, `problem_id`, `options`, `grader`; or a table with such columns, of pandas, polars or Arrow."""
-_LOADED = ("vllm", "torch")
-"""Backends whose engines were chosen for the GPUs of this machine."""
 
 ScheduleName = Literal["pipelined", "lockstep", "sequential"]
 AdmissionName = Literal["cache", "batch"]
@@ -104,12 +98,8 @@ class RunOptions(Struct, frozen=True, kw_only=True):
 
     graph: Path
     """A graph file, or the name of a bundled graph."""
-    input: Path
-    """The file of problems, a folder of such files, or a pattern such as `data/*.jsonl`."""
-    more_inputs: tuple[Path, ...] = ()
-    """Further ones, whose problems follow."""
-    input_urls: tuple[str, ...] = ()
-    """What the user called each input that is no file: a URL, a data set, `-`; empty for files, nothing where all are files."""
+    input: tuple[str, ...]
+    """Files of problems, folders of such files, patterns such as `data/*.jsonl`, URLs, names of data sets, or `-`; see `problem_files`."""
     engines: Path | None = None
     """An engines file, the name of a bundled one, or `replay:RUN`; None: the engines that the graph names."""
     planned_engines: dict[str, dict[str, Any]] = {}
@@ -148,28 +138,9 @@ class RunOptions(Struct, frozen=True, kw_only=True):
         return self.planned_engines or self.engines
 
     @property
-    def on_replicas(self) -> bool:
-        """True if replicas solve, here or on a cluster, and not engines of this process, as they do where the rows are there already."""
-        if self.output is not None and shards_of(self.output):
-            return True
-        begun = self.output is not None and (self.output / "calls").exists()
-        return (self.cluster is not None or self.replicas > 1) and not begun
-
-    @property
     def max_live(self) -> int:
         """The greatest number of chains that live at once on one set of engines."""
         return 1 if self.schedule == "sequential" else self.batch_size
-
-    @property
-    def inputs(self) -> tuple[Path, ...]:
-        """All paths of problems."""
-        return (self.input, *self.more_inputs)
-
-    @property
-    def input_names(self) -> tuple[str, ...]:
-        """How the inputs are called in `run.json`: as the user called them."""
-        urls = self.input_urls or ("",) * len(self.inputs)
-        return tuple(url or str(path) for url, path in zip(urls, self.inputs, strict=True))
 
     @property
     def part(self) -> RowSet:
@@ -194,23 +165,6 @@ ABOUT = _known()
 """The options that commands have, by their fields."""
 MAY_DRIFT = ("engines", *(name for name, known in ABOUT.items() if known.drift == "allowed"))
 """What may differ from the earlier sessions if the user allows it; with other params, input or seed it would be another run."""
-
-
-def recorded_options(options: RunOptions) -> dict[str, Any]:
-    """The options as `run.json` holds them: with absolute paths, so that the run can be resumed from any working folder."""
-    urls = options.input_urls or ("",) * len(options.inputs)
-    first, *more = (url or str(path if options.served else path.absolute()) for url, path in zip(urls, options.inputs, strict=True))
-    files = {"graph": str(options.graph), "input": first}
-    if "graph" not in options.in_memory:
-        files["graph"] = str(find_file(options.graph, "graph").absolute())
-    if (run := replayed(options.engines)) is not None:
-        files["engines"] = f"{PREFIX}{run}"
-    elif options.engines is not None:
-        files["engines"] = str(find_file(options.engines, "engines file").absolute())
-    recorded: dict[str, Any] = {name: storable(path) for name, path in files.items()}
-    recorded["more_inputs"] = tuple(map(storable, more))
-    found = structs.asdict(options) | recorded
-    return {name: value for name, value in found.items() if value is not None and (name not in ABOUT or ABOUT[name].recorded)}
 
 
 def resume_options(folder: Path, *, retry_failed: bool = False, fail_on_error: float | None = None) -> RunOptions:
@@ -256,19 +210,6 @@ def check_resume(options: RunOptions) -> None:
         raise UsageError("--resume: name the run folder with --output")
     if (options.retry_failed or options.allow_drift) and not options.resume:
         raise UsageError(f"--{'retry-failed' if options.retry_failed else 'allow-drift'}: only when a run is resumed; add --resume")
-
-
-def check_replicas(options: RunOptions) -> None:
-    """Raise `UsageError` if options need this process, or on a cluster engines of this machine."""
-    other = "--replicas" if options.cluster is None else "--cluster"
-    if options.schedule == "lockstep":
-        raise UsageError(f"--schedule lockstep cannot be combined with {other}: it synchronises all chains in one process; use pipelined")
-    if unknown := [*(f"the judge {name!r}" for name in options.judges), *(f"the grader {name!r}" for name in options.graders)]:
-        what = f"{unknown[0]} is known to this process alone, and replicas are others"
-        raise UsageError(f"{other}: {what}; make it a plugin (guides/custom-judge in the documentation)")
-    if options.cluster is not None and any(fields.get("backend") in _LOADED for fields in options.planned_engines.values()):
-        what = "chooses engines for the GPUs of this machine, but replicas run on others"
-        raise UsageError(f"--model: {what}; write an engines file, and pass it with --engines")
 
 
 class GraphKeywords(TypedDict, total=False):

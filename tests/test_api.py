@@ -109,7 +109,7 @@ def test_tables_leave_as_arrow_and_pandas(solved: pipeline.Result) -> None:
 
 def test_with_output_it_leaves_the_run_folder_of_the_command(solved: pipeline.Result, tmp_path: Path) -> None:
     (tmp_path / "problems.jsonl").write_text("".join(json.dumps(row) + "\n" for row in PROBLEMS))
-    options = RunOptions(graph=SPECCOT, engines=SIM, input=tmp_path / "problems.jsonl", batch_size=4, output=tmp_path / "command")
+    options = RunOptions(graph=SPECCOT, engines=SIM, input=(str(tmp_path / "problems.jsonl"),), batch_size=4, output=tmp_path / "command")
     run(options)
     mine = pipeline.solve(SPECCOT, PROBLEMS, engines=SIM, batch_size=4, output=tmp_path / "mine")
     assert {path.name for path in (tmp_path / "mine").iterdir()} == {path.name for path in (tmp_path / "command").iterdir()}

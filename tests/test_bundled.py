@@ -57,7 +57,7 @@ def test_a_graph_names_engines_beside_it_or_bundled_ones(tmp_path: Path) -> None
 def test_a_run_by_names_goes_on_from_another_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "problems.csv").write_text("problem\nWhat is 1 + 1?\n")
-    options = RunOptions(graph=Path("target"), engines=Path("sim-instant"), input=Path("problems.csv"), output=tmp_path / "run")
+    options = RunOptions(graph=Path("target"), engines=Path("sim-instant"), input=(str(Path("problems.csv")),), output=tmp_path / "run")
     assert run(options).exit_code == 0
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")

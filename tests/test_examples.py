@@ -50,6 +50,6 @@ def test_batches_of_ray_data_are_answered_as_in_a_run(tmp_path: Path) -> None:
     assert script[-1] == "100% right"
     found = {row["problem_id"]: row for row in json.loads(said)}
     assert found.pop("empty")["error"].endswith("has no `problem`")
-    run(RunOptions(graph=Path("speccot"), engines=Path("sim-instant"), input=problems, output=tmp_path / "run"))
+    run(RunOptions(graph=Path("speccot"), engines=Path("sim-instant"), input=(str(problems),), output=tmp_path / "run"))
     expected = {row["problem_id"]: (row["answer"], row["correct"], None) for row in chains_of(tmp_path / "run")}
     assert {name: (row["solution"], row["correct"], row["error"]) for name, row in found.items()} == expected

@@ -117,7 +117,7 @@ def test_measuring_writes_the_docs_and_says_what_was_not_measured(tmp_path: Path
 @pytest.mark.slow
 def test_no_figure_is_made_of_a_run_with_failed_chains(tmp_path: Path) -> None:
     problems = write_problems(tmp_path, 2, (b'{"problem_id": "lost"}',))
-    options = RunOptions(graph=ROOT / "graphs/target.yaml", engines=SIM, input=problems, output=tmp_path / "run")
+    options = RunOptions(graph=ROOT / "graphs/target.yaml", engines=SIM, input=(str(problems),), output=tmp_path / "run")
     with pytest.raises(ClickException, match="run: 1 chains failed; no figure is made of such a run"):
         runs.whole(run(options))
     assert runs.whole(run(structs.replace(options, limit=2, output=tmp_path / "whole"))).done == 2

@@ -50,7 +50,7 @@ def seed_run(folder: Path) -> Path:
     options = RunOptions(
         graph=ROOT / "graphs/speccot.yaml",
         engines=ROOT / f"graphs/engines/{ENGINES}.yaml",
-        input=write_problems(folder / "problems.parquet", CHAINS),
+        input=(str(write_problems(folder / "problems.parquet", CHAINS)),),
         output=folder / "seed",
         batch_size=BATCH_SIZE,
     )

@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from pipeline.cli.commands import Opened
 from pipeline.cli.terminal import print_notice
-from pipeline.remote.url import input_urls, is_url, parse_url
+from pipeline.remote.url import is_url, parse_url
 
 if TYPE_CHECKING:
     from pipeline.remote.folder import FetchedRun
@@ -99,7 +99,7 @@ def problems_of(*inputs: str) -> list[Path]:
     """The paths of inputs of a command, until it ends; see `problem_files`."""
     files, fetch = import_module("pipeline.data.inputs").problem_files, import_module("pipeline.remote.inputs").fetch_problems
     paths: list[Path] = _opened().enter_context(files(inputs, fetch, print_notice))
-    _opened().urls.update((str(path), url) for path, url in zip(paths, input_urls(inputs, paths), strict=False) if url)
+    _opened().urls.update((str(path), name) for path, name in zip(paths, inputs, strict=True) if str(path) != name)
     return paths
 
 

@@ -8,7 +8,7 @@ import click
 from msgspec import structs
 
 from pipeline.cli.commands import command, json_option, option
-from pipeline.cli.located import Located, RunFolder, problems_of, written_run
+from pipeline.cli.located import Located, RunFolder, written_run
 from pipeline.cli.options import (
     Address,
     engines_option,
@@ -24,7 +24,6 @@ from pipeline.cli.options import (
 )
 from pipeline.cli.terminal import print_line
 from pipeline.options import MAY_DRIFT, RunOptions, resume_options
-from pipeline.remote.url import input_urls
 
 TAKE_OVER_HELP = "Continue a run at a URL in whose folder a machine was at work that is dead now."
 take_over_option = option("--take-over", is_flag=True, help=TAKE_OVER_HELP, heading="Resume")
@@ -59,14 +58,11 @@ def run(
 
     A run that stopped is continued by `pipeline resume`. Exit codes: see reference/exit-codes in the documentation.
     """
-    first, *more = files = problems_of(*inputs)
     folder = None if output is None else written_run(output, new=not options["resume"], take_over=take_over)
     bound = with_models([graph], with_preset([graph], options), options["batch_size"])
     chosen = RunOptions(
         graph=graph,
-        input=first,
-        more_inputs=tuple(more),
-        input_urls=input_urls(inputs, files),
+        input=inputs,
         output=None if folder is None else folder.path,
         **bound,
     )

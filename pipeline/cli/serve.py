@@ -82,7 +82,7 @@ def serve(
     folder = None if output is None else written_run(output, new=True)
     bound = with_models([graph], with_preset([graph], options), options["batch_size"])
     chosen = RunOptions(
-        graph=graph, input=Path("requests"), output=None if folder is None else folder.path, fail_on_error=1.0, served=True, **bound
+        graph=graph, input=("requests",), output=None if folder is None else folder.path, fail_on_error=1.0, served=True, **bound
     )
     limits = server.ServeLimits(max_queue=max_queue, max_body_bytes=max_body * MIB, timeout_s=timeout)
     observer = Observer(starting=live.show_starts, tell=print_notice)

@@ -27,6 +27,7 @@ from pipeline.options import RunOptions
 from pipeline.remote.url import is_url
 from pipeline.run.loop import rare_collection
 from pipeline.run.observer import Observer
+from pipeline.run.prepare import on_replicas
 from pipeline.run.run import SessionResult, Solve
 from pipeline.run.run import run as start
 from pipeline.store.kept_problems import solved_problems
@@ -108,7 +109,7 @@ def _quiet_stdout(options: RunOptions) -> Iterator[None]:
 
 def _carried_out(options: RunOptions) -> Solve | None:
     """What solves on the replicas of the options; None: engines of this process do. Raises `MissingExtra`."""
-    if not options.on_replicas:
+    if not on_replicas(options):
         return None
     if options.cluster is None:
         here: Solve = import_module("pipeline.cluster.replicas").solve_on_this_machine

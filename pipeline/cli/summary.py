@@ -11,7 +11,7 @@ from pipeline.analysis.headline.lines import about, headline
 from pipeline.cli.console import PlainConsole, print_table
 from pipeline.cli.located import Located
 from pipeline.cli.terminal import notice_settings, print_line, print_notice, print_page
-from pipeline.run.prepare import Prepared
+from pipeline.run.prepare import Prepared, on_replicas
 from pipeline.text import one_line
 
 
@@ -48,6 +48,6 @@ def print_about(run: Prepared) -> None:
     said = about(plan.name, run.problems.fingerprint.rows, run.chains, plan.models, chosen.max_live, toy=plan.has_toy_models)
     replicas = ""
     if chosen.replicas > 1:
-        replicas = f" on each of {chosen.replicas} replicas" if chosen.on_replicas else " in one process, as its shards are merged"
+        replicas = f" on each of {chosen.replicas} replicas" if on_replicas(chosen) else " in one process, as its shards are merged"
     over = f", {state.done + state.failed:,} are over already" if state.done + state.failed else ""
     print_notice(f"{said}{replicas}{over}, in {run.folder}")

@@ -243,8 +243,7 @@ class Fleet:
         return structs.replace(
             given,
             **{name: Path(recorded[name]) for name in ("graph", "engines") if name in recorded},
-            input=given.input.absolute(),
-            more_inputs=tuple(path.absolute() for path in given.more_inputs),
+            input=tuple(recorded["input"]),
             output=shard.absolute(),
             shard=f"{index}/{count}",
             resume=True,

@@ -26,6 +26,12 @@ Tell = Callable[[str], None]
 """Receives a notice for the user."""
 
 
+def said_anywhere(text: str) -> str:
+    """An input as it is called from any working folder: a path is absolute, other names stay."""
+    is_name = text == STDIN or ("://" in text and not text.startswith("file:")) or (text in RECIPES and not Path(text).exists())
+    return text if is_name else str(Path(text).absolute())
+
+
 @contextmanager
 def problem_files(inputs: Sequence[str], fetch: Fetch, tell: Tell) -> Iterator[list[Path]]:
     """The paths that these inputs name; what is no file is written to one that is there until the block ends.

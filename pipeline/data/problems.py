@@ -17,6 +17,13 @@ MAX_ROWS = 1_000_000_000_000
 """Maximum of a number of rows: far more than any file has, and far less than Python can count in a slice."""
 
 
+class Frame(Protocol):
+    """A table with the Arrow C stream interface: of Arrow, pandas, polars and others."""
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        """The table as a capsule."""
+
+
 class ChainSettings(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What a problem says of its own chains; None: what the graph and the run say."""
 
@@ -117,13 +124,6 @@ class RowSet(Struct, frozen=True):
 
 
 ALL = RowSet()
-
-
-class Frame(Protocol):
-    """A table with the Arrow C stream interface: of Arrow, pandas, polars and others."""
-
-    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
-        """The table as a capsule."""
 
 
 def row_sample(text: str) -> RowSample:

@@ -30,6 +30,16 @@ ARITH = _ROOT / "datasets" / "arith"
 """The folder of the bundled problems, a Parquet file a split."""
 
 
+REPLAY = "replay:"
+"""Marks a run folder where the name of an engines file is expected: `replay:RUN`."""
+
+
+def replayed(engines: Path | None) -> Path | None:
+    """The run folder in `replay:RUN`, absolute; None for the name of a file."""
+    name = str(engines or "")
+    return Path(name.removeprefix(REPLAY)).absolute() if name.startswith(REPLAY) else None
+
+
 def model_name(model: str) -> str:
     """The name of a model, without its folder or owner."""
     return model.removeprefix(BUNDLED).rstrip("/").rpartition("/")[2]

@@ -8,7 +8,6 @@ A URL holds no credentials and no options: they come from the environment, so th
 """
 
 import re
-from collections.abc import Iterable
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -73,9 +72,3 @@ def parse_url(text: str) -> Url | Path:
     if key and any(part in ("", ".", "..") for part in key.split("/")):
         raise UsageError(f"{text}: has an empty part, `.` or `..` in its path")
     return Url(scheme, bucket, key)
-
-
-def input_urls(names: Iterable[str], files: Iterable[Path]) -> tuple[str, ...]:
-    """The name of each input that is none of `files`, such as a URL, empty for the others; nothing where all are."""
-    urls = tuple("" if Path(name) == file or name.lower().startswith("file:") else name for name, file in zip(names, files, strict=True))
-    return urls if any(urls) else ()

@@ -3,7 +3,7 @@
 The folder is held before anything else about the run is checked, so that two processes never start a run in one folder.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -12,7 +12,8 @@ from typing import Any
 import msgspec
 from msgspec import Struct, field, structs
 
-from pipeline.data.files import Flaw
+from pipeline.data.files import Flaw, Record
+from pipeline.data.inputs import problem_files, said_anywhere
 from pipeline.data.problems import Problem
 from pipeline.data.reading import InputReading, read_files, read_problems
 from pipeline.engines.models import bundled_name
@@ -22,31 +23,25 @@ from pipeline.engines.sim.replay import bindings
 from pipeline.engines.sim.spec import SimSpec
 from pipeline.errors import InputError, UsageError
 from pipeline.grading.plugins import graders_of_this_process, takes_problem
-from pipeline.graph.bundled import ARITH
+from pipeline.graph.bundled import ARITH, REPLAY, find_file, replayed
 from pipeline.graph.load import load_graph, source_of
 from pipeline.graph.plan import Plan
 from pipeline.graph.plugins import registered_alone
-from pipeline.options import (
-    ABOUT,
-    MAY_DRIFT,
-    RunOptions,
-    check_functions,
-    check_replicas,
-    check_resume,
-    check_served,
-    recorded_options,
-)
+from pipeline.options import ABOUT, MAY_DRIFT, RunOptions, check_functions, check_resume, check_served
+from pipeline.remote.inputs import fetch_problems
 from pipeline.store.folder import FILE, hold_default, hold_output
 from pipeline.store.kept_problems import TABLE as KEPT
 from pipeline.store.kept_problems import Problems, keep_problems
 from pipeline.store.resume import forget_mismatched, read_resume_state
 from pipeline.store.resume_state import ResumeState
 from pipeline.store.run_file import RunFile, RunInput, Session, host, versions
-from pipeline.store.store import RunStore, has_table, new_folder_id
+from pipeline.store.store import RunStore, has_table, new_folder_id, shards_of
 from pipeline.text import storable
 
 RUNS = Path("runs")
 """Where run folders are made that the user does not name."""
+CHOSEN_HERE = ("vllm", "torch")
+"""Backends whose engines were chosen for the GPUs of this machine."""
 
 
 class Prepared(Struct, frozen=True, kw_only=True):
@@ -116,7 +111,7 @@ def checked(plan: Plan) -> Plan:
 def prepare(
     options: RunOptions,
     plan: Plan,
-    problems: Problems | InputReading | None = None,
+    problems: Problems | Iterable[Record] | None = None,
     *,
     virtual: bool | None = None,
     command: Sequence[str] = (),
@@ -125,7 +120,7 @@ def prepare(
 ) -> Iterator[Prepared]:
     """Hold the folder of `options` until the end, or a new one called after the plan and the time, and prepare the run in it.
 
-    problems: those of a new run, or how they are read; by default the files of its input. A resumed run has its own.
+    problems: those of a new run, or their rows; by default those of the files of its input. A resumed run has its own.
     virtual: whether time is virtual, where open engines decide that; None: the plan decides.
     on_disk: a run that has no `output` gets a folder.
 
@@ -148,7 +143,7 @@ def prepare(
                 judges=tuple(sorted({node.spec.kind for node in plan.stages()} & registered_alone())),
                 graders=tuple(sorted(kept.graders & graders_of_this_process())),
             )
-            if known.on_replicas:
+            if on_replicas(known):
                 check_replicas(known)
             record = _new_record(known, plan, kept, plan.name if folder is None else folder.name, virtual=virtual, command=command)
             run = Prepared(
@@ -205,10 +200,10 @@ def is_over(old: RunFile, options: RunOptions) -> bool:
     return old.totals.chains >= old.chains
 
 
-def _kept(options: RunOptions, folder: Path, there: RunFile | None, problems: Problems | InputReading | None) -> Problems:
+def _kept(options: RunOptions, folder: Path, there: RunFile | None, problems: Problems | Iterable[Record] | None) -> Problems:
     """The problems in the folder of a run; those of a new one are put there."""
     if there is not None:
-        given, then = recorded_options(options)["input"], there.options.get("input")
+        given, then = (", ".join(names) for names in (recorded_options(options)["input"], there.options.get("input", ())))
         if given != then:
             raise UsageError(f"{folder}: cannot be resumed: --input is {given}, was {then}; start a new run")
         if not has_table(folder, KEPT):
@@ -216,8 +211,14 @@ def _kept(options: RunOptions, folder: Path, there: RunFile | None, problems: Pr
         return Problems(folder, there.input.file, there.input.sha256, options.limit)
     if isinstance(problems, Problems):
         return problems.copied(folder, options.part)
-    files = problems or read_files(options.inputs, options.columns, options.part, names=options.input_names)
-    return keep_problems(folder, files, options.limit)
+    grader = options.graders[0] if len(options.graders) == 1 else None
+    if problems is not None:
+        reading = InputReading("problems", problems, options.columns, options.part, grader=grader)
+        return keep_problems(folder, reading, options.limit)
+    told: list[str] = []
+    with problem_files(options.input, fetch_problems, told.append) as files:
+        reading = read_files(files, options.columns, options.part, names=options.input, grader=grader)
+        return keep_problems(folder, reading, options.limit, told)
 
 
 def check_toys(plan: Plan, options: RunOptions, problems: Problems) -> None:
@@ -228,10 +229,44 @@ def check_toys(plan: Plan, options: RunOptions, problems: Problems) -> None:
         return
     known = {item.problem for path in ARITH.glob("*.parquet") for item in read_problems(path) if isinstance(item, Problem)}
     foreign = (item.row for item in problems if isinstance(item, Problem) and item.problem not in known)
-    where = "serve" if options.served else next((f"{options.input_names[0]}, row {row}" for row in foreign), None)
+    where = "serve" if options.served else next((f"{options.input[0]}, row {row}" for row in foreign), None)
     if where is not None:
         what = f"{where}: the bundled toy models solve only the problems of `arith`"
         raise UsageError(f"{what}; pass --model ROLE=NAME for each role, or --engines tiny to have the toys try")
+
+
+def on_replicas(options: RunOptions) -> bool:
+    """True if replicas solve, here or on a cluster, and not engines of this process, as they do where the rows are there already."""
+    if options.output is not None and shards_of(options.output):
+        return True
+    begun = options.output is not None and (options.output / "calls").exists()
+    return (options.cluster is not None or options.replicas > 1) and not begun
+
+
+def check_replicas(options: RunOptions) -> None:
+    """Raise `UsageError` if options need this process, or on a cluster engines of this machine."""
+    other = "--replicas" if options.cluster is None else "--cluster"
+    if options.schedule == "lockstep":
+        raise UsageError(f"--schedule lockstep cannot be combined with {other}: it synchronises all chains in one process; use pipelined")
+    if unknown := [*(f"the judge {name!r}" for name in options.judges), *(f"the grader {name!r}" for name in options.graders)]:
+        what = f"{unknown[0]} is known to this process alone, and replicas are others"
+        raise UsageError(f"{other}: {what}; make it a plugin (guides/custom-judge in the documentation)")
+    if options.cluster is not None and any(fields.get("backend") in CHOSEN_HERE for fields in options.planned_engines.values()):
+        what = "chooses engines for the GPUs of this machine, but replicas run on others"
+        raise UsageError(f"--model: {what}; write an engines file, and pass it with --engines")
+
+
+def recorded_options(options: RunOptions) -> dict[str, Any]:
+    """The options as `run.json` holds them: with absolute paths, so that the run can be resumed from any working folder."""
+    known = {name: value for name, value in structs.asdict(options).items() if name not in ABOUT or ABOUT[name].recorded}
+    known["input"] = [storable(each if options.served else said_anywhere(each)) for each in options.input]
+    if "graph" not in options.in_memory:
+        known["graph"] = find_file(options.graph, "graph").absolute()
+    if options.engines is not None:
+        run = replayed(options.engines)
+        known["engines"] = f"{REPLAY}{run}" if run else find_file(options.engines, "engines file").absolute()
+    known |= {name: storable(str(known[name])) for name in ("graph", "engines") if known[name] is not None}
+    return {name: value for name, value in known.items() if value is not None}
 
 
 def _new_record(options: RunOptions, plan: Plan, problems: Problems, run_id: str, *, virtual: bool, command: Sequence[str]) -> RunFile:
@@ -249,7 +284,7 @@ def _new_record(options: RunOptions, plan: Plan, problems: Problems, run_id: str
         samples=max(options.samples, fingerprint.own_most),
         seed=options.seed,
         input=RunInput(
-            file=storable(options.input_names[0]),
+            file=storable(options.input[0]),
             columns=options.columns,
             limit=options.limit,
             sample=part.sample,

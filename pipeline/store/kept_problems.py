@@ -123,13 +123,14 @@ class Problems:
                 return
 
 
-def keep_problems(folder: Path, reading: InputReading, limit: int | None = None) -> Problems:
-    """Read an input into the folder of a run, whole. Raises `InputError`, and `RunFolderError` where the folder cannot be written."""
+def keep_problems(folder: Path, reading: InputReading, limit: int | None = None, told: Sequence[str] = ()) -> Problems:
+    """Read an input, about which something was `told` already, into the folder of a run, whole. Raises `InputError`, and `RunFolderError`
+    where the folder cannot be written."""
     with new_part(folder / PROBLEMS, SCHEMA) as add:
         rows = (problem_row(item, record) for item, record in reading)
         while waiting := list(islice(rows, AT_ONCE)):
             add(columns_of(SCHEMA, waiting))
-    return Problems(folder, reading.name, reading.sha256, limit, reading.remarks)
+    return Problems(folder, reading.name, reading.sha256, limit, (*told, *reading.remarks))
 
 
 def problem_row(item: Problem | BadRow, record: str | None) -> ProblemRow:

@@ -1,6 +1,6 @@
 """What run folders hold, asked in SQL: folders enter, a view for each table leaves, over which DuckDB answers queries.
 
-The views are `calls`, `steps`, `chains`, `problems` and `rewards`, with the columns of their rows in `store.events`, the name of the run in
+The views are `calls`, `steps`, `chains`, `problems` and `rewards`, with the columns of their rows in `store.rows`, the name of the run in
 `run`, and in `chains` two more, `finished` and `counted`. A view has the rows of finished parts and those of write-ahead files that are no
 part yet, so that a run in progress, or one that was killed, reads like one that has finished. It has them as they were when the query was
 opened. A view is made when a query first names it, after the checksums of its parts were verified, as DuckDB does not; then only the

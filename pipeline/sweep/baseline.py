@@ -34,7 +34,7 @@ def plan_baseline(options: RunOptions) -> BaselinePlan:
     systems = read_systems(
         SweepOptions(
             graphs=(options.graph,),
-            input=options.input,
+            input=Path(options.input[0]),
             batch_sizes=(options.batch_size,),
             engines=() if options.engines is None else (options.engines,),
             planned_engines=options.planned_engines,

@@ -52,7 +52,7 @@ def prepare_sweep(plan: SweepPlan, folder: Path) -> PreparedSweep:
         for point in plan.points:
             options, rows = run_options(point.sweep, point.system, folder), point.sweep.rows
             if rows not in kept:
-                files = read_files(options.inputs, options.columns, options.part)
+                files = read_files([point.sweep.input], options.columns, options.part)
                 part = Path(place, str(len(kept)))
                 part.mkdir()
                 kept[rows] = keep_problems(part, files, options.limit)
@@ -64,7 +64,7 @@ def run_options(options: SweepOptions, system: SweepSystem, folder: Path, **chan
     """The options of one run of a sweep; `changes` are options of that run alone, such as its batch size."""
     own: dict[str, Any] = {
         "graph": system.graph,
-        "input": options.input,
+        "input": (str(options.input),),
         "engines": system.engines_file,
         "planned_engines": bound if isinstance(bound := options.bound(system.engines_file), dict) else {},
         "settings": system.settings,

@@ -12,9 +12,9 @@ from msgspec import structs
 from pipeline.analysis.compare.rules import differences, rules_of
 from pipeline.analysis.points import TARGET, THE_TARGET
 from pipeline.engines.registry import by_backend
-from pipeline.engines.sim.replay import PREFIX, bindings
+from pipeline.engines.sim.replay import bindings
 from pipeline.errors import GraphError, UsageError
-from pipeline.graph.bundled import find_file
+from pipeline.graph.bundled import REPLAY, find_file
 from pipeline.graph.document import setting
 from pipeline.graph.load import load_engines, outline
 from pipeline.graph.plan import Plan
@@ -122,7 +122,7 @@ def _on(file: Path | None, name: str, options: SweepOptions) -> list[SweepSystem
 def _baseline_on(file: Path, options: SweepOptions) -> SweepSystem:
     """The target alone on an engines `file` of its own, with the memory of the other engines in it."""
     alone = _system(_baseline(options), file, _name(file), options, baseline=True)
-    if str(file).startswith(PREFIX):
+    if str(file).startswith(REPLAY):
         return alone
     return _with_memory(alone, load_engines(file, _of_engines(file, options)), options)
 
@@ -215,4 +215,4 @@ def _names(files: Sequence[Path | None]) -> dict[Path | None, str]:
 def _name(file: Path) -> str:
     """`sim-2xh100` for a file of that name, with or without folder and suffix; the folder's name for `replay:RUN`."""
     text = str(file)
-    return Path(text.removeprefix(PREFIX)).name if text.startswith(PREFIX) else file.name.removesuffix(".yaml").removesuffix(".yml")
+    return Path(text.removeprefix(REPLAY)).name if text.startswith(REPLAY) else file.name.removesuffix(".yaml").removesuffix(".yml")

@@ -77,7 +77,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     for name, (graph, samples, settings) in wanted.items():
         options = RunOptions(
             graph=ROOT / f"graphs/{graph}.yaml",
-            input=ROOT / "datasets/arith/test.parquet",
+            input=(str(ROOT / "datasets/arith/test.parquet"),),
             engines=ROOT / "graphs/engines/sim-2xh100.yaml",
             limit=12,
             samples=samples,

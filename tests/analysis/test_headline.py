@@ -227,7 +227,7 @@ def test_kept_tokens_are_those_that_a_comparison_says(tmp_path: Path) -> None:
 def test_a_run_is_compared_with_the_run_of_the_target_alone_next_to_it(tmp_path: Path) -> None:
     result = solve(tmp_path)
     assert summary_of(result.folder).baseline is None
-    given = RunOptions(graph=ROOT / "graphs/speccot.yaml", engines=SIM, input=write_problems(tmp_path))
+    given = RunOptions(graph=ROOT / "graphs/speccot.yaml", engines=SIM, input=(str(write_problems(tmp_path)),))
     options = plan_baseline(given).next_to(result.folder)
     assert options.output == baseline_folder(result.folder) == tmp_path / "run-target"
     alone = run(options)

@@ -60,7 +60,11 @@ def test_a_run_with_failed_chains_has_no_speed_and_is_not_compared(tmp_path: Pat
     for name, settings in (("target", ()), ("speccot", garbage)):
         run(
             RunOptions(
-                graph=ROOT / f"graphs/{name}.yaml", engines=faulty, input=problems, settings=settings, output=tmp_path / name / "run"
+                graph=ROOT / f"graphs/{name}.yaml",
+                engines=faulty,
+                input=(str(problems),),
+                settings=settings,
+                output=tmp_path / name / "run",
             )
         )
     made = [
@@ -212,7 +216,7 @@ def test_a_point_is_what_its_run_was(tmp_path: Path) -> None:
         RunOptions(
             graph=ROOT / "graphs/speccot.yaml",
             engines=ROOT / "graphs/engines/sim-2xh100.yaml",
-            input=tmp_path / "problems.csv",
+            input=(str(tmp_path / "problems.csv"),),
             batch_size=4,
             output=tmp_path / "run",
         )

@@ -57,7 +57,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     given = {
         "graph": SPECCOT,
         "engines": SIM,
-        "input": problems,
+        "input": (str(problems),),
         "settings": SETTINGS,
     }
     for batch_size, limit in sizes.items():
@@ -97,7 +97,7 @@ def test_the_file_runs_and_gives_about_the_same_run(recorded: list[Path], fitted
     specs = load_plan(SPECCOT, path).engines
     assert specs["draft"].device.flops_per_s == pytest.approx(fitted.specs["draft"].device.flops_per_s, rel=1e-5)  # type: ignore[attr-defined]
     assert specs["target"].parameters == 3.28e10  # type: ignore[attr-defined]
-    run(RunOptions(graph=SPECCOT, engines=path, input=write_problems(tmp_path, 24), batch_size=16, output=tmp_path / "again"))
+    run(RunOptions(graph=SPECCOT, engines=path, input=(str(write_problems(tmp_path, 24)),), batch_size=16, output=tmp_path / "again"))
     again, first = summarize(tmp_path / "again"), summarize(recorded[1])
     assert again.acceptance_rate == pytest.approx(first.acceptance_rate, abs=0.08)
     assert again.thought_tokens == pytest.approx(first.thought_tokens, rel=0.35)
@@ -105,7 +105,9 @@ def test_the_file_runs_and_gives_about_the_same_run(recorded: list[Path], fitted
 
 def test_the_file_keeps_the_error_of_its_fit_which_stands_beside_what_is_predicted(fitted: Calibration, tmp_path: Path) -> None:
     (tmp_path / "calibration.yaml").write_text(engines_file(fitted))
-    options = RunOptions(graph=SPECCOT, engines=tmp_path / "calibration.yaml", input=write_problems(tmp_path, 2), output=tmp_path / "run")
+    options = RunOptions(
+        graph=SPECCOT, engines=tmp_path / "calibration.yaml", input=(str(write_problems(tmp_path, 2)),), output=tmp_path / "run"
+    )
     run(options)
     [error] = {facts.fit_error for facts in engine_facts(RunFile.read(tmp_path / "run")).values()}
     assert error == pytest.approx(fitted.fits[TRUE.name].error, rel=1e-5)
@@ -180,7 +182,7 @@ def test_roles_are_those_of_the_graph(recorded: list[Path], tmp_path: Path) -> N
     graph.write_text(SPECCOT.read_text().replace("engine: draft", "engine: small").replace("engine: target", "engine: large"))
     engines.write_text(SIM.read_text().replace("\ndraft:", "\nsmall:").replace(" target:", " large:").replace("\ntarget:", "\nlarge:"))
     other = tmp_path / "other"
-    run(RunOptions(graph=graph, engines=engines, input=write_problems(tmp_path, 24), batch_size=16, output=other))
+    run(RunOptions(graph=graph, engines=engines, input=(str(write_problems(tmp_path, 24)),), batch_size=16, output=other))
     named, renamed = (read_lengths(folder, RunFile.read(folder).plan) for folder in (recorded[1], other))
     assert list(renamed.step_tokens) == ["small"]
     for role, was in (("small", "draft"), ("large", "target")):
@@ -214,7 +216,7 @@ def test_nothing_unread_is_the_acceptance_itself() -> None:
 def test_of_a_gated_run_the_acceptance_of_unread_steps_is_estimated_and_said_to_be(tmp_path: Path) -> None:
     problems = write_problems(tmp_path, 60)
     for name, settings in (("specreason", ()), ("gated", ("sure=-0.25",))):
-        options = {"settings": ("engines.*.text.step_accuracy=0.7", *settings), "engines": SIM, "input": problems, "batch_size": 16}
+        options = {"settings": ("engines.*.text.step_accuracy=0.7", *settings), "engines": SIM, "input": (str(problems),), "batch_size": 16}
         run(RunOptions(graph=ROOT / f"graphs/{name}.yaml", output=tmp_path / name, **options))
     whole, gated = (read_lengths(tmp_path / name, RunFile.read(tmp_path / name).plan) for name in ("specreason", "gated"))
     assert gated.unverified > 100
@@ -233,7 +235,9 @@ def test_of_a_gated_run_the_acceptance_of_unread_steps_is_estimated_and_said_to_
 def test_runs_of_other_engines_are_refused(recorded: list[Path], tmp_path: Path) -> None:
     other = tmp_path / "other"
     run(
-        RunOptions(graph=SPECCOT, engines=SIM, settings=("engines.draft.max_in_flight=3",), input=write_problems(tmp_path, 2), output=other)
+        RunOptions(
+            graph=SPECCOT, engines=SIM, settings=("engines.draft.max_in_flight=3",), input=(str(write_problems(tmp_path, 2)),), output=other
+        )
     )
     with pytest.raises(UsageError, match=r"other: its engine '(draft|target)' differs from that of .*b1; use runs on the same engines"):
         calibrate([recorded[0], other])
@@ -274,7 +278,7 @@ def test_that_waits_under_mps_are_not_fitted_is_said(fitted: Calibration) -> Non
 
 def test_a_run_whose_calls_took_no_time_is_refused(tmp_path: Path) -> None:
     instant = ROOT / "graphs/engines/sim-instant.yaml"
-    run(RunOptions(graph=SPECCOT, engines=instant, input=write_problems(tmp_path, 2), output=tmp_path / "out"))
+    run(RunOptions(graph=SPECCOT, engines=instant, input=(str(write_problems(tmp_path, 2)),), output=tmp_path / "out"))
     with pytest.raises(InputError, match=r"out: no call of engine '\w+' took time, so there is nothing to calibrate with$"):
         calibrate([tmp_path / "out"])
 

@@ -31,7 +31,9 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("data", "target", 0, place / "other.csv"),
     ):
         engines = ROOT / "graphs/engines/sim-instant.yaml"
-        options = RunOptions(graph=ROOT / f"graphs/{graph}.yaml", input=input_, engines=engines, limit=6, seed=seed, output=place / name)
+        options = RunOptions(
+            graph=ROOT / f"graphs/{graph}.yaml", input=(str(input_),), engines=engines, limit=6, seed=seed, output=place / name
+        )
         assert run(options).exit_code == 0
     return place
 

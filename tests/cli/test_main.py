@@ -59,7 +59,7 @@ def test_a_baseline_is_solved_after_the_run_and_compared(tmp_path: Path) -> None
 
 
 def test_what_is_solved_is_kept_where_its_baseline_is_interrupted(tmp_path: Path) -> None:
-    options = RunOptions(graph=Path(SPECCOT), engines=Path(SIM), input=TEST_SET, limit=2, output=tmp_path / "out", baseline=True)
+    options = RunOptions(graph=Path(SPECCOT), engines=Path(SIM), input=(str(TEST_SET),), limit=2, output=tmp_path / "out", baseline=True)
 
     def solve(given: RunOptions, plan: Plan | None = None, problems: Problems | None = None) -> SessionResult:
         if given.output != options.output:

@@ -36,7 +36,9 @@ def test_the_guide_lists_every_metric(tmp_path: Path) -> None:
         def __exit__(self, *error: object) -> None:
             found.extend(self._metrics.collect())
 
-    options = RunOptions(graph=ROOT / "graphs/speccot.yaml", engines=SIM, input=write_problems(tmp_path, 2), output=tmp_path / "run")
+    options = RunOptions(
+        graph=ROOT / "graphs/speccot.yaml", engines=SIM, input=(str(write_problems(tmp_path, 2)),), output=tmp_path / "run"
+    )
     run(options, Observer(watch=Watch))
     names = {f"{metric.name}_total" if metric.type == "counter" else metric.name for metric in found}
     assert set(re.findall(r"`(pipeline:[a-z_]+)(?:\{\w+\})?`", GUIDE.read_text())) == names
@@ -65,7 +67,9 @@ def test_metrics_of_a_run_that_goes_on(tmp_path: Path) -> None:
 
     port = free_port()
     with metrics_served("127.0.0.1", port, Observer(watch=Watch)) as observer:
-        options = RunOptions(graph=ROOT / "graphs/speccot.yaml", engines=SIM, input=write_problems(tmp_path), output=tmp_path / "run")
+        options = RunOptions(
+            graph=ROOT / "graphs/speccot.yaml", engines=SIM, input=(str(write_problems(tmp_path)),), output=tmp_path / "run"
+        )
         result = run(options, observer)
     before, after = pages
     assert "pipeline:chains 12.0" in before

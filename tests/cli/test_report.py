@@ -21,7 +21,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, graph in (("one", "speccot"), ("two", "target")):
         options = RunOptions(
             graph=ROOT / f"graphs/{graph}.yaml",
-            input=ROOT / "datasets/arith/test.parquet",
+            input=(str(ROOT / "datasets/arith/test.parquet"),),
             engines=ROOT / "graphs/engines/sim-instant.yaml",
             limit=6,
             output=place / name,

@@ -43,4 +43,6 @@ def engines_file(folder: Path) -> Path:
 def waiting(folder: Path, name: str, **more: Any) -> RunOptions:
     """A run of `folder`/problems.jsonl into `folder`/`name`."""
     engines, graph = engines_file(folder), ROOT / "graphs/speccot.yaml"
-    return RunOptions(graph=graph, engines=engines, input=folder / "problems.jsonl", output=folder / name, **{"batch_size": 4, **more})
+    return RunOptions(
+        graph=graph, engines=engines, input=(str(folder / "problems.jsonl"),), output=folder / name, **{"batch_size": 4, **more}
+    )

@@ -110,7 +110,7 @@ def test_paths_lead_into_rows() -> None:
 
 def test_a_chat_is_the_same_in_parquet_and_in_the_prompts_of_both_engines(tmp_path: Path) -> None:
     pq.write_table(pa.Table.from_pylist([{"messages": [SYSTEM, ONE, TWO, ASKED], "answer": "4"}]), tmp_path / "p.parquet")
-    options = RunOptions(graph=ROOT / "graphs/target.yaml", engines=SIM, input=tmp_path / "p.parquet", output=tmp_path / "run")
+    options = RunOptions(graph=ROOT / "graphs/target.yaml", engines=SIM, input=(str(tmp_path / "p.parquet"),), output=tmp_path / "run")
     assert run(options).exit_code == 0
     kept = solved_problems(tmp_path / "run", RunFile.read(tmp_path / "run"))
     assert list(kept) == list(read_problems(tmp_path / "p.parquet"))

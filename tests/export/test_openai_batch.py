@@ -89,7 +89,7 @@ def test_what_an_interrupted_run_did_not_come_to_is_told_as_expired_until_it_is_
     options = RunOptions(
         graph=ROOT / "graphs/speccot.yaml",
         engines=SIM,
-        input=write_batch(tmp_path / "batch.jsonl", lines),
+        input=(str(write_batch(tmp_path / "batch.jsonl", lines)),),
         output=tmp_path / "run",
         batch_size=1,
         settings=("engines.*.text.steps_mean=3",),

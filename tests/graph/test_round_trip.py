@@ -62,7 +62,9 @@ def test_params_of_a_bundled_graph_are_the_same_wherever_they_went(name: str, tm
     graph, engines = ROOT / f"graphs/{name}.yaml", SIM.with_name(f"{OURS.get(name, SIM.stem)}.yaml")
     plan = load_plan(graph, engines)
     given_params = tuple(setting(param, value) for param, value in plan.params.items())
-    given = RunOptions(graph=graph, engines=engines, input=write_problems(tmp_path, 4), settings=given_params, output=tmp_path / "run")
+    given = RunOptions(
+        graph=graph, engines=engines, input=(str(write_problems(tmp_path, 4)),), settings=given_params, output=tmp_path / "run"
+    )
     assert run(given).failed == 0
     recorded = RunFile.read(tmp_path / "run").plan
     again = tuple(setting(param, value) for param, value in recorded.params.items())
@@ -71,7 +73,9 @@ def test_params_of_a_bundled_graph_are_the_same_wherever_they_went(name: str, tm
     )
     assert run(replayed).failed == 0
     resumed = load_plan(graph, engines, resume_options(tmp_path / "run").settings)
-    swept = read_systems(SweepOptions(graphs=(graph,), input=given.input, batch_sizes=(1,), engines=(engines,), settings=given_params))
+    swept = read_systems(
+        SweepOptions(graphs=(graph,), input=Path(given.input[0]), batch_sizes=(1,), engines=(engines,), settings=given_params)
+    )
     own = swept[-1]
     everywhere = [recorded, resumed, own.plan, load_graph(graph, engines, set=plan.params), _at_replica(plan)]
     assert [each.digest for each in everywhere] == [plan.digest] * len(everywhere)

@@ -99,7 +99,9 @@ def test_who_drafts_is_read_from_the_graph(tmp_path: Path) -> None:
 def test_it_reads_what_a_run_writes(tmp_path: Path, graph: str) -> None:
     problems = tmp_path / "problems.jsonl"
     problems.write_text("".join(json.dumps({"problem": f"Problem {i}?"}) + "\n" for i in range(1, 13)))
-    options = RunOptions(graph=ROOT / f"graphs/{graph}.yaml", engines=SIM, input=problems, samples=2, batch_size=4, output=tmp_path / "out")
+    options = RunOptions(
+        graph=ROOT / f"graphs/{graph}.yaml", engines=SIM, input=(str(problems),), samples=2, batch_size=4, output=tmp_path / "out"
+    )
     assert solve(options).exit_code == 0
     found = rounds_of(tmp_path / "out")
     assert {(each.place["problem_id"], each.problem) for each in found} == {(str(i), f"Problem {i}?") for i in range(1, 13)}

@@ -64,7 +64,7 @@ def beside(second: Callable[[], object]) -> Observer:
 
 def test_a_second_run_in_the_same_second_has_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    options = RunOptions(graph=TARGET, engines=SIM, input=write_problems(tmp_path))
+    options = RunOptions(graph=TARGET, engines=SIM, input=(str(write_problems(tmp_path)),))
     assert run(options, beside(lambda: run(options))).exit_code == 0
     folders = [*(tmp_path / "runs").iterdir()]
     assert len(folders) == 2
@@ -75,7 +75,7 @@ def test_a_second_run_in_the_same_second_has_a_folder_of_its_own(tmp_path: Path,
 @pytest.mark.parametrize("resume", [False, True])
 def test_a_second_run_in_the_same_folder_is_refused_before_its_engines_start(tmp_path: Path, resume: bool) -> None:
     problems = write_problems(tmp_path)
-    options = RunOptions(graph=TARGET, engines=SIM, input=problems, output=tmp_path / "run", resume=resume)
+    options = RunOptions(graph=TARGET, engines=SIM, input=(str(problems),), output=tmp_path / "run", resume=resume)
 
     def second() -> None:
         with pytest.raises(UsageError, match=r"this process is at work in it; wait for the end of its earlier run|already contains a run"):
@@ -93,7 +93,7 @@ def test_a_process_that_was_killed_before_its_run_had_begun_leaves_a_place_for_o
     folder.mkdir()
     (folder / LOCK).write_text("1\n")
     (folder / ".0123456789abcdef.tmp").write_text("{")
-    run(RunOptions(graph=TARGET, engines=SIM, input=write_problems(tmp_path, 1), output=folder, resume=resume))
+    run(RunOptions(graph=TARGET, engines=SIM, input=(str(write_problems(tmp_path, 1)),), output=folder, resume=resume))
     assert len(chains_of(folder)) == 1
 
 
@@ -101,5 +101,5 @@ def test_drafts_beside_other_files_stay(tmp_path: Path) -> None:
     for name in (LOCK, ".0123456789abcdef.tmp", "mine.txt"):
         (tmp_path / name).write_text("mine")
     with pytest.raises(UsageError, match="already exists"):
-        run(RunOptions(graph=TARGET, engines=SIM, input=tmp_path / "problems.jsonl", output=tmp_path))
+        run(RunOptions(graph=TARGET, engines=SIM, input=(str(tmp_path / "problems.jsonl"),), output=tmp_path))
     assert len(list(tmp_path.iterdir())) == 3

@@ -84,6 +84,6 @@ def test_a_killed_run_goes_on_as_it_would_have_and_a_replay_says_the_same(tmp_pa
     resumed = run(resume_options(tmp_path / "killed"))
     assert (resumed.exit_code, said(resumed)) == (0, said(whole))
     check_hangs_together(resumed.folder, 12)
-    options = {"graph": ROOT / f"graphs/{graph}.yaml", "input": tmp_path / "problems.jsonl", "batch_size": 4}
+    options = {"graph": ROOT / f"graphs/{graph}.yaml", "input": (str(tmp_path / "problems.jsonl"),), "batch_size": 4}
     replayed = run(RunOptions(**options, engines=Path(f"replay:{whole.folder}"), settings=(CONFIDENT,), output=tmp_path / "replayed"))
     assert (replayed.exit_code, said(replayed)) == (0, said(whole))

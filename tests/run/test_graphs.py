@@ -58,7 +58,7 @@ def solve(folder: Path, name: str, *settings: str, count: int = 12) -> Any:
     texts = [f"Problem number {i}?" for i in range(count)]
     problems.write_bytes(b"\n".join(msgspec.json.encode({"problem": text, "answer": sim_answer(text)}) for text in texts))
     engines = SIM.with_name(f"{OURS.get(name, SIM.stem)}.yaml")
-    result = run(RunOptions(graph=path_of(name), engines=engines, input=problems, settings=settings, output=folder / "run"))
+    result = run(RunOptions(graph=path_of(name), engines=engines, input=(str(problems),), settings=settings, output=folder / "run"))
     assert (result.exit_code, result.done) == (0, count)
     return result
 

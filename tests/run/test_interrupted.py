@@ -34,7 +34,12 @@ class Signals(MemoryRows):
 
 @pytest.mark.parametrize("count", [0, 1, 2], ids=["whole", "drained", "aborted"])
 def test_a_run_that_is_interrupted_says_what_is_left_and_goes_on(tmp_path: Path, count: int) -> None:
-    given: dict[str, Any] = {"graph": ROOT / "graphs/speccot.yaml", "engines": SIM, "input": write_problems(tmp_path, 24), "batch_size": 4}
+    given: dict[str, Any] = {
+        "graph": ROOT / "graphs/speccot.yaml",
+        "engines": SIM,
+        "input": (str(write_problems(tmp_path, 24)),),
+        "batch_size": 4,
+    }
     options = RunOptions(**given, settings=("engines.*.text.steps_mean=3",), output=tmp_path / "run")
     with restored_handlers():
         result = run(options, Observer(sink=Signals(count)), attend=stop_on_signal)

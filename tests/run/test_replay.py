@@ -29,7 +29,8 @@ MOMENT = ("in_flight_engine", "waiting_engine")
 
 
 def options(folder: Path, graph: str = "speccot", **other: Any) -> RunOptions:
-    defaults = {"batch_size": 4, "samples": 2, "engines": SIM, "input": folder / "problems.jsonl", "output": folder / graph}
+    defaults = {"batch_size": 4, "samples": 2, "engines": SIM, "output": folder / graph}
+    other["input"] = (str(other.get("input", folder / "problems.jsonl")),)
     return RunOptions(graph=ROOT / f"graphs/{graph}.yaml", **defaults | other)  # type: ignore[arg-type]
 
 

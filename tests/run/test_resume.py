@@ -40,7 +40,7 @@ def options(folder: Path, graph: str = "speccot", **other: Any) -> RunOptions:
         rows = [msgspec.json.encode({"problem_id": f"p{i}", "problem": t, "answer": sim_answer(t)}) for i, t in enumerate(texts)]
         problems.write_bytes(b"\n\n".join([*rows, b'{"problem_id": "bad"}']) + b"\n")
     defaults = {"batch_size": 4, "samples": 2, "output": folder / graph}
-    return RunOptions(graph=ROOT / f"graphs/{graph}.yaml", engines=SIM, input=problems, **defaults | other)  # type: ignore[arg-type]
+    return RunOptions(graph=ROOT / f"graphs/{graph}.yaml", engines=SIM, input=(str(problems),), **defaults | other)  # type: ignore[arg-type]
 
 
 def rows(folder: Path, table: str) -> list[dict[str, Any]]:
@@ -160,9 +160,9 @@ def test_a_run_goes_on_from_any_folder_and_with_the_texts_that_it_began_with(tmp
 def test_another_input_is_refused(wholes: dict[str, Path], tmp_path: Path) -> None:
     cut(wholes["speccot"], tmp_path / "run", 0.5)
     given = options(wholes["speccot"].parent, output=tmp_path / "run", resume=True)
-    (tmp_path / "problems.jsonl").write_bytes(given.input.read_bytes() + b"\n")
+    (tmp_path / "problems.jsonl").write_bytes(Path(given.input[0]).read_bytes() + b"\n")
     with pytest.raises(UsageError, match=r"--input is .*, was .*; start a new run"):
-        run(msgspec.structs.replace(given, input=tmp_path / "problems.jsonl"))
+        run(msgspec.structs.replace(given, input=(str(tmp_path / "problems.jsonl"),)))
 
 
 def test_batch_size_and_schedule_may_change_when_allowed_and_the_answers_do_not(wholes: dict[str, Path], tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ def problems(tmp_path: Path) -> Path:
 def resumed(folder: Path, problems: Path, engines: Path, **options: Any) -> int:
     """The exit code of a further session."""
     given = {"graph": ROOT / "graphs/speccot.yaml", "batch_size": 8, "resume": True} | options
-    return run(RunOptions(engines=engines, input=problems, output=folder, **given)).exit_code
+    return run(RunOptions(engines=engines, input=(str(problems),), output=folder, **given)).exit_code
 
 
 @pytest.fixture

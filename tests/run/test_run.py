@@ -35,7 +35,9 @@ def test_token_level_speculation_changes_times_and_no_answer(tmp_path: Path) -> 
     graph, problems = ROOT / "graphs/specreason.yaml", write_problems(tmp_path)
     plain, faster = (
         run(
-            RunOptions(graph=graph, engines=ROOT / f"graphs/engines/{name}.yaml", input=problems, settings=settings, output=tmp_path / name)
+            RunOptions(
+                graph=graph, engines=ROOT / f"graphs/engines/{name}.yaml", input=(str(problems),), settings=settings, output=tmp_path / name
+            )
         )
         for name, settings in (("sim-2xh100", ()), ("sim-2xh100-decode", ("engines.target.speculative.acceptance=0.9",)))
     )
@@ -125,7 +127,7 @@ stages:
 def test_every_drafted_token_is_counted_and_those_of_no_step_are_unused(tmp_path: Path, graph: str, settings: tuple[str, ...]) -> None:
     (tmp_path / "rejected.yaml").write_text(REJECTED)
     path = ROOT / f"graphs/{graph}.yaml" if graph else tmp_path / "rejected.yaml"
-    result = run(RunOptions(graph=path, engines=SIM, input=write_problems(tmp_path), output=tmp_path / "run", settings=settings))
+    result = run(RunOptions(graph=path, engines=SIM, input=(str(write_problems(tmp_path)),), output=tmp_path / "run", settings=settings))
     found = summarize(result.folder)
     drafted = sum(row["output_tokens"] for row in rows(result, "calls") if row["purpose"] == "draft")
     assert found.draft_tokens == drafted > 0
@@ -206,7 +208,7 @@ def test_nothing_is_started_when_the_input_or_the_engines_are_wrong(tmp_path: Pa
     mixed = tmp_path / "mixed.yaml"
     mixed.write_text(SIM.read_text().partition("target:")[0] + 'target: {backend: torch, model: "bundled:tiny-target"}\n')
     with pytest.raises(GraphError, match="simulate all of them or none"):
-        run(RunOptions(graph=ROOT / "graphs/speccot.yaml", engines=mixed, input=write_problems(tmp_path), output=tmp_path / "x"))
+        run(RunOptions(graph=ROOT / "graphs/speccot.yaml", engines=mixed, input=(str(write_problems(tmp_path)),), output=tmp_path / "x"))
     assert not (tmp_path / "x").exists()
     with pytest.raises(GraphError, match="simulate the reward model too: add 'reward' to the engines file, as sim-4xh100-rsd has it"):
-        run(RunOptions(graph=ROOT / "graphs/rsd.yaml", engines=SIM, input=write_problems(tmp_path), output=tmp_path / "x"))
+        run(RunOptions(graph=ROOT / "graphs/rsd.yaml", engines=SIM, input=(str(write_problems(tmp_path)),), output=tmp_path / "x"))

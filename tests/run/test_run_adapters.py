@@ -40,7 +40,7 @@ def test_a_replay_answers_what_was_asked_of_the_same_adapter(tmp_path: Path) -> 
         given = RunOptions(
             graph=ROOT / "graphs/speccot.yaml",
             engines=Path(f"replay:{recorded.folder}"),
-            input=tmp_path / "problems.jsonl",
+            input=(str(tmp_path / "problems.jsonl"),),
             output=tmp_path / f"replay-{adapter}",
             settings=(f"adapter={adapter}",),
         )

@@ -72,7 +72,7 @@ class Silent(SimEngine):
 @pytest.mark.slow
 def test_an_engine_that_does_not_state_its_cache_is_named(tmp_path: Path) -> None:
     path, told = write_problems(tmp_path, 2), list[str]()
-    options = RunOptions(graph=ROOT / "graphs/specreason.yaml", engines=SIM, input=path, output=tmp_path / "run")
+    options = RunOptions(graph=ROOT / "graphs/specreason.yaml", engines=SIM, input=(str(path),), output=tmp_path / "run")
 
     async def carry_out() -> SessionResult:
         plan = load_plan(options.graph, options.engines, options.settings)

@@ -140,7 +140,7 @@ class Hoard:
 
 
 def test_a_run_that_has_no_more_memory_ends_in_a_sentence_and_goes_on_later(tmp_path: Path, calm: SessionResult) -> None:
-    options = RunOptions(graph=ROOT / "graphs/speccot.yaml", engines=SIM, input=write_problems(tmp_path), output=tmp_path / "run")
+    options = RunOptions(graph=ROOT / "graphs/speccot.yaml", engines=SIM, input=(str(write_problems(tmp_path)),), output=tmp_path / "run")
     result = run(options, Observer(sink=Hoard(40)))
     assert result.exit_code == 1
     assert str(result.error).startswith("out of memory; ")
@@ -152,7 +152,7 @@ def test_a_run_that_has_no_more_memory_ends_in_a_sentence_and_goes_on_later(tmp_
 
 
 def test_an_abort_while_the_engines_close_loses_no_result(tmp_path: Path) -> None:
-    options = RunOptions(graph=ROOT / "graphs/speccot.yaml", engines=SIM, input=write_problems(tmp_path), output=tmp_path / "run")
+    options = RunOptions(graph=ROOT / "graphs/speccot.yaml", engines=SIM, input=(str(write_problems(tmp_path)),), output=tmp_path / "run")
 
     async def abort_late(stop: Stop, *, task_status: anyio.abc.TaskStatus[None]) -> None:
         task_status.started()

@@ -71,7 +71,7 @@ def over(small: SmallServer, folder: Path) -> RunOptions:
     served = f"model: tiny, base_url: '{small.base_url}', tokenizer: 'bundled:tiny-target'"
     (folder / "engines.yaml").write_text(f"target: {{backend: openai, {served}, max_model_len: 512, max_retries: 1}}\n")
     target, problems = ROOT / "graphs/target.yaml", write_problems(folder, 20)
-    return RunOptions(graph=target, engines=folder / "engines.yaml", input=problems, output=folder / "run", batch_size=4)
+    return RunOptions(graph=target, engines=folder / "engines.yaml", input=(str(problems),), output=folder / "run", batch_size=4)
 
 
 def after_five(fault: small_server.Fault) -> small_server.Fault:

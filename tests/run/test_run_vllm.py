@@ -21,7 +21,7 @@ def test_the_bundled_pair_solves_most_problems_and_the_run_has_the_engines_own_w
     tmp_path: Path, portal: BlockingPortal, vllm_engines: Mapping[str, Engine]
 ) -> None:
     options = RunOptions(
-        graph=ROOT / "graphs/speccot.yaml", input=TEST_SET, limit=24, output=tmp_path, engines=PLAIN.path, settings=PLAIN.settings
+        graph=ROOT / "graphs/speccot.yaml", input=(str(TEST_SET),), limit=24, output=tmp_path, engines=PLAIN.path, settings=PLAIN.settings
     )
     portal.call(solve_on, vllm_engines, options)
     assert sum(row["correct"] for row in chains_of(tmp_path)) >= 18

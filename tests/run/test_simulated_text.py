@@ -24,7 +24,7 @@ def solve(folder: Path, graph: str, engines: Path, settings: tuple[str, ...], co
         RunOptions(
             graph=ROOT / f"graphs/{graph}.yaml",
             engines=engines,
-            input=write_problems(folder, count),
+            input=(str(write_problems(folder, count)),),
             output=folder / "run",
             settings=settings,
             **options,

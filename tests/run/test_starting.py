@@ -25,7 +25,7 @@ from tests.support.runs import write_problems
 
 
 def options(folder: Path) -> RunOptions:
-    return RunOptions(graph=ROOT / "graphs/speccot.yaml", engines=SIM, input=write_problems(folder), output=folder / "runs/run")
+    return RunOptions(graph=ROOT / "graphs/speccot.yaml", engines=SIM, input=(str(write_problems(folder)),), output=folder / "runs/run")
 
 
 @pytest.mark.slow

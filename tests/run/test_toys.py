@@ -22,7 +22,7 @@ def check(folder: Path, problems: list[str], **options: Any) -> None:
     """Prepare a run over these problems; no engine is opened."""
     path = folder / "mine.jsonl"
     path.write_text("".join(json.dumps({"question": problem}) + "\n" for problem in problems))
-    given = RunOptions(graph=Path("speccot"), input=path, columns={"problem": "question"}, output=folder / "run", **options)
+    given = RunOptions(graph=Path("speccot"), input=(str(path),), columns={"problem": "question"}, output=folder / "run", **options)
     with prepare(given, load_plan(given.graph, given.bound_engines, given.settings)):
         pass
 

@@ -123,7 +123,7 @@ def test_a_run_in_vain_ends_as_failed_with_the_servers_words_and_goes_on_when_me
         engines.write_text(engines.read_text().replace("tiny-draft", "tiny-target"))
         options = RunOptions(
             graph=ROOT / "graphs/speccot.yaml",
-            input=write_problems(tmp_path, 50),
+            input=(str(write_problems(tmp_path, 50)),),
             engines=engines,
             output=tmp_path / "run",
             settings=("max_steps=4",),

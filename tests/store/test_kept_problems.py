@@ -89,7 +89,7 @@ def test_nothing_can_change_once_the_run_has_begun(tmp_path: Path, change: str) 
     cut(whole.folder, part := tmp_path / "part", 0.5)
     problems = tmp_path / "problems.jsonl"
     watched = Observer(ready=lambda found: CHANGES[change](problems))  # after it was read, before an engine opens
-    options = RunOptions(graph=ROOT / "graphs/speccot.yaml", engines=SIM, input=problems, output=tmp_path / "again")
+    options = RunOptions(graph=ROOT / "graphs/speccot.yaml", engines=SIM, input=(str(problems),), output=tmp_path / "again")
     again = run(options, watched)
     assert said(again) == said(whole)
     assert said(run(resume_options(part))) == said(whole)

@@ -104,7 +104,7 @@ _WATCH = _Watch()
 def golden_run(folder: Path, engines: Path = SIM) -> History:
     """A run of four problems in `folder/run`, whose tables have several parts each."""
     options = RunOptions(
-        graph=ROOT / "graphs/speccot.yaml", engines=engines, input=write_problems(folder, 4), output=folder / "run", batch_size=3
+        graph=ROOT / "graphs/speccot.yaml", engines=engines, input=(str(write_problems(folder, 4)),), output=folder / "run", batch_size=3
     )
     return _watched(options)
 

@@ -59,7 +59,7 @@ def solve_test_set(portal: BlockingPortal) -> SolveTestSet:
     engines = {role: InProcess(role, spec) for role, spec in load_plan(ROOT / "graphs/speccot.yaml").engines.items()}
 
     def solve(folder: Path, graph: str = "speccot", limit: int = 100, **options: Any) -> SessionResult:
-        chosen: dict[str, Any] = {"graph": ROOT / f"graphs/{graph}.yaml", "input": TEST_SET, "limit": limit, "output": folder}
+        chosen: dict[str, Any] = {"graph": ROOT / f"graphs/{graph}.yaml", "input": (str(TEST_SET),), "limit": limit, "output": folder}
         return portal.call(solve_on, engines, RunOptions(**chosen | options))
 
     return solve

@@ -16,7 +16,7 @@ BRIEF = ("engines.*.text.steps_mean=3", "engines.*.text.step_tokens_mean=20")
 def options_of(folder: Path, name: str, problems: Path, **more: Any) -> RunOptions:
     """A simulated run of `problems` into `folder`/`name`."""
     known: dict[str, Any] = {"settings": BRIEF, "batch_size": 4, "seed": 7}
-    return RunOptions(graph=ROOT / "graphs/speccot.yaml", engines=SIM, input=problems, output=folder / name, **{**known, **more})
+    return RunOptions(graph=ROOT / "graphs/speccot.yaml", engines=SIM, input=(str(problems),), output=folder / name, **{**known, **more})
 
 
 def on_replicas(options: RunOptions, **more: Any) -> SessionResult:

@@ -33,7 +33,7 @@ def write_problems(folder: Path, count: int = 12, extra: tuple[bytes, ...] = ())
 
 def solve(folder: Path, name: str = "run", graph: str = "speccot", **options: Any) -> SessionResult:
     problems = options.pop("input", None) or write_problems(folder)
-    chosen = {"engines": SIM, "input": problems, "output": folder / name}
+    chosen = {"engines": SIM, "input": (str(problems),), "output": folder / name}
     return run(RunOptions(graph=ROOT / f"graphs/{graph}.yaml", **chosen | options))
 
 
@@ -57,7 +57,7 @@ def servers_file(folder: Path, *, model: str = "", more: str = "", **urls: str) 
 
 def solve_with(engines: Path, folder: Path, **options: Any) -> SessionResult:
     """A run over the bundled test set on the engines of a file."""
-    chosen = {"graph": ROOT / "graphs/speccot.yaml", "input": TEST_SET, "limit": 100, "engines": engines, "output": folder}
+    chosen = {"graph": ROOT / "graphs/speccot.yaml", "input": (str(TEST_SET),), "limit": 100, "engines": engines, "output": folder}
     return run(RunOptions(**chosen | options))
 
 

@@ -54,7 +54,7 @@ def serving(
     chosen = RunOptions(
         graph=Path(graph),
         engines=Path(engines),
-        input=Path("requests"),
+        input=("requests",),
         output=folder,
         settings=settings or ((SHORT,) if engines.startswith("sim-") else ()),
         served=True,

@@ -36,7 +36,7 @@ def shown_run(folder: Path, graph: str = "speccot", name: str = "run", **options
         rows.append({"problem": 5, "answer": "6", "problem_id": "bad"})
         problems.write_text("".join(json.dumps(row) + "\n" for row in rows))
     engines, out = ROOT / "graphs/engines/sim-2xh100.yaml", folder / name
-    chosen = RunOptions(graph=ROOT / f"graphs/{graph}.yaml", engines=engines, input=problems, output=out, **options)
+    chosen = RunOptions(graph=ROOT / f"graphs/{graph}.yaml", engines=engines, input=(str(problems),), output=out, **options)
     assert exit_code(chosen) == (0 if "limit" in options else 3)
     return out
 

@@ -66,7 +66,12 @@ def test_every_combination_is_a_point_and_the_target_alone_is_there(whole: Sweep
 def test_a_point_is_the_run_that_the_same_options_make(whole: SweepResult, tmp_path: Path) -> None:
     alone = run(
         RunOptions(
-            graph=SPECCOT, input=write_problems(tmp_path), engines=SIM, settings=("candidates=5",), batch_size=4, output=tmp_path / "r"
+            graph=SPECCOT,
+            input=(str(write_problems(tmp_path)),),
+            engines=SIM,
+            settings=("candidates=5",),
+            batch_size=4,
+            output=tmp_path / "r",
         )
     )
     point = by_curve(whole.points)["speccot candidates=5, pipelined", 4]

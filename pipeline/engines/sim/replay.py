@@ -19,14 +19,13 @@ from pipeline.engines.sim.spec import SimSpec
 from pipeline.engines.sim.tokenizer import SimTokenizer
 from pipeline.engines.tokenizer import HFTokenizer
 from pipeline.errors import GraphError, InputError, NeverGenerated, boundary, did_you_mean
+from pipeline.graph.bundled import replayed
 from pipeline.graph.load import PARAMS, PUBLISHED, load_engines
 from pipeline.graph.plan import settings_of
 from pipeline.store.query import Query
 from pipeline.store.rows import MEASURED_IN, confidences
 from pipeline.store.run_file import RunFile
 
-PREFIX = "replay:"
-"""Marks a run folder where the name of an engines file is expected: `replay:RUN`."""
 CALIBRATION = "calibration.yaml"
 """The file in a run folder with simulated engines that were fitted to the run."""
 
@@ -142,12 +141,6 @@ def output_of(call: RecordedCall, request: Request, limit: int, tokenizer: Token
         )
         lengths.append(max(sampled, 1))
     return Output(tuple(candidates), tuple(lengths), call.option_logprobs)
-
-
-def replayed(engines: Path | None) -> Path | None:
-    """The run folder in `replay:RUN`, absolute; None for the name of a file."""
-    name = str(engines or "")
-    return Path(name.removeprefix(PREFIX)).absolute() if name.startswith(PREFIX) else None
 
 
 def bindings(engines: Path | None) -> Path | Mapping[str, Any] | None:
