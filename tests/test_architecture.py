@@ -36,7 +36,7 @@ DOORS = {
     "aiohttp": ["engines/openai/"],
     "duckdb": ["store/query"],
     "plotly": ["report/"],
-    "jinja2": ["report/", "engines/chat_template"],
+    "jinja2": ["report/", "engines/tokenizer"],
     "tokenizers": ["engines/tokenizer"],
     "starlette": ["view/", "serve/"],
     "uvicorn": ["view/", "serve/server"],

@@ -28,7 +28,7 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer as Backend
 from torch import Tensor
 
-from pipeline.engines.model_card import read_json, weight_files
+from pipeline.engines.models import read_json, weight_files
 from pipeline.engines.tokenizer import HFTokenizer
 
 EMBEDDINGS = ("embed_tokens.weight", "lm_head.weight")

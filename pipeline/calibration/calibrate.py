@@ -16,8 +16,7 @@ from pipeline.analysis.resources import devices_of, engine_facts, replica_count
 from pipeline.calibration.fit import Fit, fit_device
 from pipeline.calibration.recorded import Lengths, read_calls, read_lengths, text_of
 from pipeline.engines.hub import NotOnHub
-from pipeline.engines.model_card import DTYPE_BYTES, read_card
-from pipeline.engines.models import resolve
+from pipeline.engines.models import DTYPE_BYTES, read_card, resolve
 from pipeline.engines.sim.spec import SimDeviceSpec, SimSpec
 from pipeline.errors import InputError, UsageError, boundary
 from pipeline.graph.bundled import BUNDLED

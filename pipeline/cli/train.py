@@ -12,8 +12,7 @@ import click
 from pipeline.cli.commands import command, option
 from pipeline.cli.located import LocalPath, problems_of
 from pipeline.cli.terminal import print_line, print_notice
-from pipeline.engines.model_card import check_model, read_card
-from pipeline.engines.models import resolve
+from pipeline.engines.models import check_model, read_card, resolve
 from pipeline.engines.tokenizer import HFTokenizer
 from pipeline.errors import GraphError, MissingExtra, UsageError
 from pipeline.training.lora.config import CONFIGS, RECORD, Task, TrainConfig, load_config

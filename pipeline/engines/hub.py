@@ -3,24 +3,15 @@
 The libraries that load models ask again and again: where nothing answers, for minutes.
 """
 
-import json
 import os
 import re
-from concurrent.futures import Future
-from http.client import HTTPException
 from pathlib import Path
-from threading import Thread
 from typing import Any
-from urllib.error import HTTPError
-from urllib.request import Request, urlopen
 
 from pipeline.errors import reason
 
 HUB_S = 5.0
-"""Seconds for one attempt, the search for the hub's address included."""
-_MAX_BYTES = 1 << 24
-_ABSENT = ("RepoNotFound", "GatedRepo")
-"""How the hub names, in a header, why a model cannot be had."""
+"""Seconds for one attempt."""
 _FILES = ("config.json", "tokenizer.json", "tokenizer_config.json")
 
 
@@ -58,32 +49,17 @@ def check_hub(model: str) -> None:
 
 def hub_json(path: str) -> dict[str, Any]:
     """The JSON object at a path of the hub, asked for once; empty where there is none. Raises `NotOnHub`."""
-    answer: Future[dict[str, Any]] = Future()
-    Thread(target=_ask, args=(path, answer), daemon=True).start()  # the search for an address has no limit of time
+    from huggingface_hub import constants
+    from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError
+    from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status  # type: ignore[attr-defined]
+
     try:
-        return answer.result(HUB_S)
-    except TimeoutError:
-        raise NotOnHub(f"not on this machine, and the Hugging Face hub did not answer within {HUB_S:g} s") from None
-
-
-def _ask(path: str, answer: "Future[dict[str, Any]]") -> None:
-    from huggingface_hub import get_token
-    from huggingface_hub.constants import ENDPOINT
-
-    asked = Request(f"{ENDPOINT}/{path}")
-    if token := get_token():
-        asked.add_unredirected_header("Authorization", f"Bearer {token}")
-    try:
-        with urlopen(asked, timeout=HUB_S) as page:
-            found = json.loads(page.read(_MAX_BYTES))
-        answer.set_result(found if isinstance(found, dict) else {})
-    except HTTPError as error:
-        if error.headers.get("X-Error-Code") in _ABSENT:
-            answer.set_exception(NotOnHub("unknown to the Hugging Face hub, or you have no access to it (HF_TOKEN)"))
-        else:
-            answer.set_result({})
-    except ValueError:
-        answer.set_result({})
-    except (OSError, HTTPException) as error:
-        why = reason(getattr(error, "reason", error))
-        answer.set_exception(NotOnHub(f"not on this machine, and the Hugging Face hub cannot be reached ({why})"))
+        reply = get_session().get(f"{constants.ENDPOINT}/{path}", headers=build_hf_headers(), timeout=HUB_S)
+        hf_raise_for_status(reply)
+        return dict(reply.json())
+    except RepositoryNotFoundError as error:  # or one that needs a permission
+        raise NotOnHub("unknown to the Hugging Face hub, or you have no access to it (HF_TOKEN)") from error
+    except (HfHubHTTPError, TypeError, ValueError):
+        return {}
+    except Exception as error:  # of its HTTP client
+        raise NotOnHub(f"not on this machine, and the Hugging Face hub cannot be reached ({reason(error)})") from error

@@ -21,8 +21,7 @@ from msgspec import Struct
 from pipeline.engines.asks import asks_of
 from pipeline.engines.cores import ranges
 from pipeline.engines.hub import NotOnHub, check_hub, is_hub_name
-from pipeline.engines.model_card import ModelCard, check_model, read_card
-from pipeline.engines.models import resolve
+from pipeline.engines.models import ModelCard, check_model, read_card, resolve
 from pipeline.engines.openai.client import Server, read_key
 from pipeline.engines.openai.engine import listed_models
 from pipeline.engines.openai.spec import flaw_in_url

@@ -1,4 +1,5 @@
-"""The `Tokenizer` contract over the files of a Hugging Face model: `tokenizer.json`, its settings and its chat template.
+"""The `Tokenizer` contract over the files of a Hugging Face model: `tokenizer.json`, its settings and its chat template, which is foreign
+code and runs in a sandbox.
 
 transformers, whose import takes a second, is needed only to convert a model that has no `tokenizer.json`, or code of its own.
 """
@@ -6,18 +7,20 @@ transformers, whose import takes a second, is needed only to convert a model tha
 import hashlib
 import json
 import re
-import secrets
 from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import MappingProxyType
 from typing import Any, TypeVar
 
+from jinja2 import Template, TemplateError
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import AddedToken, Encoding
 from tokenizers import Tokenizer as Backend
 
-from pipeline.engines.chat_template import ChatTemplate
 from pipeline.engines.hub import check_hub
 from pipeline.errors import GraphError, RequestRefused, boundary, reason
 from pipeline.system.worker_process import without_collections
@@ -28,6 +31,8 @@ _BEFORE = ("\n", "0")
 with the second."""
 _MARKUP = re.compile(r"[<>\[\]|#~@^=*_]")
 """A character that markup has and words have not."""
+_GENERATION = re.compile(r"(\{%[-+]?\s*)(end)?generation\b")
+"""The tags that a training puts around what an assistant wrote in a template. A prompt needs their contents alone."""
 
 
 def count_through_stop(ids: Sequence[int], stop: str, decode: Callable[[Sequence[int]], str]) -> int:
@@ -88,11 +93,8 @@ class HFTokenizer:
 
         Without a template's part in front others' text follows other text: no space is put before it, as SentencePiece does.
         """
-        for text, before in self._before_texts if parts and not parts[0] else ():
-            ids = self._ids(["", text + "".join(parts[1:2]), *parts[2:]])
-            if ids[: len(before)] == before:
-                return ids[len(before) :]
-        return self._ids(parts)
+        others = b"".join(bytes([number % 2]) * len(part) for number, part in enumerate(parts))
+        return self._encoded("".join(parts), others, follows=bool(parts) and not parts[0])
 
     def decode(self, ids: Sequence[int]) -> str:
         """Raises `RequestRefused` where the tokenizer fails on the ids."""
@@ -101,60 +103,46 @@ class HFTokenizer:
 
     def render(self, messages: Sequence[dict[str, str]]) -> str:
         """Raises `GraphError` where the model has no template, as a reward model may, or the template fails."""
-        try:
-            return self._template.render(messages)
-        except GraphError:
-            raise
-        except Exception as error:  # a template fails in any way
-            flaw = " ".join(str(error).split()) or type(error).__name__
-        raise GraphError(f"{self._model}: its chat template fails", flaw)
-
-    @cached_property
-    def _template(self) -> ChatTemplate:
         if not self._source:
             raise GraphError(self._model, "its tokenizer has no chat template; use an instruction or reasoning model")
         for name in self._arguments:
             if not re.search(rf"\b{re.escape(name)}\b", self._source):
                 raise GraphError(self._model, f"its chat template does not use `{name}`, set in chat_template_kwargs; leave it out")
-        return ChatTemplate(self._source, {**self._named, **self._arguments})
-
-    def _ids(self, parts: Sequence[str]) -> list[int]:
-        encoding = self._encoding("".join(parts))
-        if self.control_ids.isdisjoint(encoding.ids) or self._controls_are_ours(encoding, parts):
-            return encoding.ids
-        copy, names = self._marked
-        control = re.compile("|".join(map(re.escape, sorted(names, key=len, reverse=True))))
-        marked = (part if number % 2 else control.sub(lambda found: names[found[0]], part) for number, part in enumerate(parts))
-        return self._called(copy.encode, "".join(marked), add_special_tokens=False).ids
-
-    def _controls_are_ours(self, encoding: Encoding, parts: Sequence[str]) -> bool:
-        """True if the text of every control token is the template's; white space around it may be others'."""
-        text, others = "".join(parts), b"".join(bytes([number % 2]) * len(part) for number, part in enumerate(parts))
-        for place in (place for place, id_ in enumerate(encoding.ids) if id_ in self.control_ids):
-            start, end = encoding.token_to_chars(place) or (0, 0)
-            said = text[start:end]
-            if any(others[end - len(said.lstrip()) : start + len(said.rstrip())]):
-                return False
-        return True
+        with boundary(GraphError, f"{self._model}: its chat template fails", foreign=Exception):
+            return self._template.render({**self._named, **self._arguments, "messages": list(messages)})
 
     @cached_property
-    def _marked(self) -> tuple[Backend, dict[str, str]]:
-        """A copy of the tokenizer for texts that spell out control tokens, and the texts that control tokens have in it. Nobody can write
-        these, because they are drawn at random; all else, such as merges and prefix spaces, is as ever."""
-        salt, described = secrets.token_hex(16), json.loads(self._backend.to_str())
-        names = {text: f"{salt}{number:08d}" for number, (text, id_) in enumerate(self.special_ids.items()) if id_ in self.control_ids}
-        model = described["model"]
-        for token in described["added_tokens"]:
-            token["content"] = names.get(token["content"], token["content"])
-        if isinstance(vocabulary := model["vocab"], list):  # Unigram: pieces and their scores
-            model["vocab"] = [[names.get(piece, piece), score] for piece, score in vocabulary]
-        else:
-            model["vocab"] = {names.get(text, text): id_ for text, id_ in vocabulary.items()}
-        if "merges" in model:
-            model["merges"] = [pair for pair in model["merges"] if names.keys().isdisjoint((*pair, "".join(pair)))]
-        if "unk_token" in model:
-            model["unk_token"] = names.get(model["unk_token"], model["unk_token"])
-        return Backend.from_str(json.dumps(described)), names
+    def _template(self) -> Template:
+        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
+        environment.filters["tojson"] = _tojson
+        environment.globals |= {"raise_exception": _raise, "strftime_now": lambda form: datetime.now().strftime(form)}
+        environment.globals |= {"tools": None, "documents": None, "add_generation_prompt": True}
+        return environment.from_string(_GENERATION.sub(lambda tag: f"{tag[1]}{tag[2] or ''}with", self._source))
+
+    def _encoded(self, text: str, others: bytes, *, follows: bool) -> list[int]:
+        """The ids of `text`, whose characters marked in `others` are not the template's; `follows`: other text stands before it."""
+        for before, ids in self._before_texts if follows else ():
+            found = self._whole(before + text, bytes([1]) * len(before) + others)
+            if found[: len(ids)] == ids:
+                return found[len(ids) :]
+        return self._whole(text, others)
+
+    def _whole(self, text: str, others: bytes) -> list[int]:
+        """The same for a text that follows nothing. Where others spelled out a control token it is cut behind that token's first character,
+        and the pieces are encoded one by one. White space around a control token may be others'."""
+        encoding, cuts = self._encoding(text), [0]
+        for place in [place for place, id_ in enumerate(encoding.ids) if id_ in self.control_ids]:
+            start, end = encoding.token_to_chars(place) or (0, 0)
+            said = text[start:end]
+            start, end = end - len(said.lstrip()), start + len(said.rstrip())
+            if any(others[start:end]):
+                if end - start == 1:
+                    raise RequestRefused(f"the text holds the character {said.strip()!r}, a control token of {self._model}")
+                cuts.append(start + 1)
+        if len(cuts) == 1:
+            return encoding.ids
+        pieces = pairwise([*cuts, len(text)])
+        return [id_ for start, end in pieces for id_ in self._encoded(text[start:end], others[start:end], follows=start > 0)]
 
     @cached_property
     def _before_texts(self) -> list[tuple[str, list[int]]]:
@@ -189,6 +177,14 @@ class HFTokenizer:
             if isinstance(error, Exception) or type(error).__name__ == "PanicException":
                 raise RequestRefused(f"the tokenizer of {self._model} fails: {reason(error)}") from error
             raise
+
+
+def _tojson(value: Any, **how: Any) -> str:
+    return json.dumps(value, **{"ensure_ascii": False, **how})
+
+
+def _raise(message: str) -> None:
+    raise TemplateError(message)
 
 
 def _read(model: str, trust_remote_code: bool) -> tuple[Backend, str, dict[str, str]]:

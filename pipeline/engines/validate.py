@@ -5,34 +5,21 @@ answered, before any stage sees it.
 """
 
 import math
-import re
 from array import array
 from collections.abc import Collection, Sequence
-from operator import index
 from typing import get_args
 
 import numpy as np
 
-from pipeline.engine import Candidate, Completion, FinishReason, Request, Timing, Usage, packed
+from pipeline.engine import Candidate, Completion, FinishReason, Request, packed
 from pipeline.errors import ContextOverflow, RequestRefused
 
 _FINISH_REASONS = get_args(FinishReason)
 _MAX_SEED = (1 << 63) - 1
 _ROUNDING = 0.01
 """A log probability may be this much above 0, nats a token: half-precision engines round."""
-_MAX_COUNTED = 16
-"""Most tokens that a server's own tokenizer may count for one of the engine's; the two differ where texts are sent."""
-_SPARE_TOKENS = 64
-"""Tokens that a server may put around a prompt."""
-_ROUNDING_S = 1e-6
-"""A time may be this much below 0, as a difference of two rounded times."""
-_MAX_SECONDS = 1e9
-"""A longer time is none: its nanoseconds must be a number of 64 bits, and a sum of such times as well."""
 _MANY_IDS = 128
 """From this many on, numpy finds the largest one faster."""
-
-_VERSION = re.compile(r"|[-:@](\d{3,}[\d.-]*|preview|free)", re.ASCII)
-"""What servers append to, or leave off, a model's name."""
 
 
 def validate_request(request: Request, max_model_len: int, vocab_size: int, adapters: Collection[str] | None = ()) -> None:
@@ -103,9 +90,8 @@ def validate_completion(completion: Completion, request: Request, vocab_size: in
     """Why `completion` is no valid answer to `request`, in one clause; None where it is valid.
 
     A valid answer has as many candidates and log probabilities as were asked for, none of more than `max_tokens` tokens, ids below
-    `vocab_size`, a choice among the options, and log probabilities that are numbers not above 0. What it says of its tokens and times
-    can be true. A candidate may be without tokens only where the engine says that it ended its
-    turn, or that it sampled tokens up to their limit which it does not show.
+    `vocab_size`, a choice among the options, and log probabilities that are numbers not above 0. A candidate may be without tokens only
+    where the engine says that it ended its turn, or that it sampled tokens up to their limit which it does not show.
     """
     try:
         return _flaw_in_completion(completion, request, vocab_size)
@@ -123,29 +109,9 @@ def _flaw_in_completion(completion: Completion, request: Request, vocab_size: in
     chosen = completion.candidates[0].ids if request.option_ids else ()
     if request.option_ids and (len(chosen) != 1 or chosen[0] not in request.option_ids):
         return f"it chose {list(chosen)}, which is none of the options"
-    return (
-        _flaw_in_logprobs(completion.option_logprobs, len(request.option_ids), "option")
-        or _flaw_in_logprobs(completion.scored_logprobs, len(request.scored_ids), "scored")
-        or _flaw_in_usage(completion.usage, request)
-        or _flaw_in_timing(completion.timing)
+    return _flaw_in_logprobs(completion.option_logprobs, len(request.option_ids), "option") or _flaw_in_logprobs(
+        completion.scored_logprobs, len(request.scored_ids), "scored"
     )
-
-
-def _flaw_in_usage(usage: Usage, request: Request) -> str | None:
-    read, cached, sampled = index(usage.input_tokens), index(usage.cached_input_tokens or 0), index(usage.output_tokens)
-    given = len(request.prompt_ids) + len(request.scored_ids)
-    if not 0 <= cached <= read <= request.n * (_MAX_COUNTED * given + _SPARE_TOKENS):
-        return f"it counts {read:.9g} prompt tokens, {cached:.9g} of them cached, for a prompt of {given}"
-    if not 0 <= sampled <= request.n * (request.max_tokens + 1):
-        return f"it counts {sampled:.9g} sampled tokens where {request.n * request.max_tokens} may be sampled"
-    return None
-
-
-def _flaw_in_timing(timing: Timing) -> str | None:
-    for seconds in (timing.queue_time_s, timing.prefill_time_s, timing.decode_time_s, timing.time_to_first_token_s):
-        if seconds is not None and not -_ROUNDING_S <= seconds <= _MAX_SECONDS:
-            return f"{seconds} s is not a valid time"
-    return None
 
 
 def _flaw_in_candidate(candidate: Candidate, request: Request, vocab_size: int, sampled: int) -> str | None:
@@ -178,15 +144,3 @@ def _flaw_in_logprobs(logprobs: Sequence[float], wanted: int, what: str) -> str 
         return None
     wrong = [logprob for logprob in array("d", logprobs) if not logprob <= _ROUNDING]
     return f"{wrong[0]} is not a log probability" if wrong else None
-
-
-def is_another_model(asked: str, answered: str | None) -> bool:
-    """True if `answered`, the name by which a server calls the model that answered, is none for the model `asked` for: the same name, its
-    end after a slash, or one followed by a date or a version."""
-    if answered is None or asked == answered:
-        return False
-    names = [each.lower().removesuffix("-latest").removesuffix(":latest") for each in (asked, answered)]
-    if not all("/" in name for name in names):
-        names = [name.rpartition("/")[2] for name in names]
-    short, long = sorted(names, key=len)
-    return not long.startswith(short) or not _VERSION.fullmatch(long.removeprefix(short))

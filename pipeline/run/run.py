@@ -36,7 +36,7 @@ from pipeline.runtime.clock import Clock
 from pipeline.runtime.executor import Executor, Settings
 from pipeline.runtime.inline_grader import open_inline_grader
 from pipeline.runtime.progress import Progress
-from pipeline.runtime.rows import FirstRows, RowSink, Strangers, Tee
+from pipeline.runtime.rows import FirstRows, RowSink, Tee
 from pipeline.runtime.schedule import SCHEDULES
 from pipeline.stages.base import Stage
 from pipeline.stages.build import build_stages, builders_of, cannot_of, flaw_in_contract
@@ -314,9 +314,7 @@ class _Session:
             recorder = await stack.enter_async_context(open_recorder(store, virtual=virtual))
             sinks.insert(0, recorder)
         graded = await stack.enter_async_context(open_inline_grader(Tee(*sinks), grader, virtual, run.problem_rows()))
-        watches: list[RowSink] = [Strangers(run.plan.engines, observer.tell)]
-        if not run.options.served:  # a server serves on
-            watches.append(FirstRows(observer.tell))
+        watches = [] if run.options.served else [FirstRows(observer.tell)]  # a server serves on
         return Tee(graded, *watches), recorder
 
     def _executor(self, rows: RowSink, admission: Admission | None) -> Executor:

@@ -1,18 +1,16 @@
 """What takes the rows of a run: the contract of a run folder or the memory of a caller, and sinks that keep nothing. Never waits.
 
-`Tee` passes rows on to several sinks. Three look at them for what a person should know at once: `FirstRows` decides whether the rest would
-be paid for in vain, `Setbacks` knows why nothing happens, `Strangers` who answers.
+`Tee` passes rows on to several sinks. Two look at them for what a person should know at once: `FirstRows` decides whether the rest would
+be paid for in vain, `Setbacks` knows why nothing happens.
 """
 
 import re
-from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Protocol
 
 from msgspec import Struct
 
-from pipeline.engines.validate import is_another_model
 from pipeline.errors import EngineDead, RunError
-from pipeline.graph.spec import EngineSpec
 from pipeline.runtime.retry import CallCancelled
 from pipeline.store.rows import CallRow, ChainRow, StepRow
 
@@ -160,21 +158,3 @@ class Setbacks(NoRows):
     def chain(self, row: ChainRow) -> None:
         for streak in self._streaks.values():
             streak.waiting = {request: chain for request, chain in streak.waiting.items() if chain != row.chain_id}
-
-
-class Strangers(NoRows):
-    """Tells once of each model that answers where another one is asked for."""
-
-    def __init__(self, engines: Mapping[str, EngineSpec], tell: Callable[[str], object]) -> None:
-        self._engines, self._tell = engines, tell
-        self._known: set[tuple[str, str | None, str | None]] = set()
-
-    def call(self, row: CallRow) -> None:
-        answer = row.engine, row.adapter, row.response_model
-        if row.response_model is None or answer in self._known:
-            return
-        self._known.add(answer)
-        spec: Any = self._engines[row.engine]  # of a server, as no other names its model
-        asked = spec.model if row.adapter is None else spec.adapters[row.adapter]
-        if is_another_model(asked, row.response_model):
-            self._tell(f"engine {row.engine!r} answers as the model {row.response_model!r} where {asked!r} is asked for")

@@ -11,7 +11,7 @@ import pytest
 
 from pipeline.engine import Asks, Candidate, Completion, Request, Tokenizer
 from pipeline.engines.openai.completions import Terms, answer_ids, prompt_of
-from pipeline.engines.openai.engine import OpenAIEngine
+from pipeline.engines.openai.engine import OpenAIEngine, is_another_model
 from pipeline.engines.openai.spec import OpenAISpec
 from pipeline.errors import BadCompletion, EngineDead, EngineUnavailable, GraphError, PipelineError, RequestRefused
 from pipeline.reasoning.prompts import PromptBuilder
@@ -321,6 +321,22 @@ def test_a_beginning_of_sequence_is_there_once_as_the_server_s_count_shows() -> 
         assert body["prompt"] == text
         assert "</think> is a special token of its model: no thought ends unless the server" in str(engine.facts["doubts"])
     assert "does not report how many tokens it read" in str(sent(replace(HOSTED, counts=False), ask())[1].facts["doubts"])
+    with small_server(HOSTED, TOKENIZER) as server:
+        server.always = edited(lambda answer: answer.update(model="huge"))
+        assert "answers as the model 'huge' where 'tiny' is asked for" in str(opened(spec_of(server)).facts["doubts"])
+
+
+@pytest.mark.parametrize(
+    ("asked", "names", "others"),
+    [
+        ("gpt-4o", ["gpt-4o", "GPT-4o", "gpt-4o-2024-08-06", "openai/gpt-4o"], ["gpt-4o-mini"]),
+        ("mistral-large-latest", ["mistral-large-2411", "mistral-large:latest"], ["mistral-small-2411"]),
+        ("a/b:free", ["a/b", "b"], ["b/b", "a/c"]),
+        ("qwen2.5-7b", ["qwen2.5-7b"], ["qwen2.5-72b", "qwen2.5:4b"]),
+    ],
+)
+def test_names_of_models(asked: str, names: list[str], others: list[str]) -> None:
+    assert [is_another_model(asked, name) for name in names + others] == [False] * len(names) + [True] * len(others)
 
 
 @pytest.mark.parametrize(

@@ -137,9 +137,46 @@ def test_a_damaged_tokenizer_is_one_sentence(tmp_path: Path, content: str) -> No
     assert "\n" not in str(caught.value)
 
 
-def test_a_model_without_a_template_is_one_sentence(tmp_path: Path) -> None:
-    with pytest.raises(GraphError, match="its tokenizer has no chat template; use an instruction or reasoning model"):
-        with_template(tmp_path, "qwq", "").render([{"role": "user", "content": "a"}])
+CHAT = [{"role": "system", "content": "Be <brief>."}, {"role": "user", "content": "\u6c49 'x' & \n"}]
+
+
+@pytest.mark.parametrize(
+    ("source", "why"),
+    [
+        ("", "its tokenizer has no chat template; use an instruction or reasoning model"),
+        ("{{ raise_exception('no user') }}", "its chat template fails: no user"),
+        ("{{ ''.__class__.__mro__ }}", "its chat template fails: access to attribute '__class__' of 'str' object is unsafe."),
+        ("{% if %}", "its chat template fails: Expected an expression, got 'end of statement block'"),
+    ],
+)
+def test_a_template_that_fails_is_one_sentence(tmp_path: Path, source: str, why: str) -> None:
+    with pytest.raises(GraphError) as caught:
+        with_template(tmp_path, "tiny-draft", source).render(CHAT)
+    assert str(caught.value) == f"{tmp_path}: {why}"
+
+
+EVERYTHING = """{%- set who = messages[0].role -%}
+{% for m in messages %}
+    {% if m.role == 'system' %}{% continue %}{% endif %}
+{{ bos_token }}{{ m | tojson }}{{ m | tojson(indent=1) }}{{ strftime_now('%%') }}
+{% endfor %}
+{%- generation %}{{ who }} {% set who = 'it' %}{% endgeneration -%}
+{{ who }}{{ tools is none }}{{ documents is none }}{{ add_generation_prompt }}{{ undefined_name is defined }}"""
+
+
+def test_a_template_may_use_what_transformers_gives_it(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    ours = with_template(tmp_path, "qwq", EVERYTHING).render(CHAT)
+    theirs = transformers.PreTrainedTokenizerFast.from_pretrained(tmp_path)
+    assert ours == theirs.apply_chat_template(CHAT, tokenize=False, add_generation_prompt=True)
+
+
+def test_a_template_may_be_that_of_a_processor(tmp_path: Path) -> None:
+    folder = copytree(folder_of("qwq"), tmp_path / "model")
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "chat_template.json").write_text(json.dumps({"chat_template": config.pop("chat_template")}))
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    assert HFTokenizer(str(folder)).render(CHAT) == chat_model("qwq").render(CHAT)
 
 
 @pytest.mark.slow

@@ -6,11 +6,10 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from pipeline.engines.openai.spec import OpenAISpec
 from pipeline.errors import RunError
 from pipeline.options import RunOptions, resume_options
 from pipeline.run.run import run
-from pipeline.runtime.rows import FIRST, QUIET_NS, FirstRows, Setbacks, Strangers
+from pipeline.runtime.rows import FIRST, QUIET_NS, FirstRows, Setbacks
 from pipeline.store.rows import CallRow, ChainRow, StepRow
 from tests.support.paths import ROOT
 from tests.support.rows import blank
@@ -84,16 +83,6 @@ def test_a_silent_engine_is_told_at_its_second_failure_and_shown_until_it_answer
     setbacks.call(structs.replace(calls[0], attempt=1))
     assert (len(told), setbacks.reasons(QUIET_NS - 1)) == (1, []), "it has answered: a failure is nothing yet"
     assert setbacks.reasons(QUIET_NS) == ["503; 1 call waits for its next attempt, number 3"]
-
-
-def test_a_model_that_answers_for_another_is_told_once() -> None:
-    told: list[str] = []
-    spec = OpenAISpec(base_url="http://h/v1", model="big", tokenizer="t", adapters={"rating": "big-rating"})
-    strangers = Strangers({"target": spec}, told.append)
-    for adapter, model in ((None, "big"), (None, "small"), ("rating", "big-rating"), (None, None), (None, "small"), ("rating", "big")):
-        strangers.call(blank(CallRow, engine="target", adapter=adapter, response_model=model))
-    asked = (("small", "big"), ("big", "big-rating"))
-    assert told == [f"engine 'target' answers as the model {model!r} where {name!r} is asked for" for model, name in asked]
 
 
 def bad_names(answer: dict[str, Any]) -> None:

@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 from safetensors.numpy import load_file
 
-from pipeline.engines.model_card import read_card, read_json
-from pipeline.engines.models import adapter_folder, resolve
+from pipeline.engines.models import adapter_folder, read_card, read_json, resolve
 from pipeline.engines.tokenizer import HFTokenizer
 from pipeline.training.examples import IGNORED
 from pipeline.training.formats import Wanted

@@ -11,8 +11,7 @@ from pipeline.cli.commands import command
 from pipeline.cli.options import engines_option, model_option, run_options, settings_option, with_models
 from pipeline.cli.terminal import print_line
 from pipeline.engines.cores import ranges
-from pipeline.engines.model_card import check_model
-from pipeline.engines.models import resolve
+from pipeline.engines.models import check_model, resolve
 from pipeline.engines.openai.spec import OpenAISpec
 from pipeline.engines.registry import backend_of, notices, open_engines
 from pipeline.errors import PipelineError, UsageError, install_command

@@ -36,6 +36,8 @@ REFUSED_S, ASK_S = 5.0, 30.0
 """For how long a server may refuse everything, or answer nonsense, until the engine dies; may take for a question or a small request."""
 _TIMED_OUT = 0.9
 """A call that is cancelled after this share of `timeout_s`, or of `hang_s`, has timed out."""
+_VERSION = re.compile(r"|[-:@](\d{3,}[\d.-]*|preview|free)", re.ASCII)
+"""What servers append to, or leave off, a model's name."""
 PADDING_IDS = 4096
 """Most ids that a model has beyond those of its tokenizer: vocabularies are padded to sizes that suit a processor."""
 _CHAT = [{"role": "user", "content": "At the café: is 12.5 = \\frac{25}{2}, or 24? Answer in ones and zeros."}]
@@ -223,10 +225,14 @@ async def _open(role: str, spec: OpenAISpec, server: Server, one: anyio.Capacity
     tell_phase(role, "loading the tokenizer")
     tokenizer = await anyio.to_thread.run_sync(_load_tokenizer, role, spec, abandon_on_cancel=True, limiter=one)
     tell_phase(role, "asking what the server can do")
-    terms, counts = await _terms(where, server, spec, tokenizer, model)
+    terms, body = await _terms(where, server, spec, tokenizer, model)
     facts: dict[str, Fact] = {"answers": "model", "servers": (url,), "server": model.owned_by or "unknown", "cannot": terms.cannot}
     facts |= {"prompts": "ids" if terms.ids else "text"} | (await _cache_facts(server) if model.owned_by == "vllm" else {})
-    doubts = [] if counts else ["does not report how many tokens it read: whether it truncates prompts, or adds a token, is not known"]
+    doubts = []
+    if body.count("prompt_tokens") is None:
+        doubts.append("does not report how many tokens it read: whether it truncates prompts, or adds a token, is not known")
+    if isinstance(body.model, str) and is_another_model(spec.model, body.model):
+        doubts.append(f"answers as the model {quoted(body.model)!r} where {spec.model!r} is asked for")
     if not terms.ids:
         hidden = "a special token of its model: no thought ends unless the server shows those (llama-server: --special)"
         closing = [text for text, id_ in tokenizer.special_ids.items() if CLOSE.fullmatch(text) and tokenizer.hides(id_)]
@@ -258,6 +264,16 @@ def _served(where: str, url: str, models: list[ServedModel], name: str, purpose:
     return found or ServedModel(name)
 
 
+def is_another_model(asked: str, answered: str) -> bool:
+    """True if `answered`, a server's name for the model that answered, is none for the model `asked` for: the same name, its end after a
+    slash, or one followed by a date or a version."""
+    names = [each.lower().removesuffix("-latest").removesuffix(":latest") for each in (asked, answered)]
+    if not all("/" in name for name in names):
+        names = [name.rpartition("/")[2] for name in names]
+    short, long = sorted(names, key=len)
+    return not long.startswith(short) or not _VERSION.fullmatch(long.removeprefix(short))
+
+
 def _load_tokenizer(role: str, spec: OpenAISpec) -> HFTokenizer:
     try:
         return HFTokenizer(resolve(role, spec.tokenizer or spec.model), template_arguments=spec.chat_template_kwargs)
@@ -266,8 +282,8 @@ def _load_tokenizer(role: str, spec: OpenAISpec) -> HFTokenizer:
         raise GraphError(f"engine {role!r}", f"{error}{remedy}") from error
 
 
-async def _terms(where: str, server: Server, spec: OpenAISpec, tokenizer: Tokenizer, model: ServedModel) -> tuple[Terms, bool]:
-    """How the server is spoken to, by its answer to a small request, and whether it says how many tokens it read."""
+async def _terms(where: str, server: Server, spec: OpenAISpec, tokenizer: Tokenizer, model: ServedModel) -> tuple[Terms, Body]:
+    """How the server is spoken to, by its answer to a small request, which is returned, too."""
     ids = spec.server == "vllm" or (spec.server == "auto" and model.owned_by == "vllm")
     terms, request = Terms(spec=spec, tokenizer=tokenizer, ids=ids), small_request(tokenizer)
     prompt = prompt_of(request, terms)
@@ -282,16 +298,16 @@ async def _terms(where: str, server: Server, spec: OpenAISpec, tokenizer: Tokeni
                 raise
             await anyio.sleep(FIRST_PAUSE_S)
             body = await ask()
-        stated = body.count("prompt_tokens")
         if not ids:
-            terms = structs.replace(terms, adds_bos=stated == prompt.tokens + 1, logprobs=any(choice.logprobs for choice in body.choices))
+            adds_bos = body.count("prompt_tokens") == prompt.tokens + 1
+            terms = structs.replace(terms, adds_bos=adds_bos, logprobs=any(choice.logprobs for choice in body.choices))
         answered = request if terms.logprobs else small_request(tokenizer, options=False)
         completion_of(answered, body, Prompt(prompt.sent, prompt.tokens + terms.adds_bos), terms)
     except NoAnswer as found:
         kind = "vLLM's own, which `server: generic` would change" if ids else "one of OpenAI's kind"
         what = f"{server.url} does not answer as a server of {spec.model!r} does, {kind}: it {quoted(str(found))}"
         raise GraphError(where, what) from None
-    return terms, stated is not None
+    return terms, body
 
 
 async def _cache_facts(server: Server) -> dict[str, Fact]:

@@ -14,7 +14,6 @@ from transformers.modeling_utils import AttentionInterface
 
 from pipeline.engine import Fact
 from pipeline.engines.cores import core_facts
-from pipeline.engines.model_card import ANEW
 from pipeline.engines.models import adapter_folder, load_tokenizer
 from pipeline.engines.process.wire import Setup
 from pipeline.engines.tokenizer import HFTokenizer
@@ -28,6 +27,7 @@ _FIRST_CAPACITY = 256
 _ATTENTION = "pipeline"
 _SMALL_PARAMETERS = 20_000_000
 """Below this number of parameters a CPU has the weights in its caches, and float32 is faster there and rounds less."""
+_ANEW = "copy or download it again, or use another model"
 
 
 def load_model(setup: Setup) -> BatchRunner:
@@ -92,7 +92,7 @@ def _check_tensors(model: Any, report: Mapping[str, Any]) -> None:
     for what, names in flaws.items():
         if names:
             shown = ", ".join(sorted(names)[:3]) + (", ..." if len(names) > 3 else "")
-            raise UsageError(f"{len(names):,} of the model's tensors {what}: {shown}; {ANEW}")
+            raise UsageError(f"{len(names):,} of the model's tensors {what}: {shown}; {_ANEW}")
 
 
 def _runner(module: Any, tokenizer: HFTokenizer, setup: Setup, spec: TorchSpec) -> BatchRunner:
@@ -187,5 +187,5 @@ def _attached(model: Any, name: str, path: str) -> Any:
     except (ValueError, RuntimeError, KeyError, TypeError) as error:
         raise UsageError(f"the adapter in {path} does not fit: {' '.join(str(error).split()[:60])}") from error
     if absent:
-        raise UsageError(f"{len(absent):,} matrices of the adapter in {path} are not in its file, such as {min(absent)}; {ANEW}")
+        raise UsageError(f"{len(absent):,} matrices of the adapter in {path} are not in its file, such as {min(absent)}; {_ANEW}")
     return model

@@ -13,8 +13,7 @@ from msgspec import structs
 
 from pipeline.engine import Backend
 from pipeline.engines.cores import share_cores
-from pipeline.engines.model_card import check_model
-from pipeline.engines.models import load_tokenizer, resolve, tokenizer_of
+from pipeline.engines.models import check_model, load_tokenizer, resolve, tokenizer_of
 from pipeline.engines.process.engine import Worker, WorkerEngine, open_workers
 from pipeline.engines.process.wire import Setup
 from pipeline.engines.startup import current_listener

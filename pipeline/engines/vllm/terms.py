@@ -14,8 +14,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 
 from pipeline.confidence import LIKELIEST, confidence_of
 from pipeline.engine import Candidate, Completion, FinishReason, Request, Timing, Usage
-from pipeline.engines.model_card import read_json
-from pipeline.engines.models import adapter_folder
+from pipeline.engines.models import adapter_folder, read_json
 from pipeline.engines.tokenizer import count_through_stop
 from pipeline.engines.vllm.spec import VllmSpec
 from pipeline.system.machine import GIB

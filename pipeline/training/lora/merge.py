@@ -8,8 +8,7 @@ import warnings
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from pipeline.engines.model_card import check_model, read_card, read_json
-from pipeline.engines.models import adapter_folder, resolve
+from pipeline.engines.models import adapter_folder, check_model, read_card, read_json, resolve
 from pipeline.errors import GraphError, MissingExtra, RunFolderError, UsageError, boundary
 
 DType: TypeAlias = Literal["auto", "float32", "bfloat16", "float16"]
