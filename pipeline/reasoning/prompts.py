@@ -11,7 +11,7 @@ control tokens (`Tokenizer.encode_parts`).
 
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
 from typing import NamedTuple, TypeAlias
 
 from msgspec import structs
@@ -22,7 +22,7 @@ from pipeline.graph.prompts import DEFAULT_PROMPTS, DELIMITER, ChoosePrompt, Mar
 from pipeline.reasoning.template import ASKED, SAID, Margins, own_marks, parts_of, stripped_margins
 
 MOST_KNOWN = 4096
-"""So many texts are kept with their ids at most."""
+"""The number of texts of each kind that are kept with their ids."""
 
 Array: TypeAlias = "array[int]"
 Places: TypeAlias = Sequence[tuple[int, int]]
@@ -73,8 +73,6 @@ class Around(NamedTuple):
     """The text after it, left out if the candidate ends with that."""
     behind: Array
     """Its ids."""
-    ends: dict[tuple[int, ...], bool]
-    """Whether candidates with these last two ids end with it."""
 
 
 class PromptBuilder:
@@ -92,16 +90,13 @@ class PromptBuilder:
         self.thinks = marks.open in special and marks.close in special and not self._begins_behind(marks.close)
         self.think_close_id: int | None = special[marks.close] if self.thinks else None
         self.close_thought_ids = tokenizer.encode(f"{marks.close}{DELIMITER}" if self.thinks else DELIMITER)
-        self._cuts: dict[tuple[str, ...], tuple[list[str], list[Margins]]] = {}
+        memo = lru_cache(MOST_KNOWN)
+        self.options = memo(self._options_among)
+        """The options of a choice among so many candidates: `options(unit, candidates, reject)`."""
+        self._known, self._cut_chat, self._question = memo(self._encoded), memo(self._chat_around), memo(self._cut_question)
+        self._wording, self._ends, self._reply = memo(self._around_each), memo(self._ends_with), memo(self._reply_from)
         self._opening = self._cut_opening(prompts.before())
         self._turn: tuple[Array, str] | GraphError = self._cut_turn()
-        self._ids: dict[str, Array] = {}
-        self._wordings: dict[tuple[str, tuple[str, ...]], list[Around]] = {}
-        self._nones: dict[tuple[str, str], str] = {}
-        self._replies: dict[tuple[str, str], str] = {}
-        self._ends: dict[str, dict[tuple[int, ...], bool]] = {}
-        self._options: dict[tuple[str, int, bool], Options] = {}
-        self._questions: dict[tuple[str, str, str, tuple[str, ...]], tuple[Array, tuple[int, ...]]] = {}
         self.generation("")  # a tokenizer that fails on the words of every prompt fails before a chain starts
 
     def generation(self, problem: str, options: Sequence[str] = (), history: Sequence[Message] = ()) -> list[int]:
@@ -133,11 +128,11 @@ class PromptBuilder:
         asked, options = self.asked_of(unit), self.options(unit, len(candidates), reject)
         if unit == "thought":
             candidates = [self._stripped_end(ids) for ids in candidates]
-        shown, places = self._shown(self._around_candidates(asked.candidate, options.labels), candidates)
+        shown, places = self._shown(self._wording(asked.candidate, options.labels), candidates)
         none = ""
         if options.none is not None:
             places.insert(options.none, (0, 0))
-            none = self._none(asked.none, options.all[options.none])
+            none = filled(asked.none, {"label": options.all[options.none]})
         return self._asked(asked, context, begin, {"problem": problem, "none": none}, shown, places, options.all)
 
     def score(self, context: Sequence[int], candidate: Sequence[int], *, problem: str = "", begin: int = 0) -> OptionPrompt:
@@ -186,7 +181,7 @@ class PromptBuilder:
         if asked.omit and not self._alone.before[-1].endswith(asked.omit):
             return f"its engine's chat template has no {asked.omit!r} right before the turn, which its prompt omits; leave out `omit`"
         *_, last = pieces(asked.turn)
-        named = self._question(last, self._reply(asked), asked.prefill, tuple(options))[1]
+        named = self._question(last, self._reply(asked.form, asked.reply), asked.prefill, tuple(options))[1]
         if len(named) == len(options):
             return None
         return f"its engine's tokenizer has no single token for the label {options[len(named)]!r} after {asked.prefill!r}"
@@ -229,51 +224,34 @@ class PromptBuilder:
             else:
                 text += said[piece]
         text = text.rstrip(self._opening.margins.right)
-        tail, option_ids = self._question(text, self._reply(asked), asked.prefill, options)
+        tail, option_ids = self._question(text, self._reply(asked.form, asked.reply), asked.prefill, options)
         _check_named(option_ids, options, asked.prefill)
         ids += tail
         return OptionPrompt(ids, option_ids, tuple([(start + shift, end + shift) if end else (0, 0) for start, end in places]))
 
-    def options(self, unit: str, candidates: int, reject: bool) -> Options:
-        """The options of a choice among that many candidates."""
-        known = self._options.get((unit, candidates, reject))
-        if known is None:
-            known = self._options[unit, candidates, reject] = self.asked_of(unit).options(candidates, reject)
-        return known
+    def _options_among(self, unit: str, candidates: int, reject: bool) -> Options:
+        return self.asked_of(unit).options(candidates, reject)
 
     def _shown(self, around: Iterable[Around], candidates: Sequence[Sequence[int]]) -> tuple[Array, list[tuple[int, int]]]:
         """The ids of all candidates as they are shown, and between which of these each stands."""
         shown, places = array("I"), []
-        for (before, after, behind, ends), candidate in zip(around, candidates, strict=False):
+        for (before, after, behind), candidate in zip(around, candidates, strict=False):
             shown += before
             start = len(shown)
             shown.extend(candidate)
             places.append((start, len(shown)))
-            tail = tuple(candidate[-2:])
-            if (ended := ends.get(tail)) is None:
-                if len(ends) >= MOST_KNOWN:
-                    ends.clear()
-                ended = ends[tail] = self.tokenizer.decode(tail).endswith(after)
-            if not ended:
+            if not self._ends(tuple(candidate[-2:]), after):
                 shown += behind
         return shown, places
 
-    def _around_candidates(self, wording: str, labels: tuple[str, ...]) -> list[Around]:
-        """What stands around each candidate."""
-        known = self._wordings.get((wording, labels))
-        if known is None:
-            parts = ([filled(part, {"label": label}) for part in wording.split("{{candidate}}")] for label in labels)
-            known = self._wordings[wording, labels] = [
-                Around(self._known(before), after, self._known(after), self._ends.setdefault(after, {})) for before, after in parts
-            ]
-        return known
+    def _ends_with(self, tail: tuple[int, ...], after: str) -> bool:
+        """Whether a candidate with these last ids ends with `after`."""
+        return self.tokenizer.decode(tail).endswith(after)
 
-    def _none(self, wording: str, label: str) -> str:
-        """What is said of the option that rejects all."""
-        known = self._nones.get((wording, label))
-        if known is None:
-            known = self._nones[wording, label] = filled(wording, {"label": label})
-        return known
+    def _around_each(self, wording: str, labels: tuple[str, ...]) -> list[Around]:
+        """What stands around each candidate."""
+        parts = ([filled(part, {"label": label}) for part in wording.split("{{candidate}}")] for label in labels)
+        return [Around(self._known(before), after, self._known(after)) for before, after in parts]
 
     def _stripped_end(self, thought: Sequence[int]) -> Sequence[int]:
         """A candidate without white space at its end."""
@@ -290,29 +268,14 @@ class PromptBuilder:
         *before, last = opening.before
         return self.tokenizer.encode_parts([*before, last.removesuffix(omit), text.lstrip(opening.margins.left)])
 
-    def _known(self, text: str) -> Array:
-        """The ids of a text that is said often."""
-        known = self._ids.get(text)
-        if known is None:
-            if len(self._ids) >= MOST_KNOWN:
-                self._ids.clear()
-            known = self._ids[text] = array("I", self.tokenizer.encode_parts(["", text]))
-        return known
+    def _encoded(self, text: str) -> Array:
+        return array("I", self.tokenizer.encode_parts(["", text]))
 
-    def _question(self, question: str, reply: str, prefill: str, labels: tuple[str, ...]) -> tuple[Array, tuple[int, ...]]:
+    def _cut_question(self, question: str, reply: str, prefill: str, labels: tuple[str, ...]) -> tuple[Array, tuple[int, ...]]:
         """Ids from the question to just before the one token that names an option, and those tokens.
 
         Labels whose token would change the ids before it are left out from the first such on.
         """
-        key = (question, reply, prefill, labels)
-        known = self._questions.get(key)
-        if known is None:
-            if len(self._questions) >= MOST_KNOWN:
-                self._questions.clear()
-            known = self._questions[key] = self._cut_question(*key)
-        return known
-
-    def _cut_question(self, question: str, reply: str, prefill: str, labels: tuple[str, ...]) -> tuple[Array, tuple[int, ...]]:
         whole = [self.tokenizer.encode_parts(["", question, reply, prefill + label]) for label in labels]
         tail = whole[0][:-1]
         usable: list[int] = []
@@ -340,13 +303,10 @@ class PromptBuilder:
             before += [_stripped(message.content, margin), part]
         return Opening(before, margins[-1], parts[-1])
 
-    def _cut_chat(self, roles: tuple[str, ...]) -> tuple[list[str], list[Margins]]:
+    def _chat_around(self, roles: tuple[str, ...]) -> tuple[list[str], list[Margins]]:
         """The template's parts around a chat of these roles, and what it strips from each text. Raises `GraphError`."""
-        known = self._cuts.get(roles)
-        if known is None:
-            margins = [stripped_margins(partial(self._beside, roles, place)) for place in range(len(roles))]
-            known = self._cuts[roles] = self._around(roles, 0, ""), margins
-        return known
+        margins = [stripped_margins(partial(self._beside, roles, place)) for place in range(len(roles))]
+        return self._around(roles, 0, ""), margins
 
     def _around(self, roles: Sequence[str], place: int, margin: str) -> list[str]:
         """The parts that the template puts around texts of these roles, of which that at `place` has a `margin` on either side."""
@@ -387,13 +347,9 @@ class PromptBuilder:
         mark = self.prompts.thought.open
         return reply.rstrip().removesuffix(mark) if self.thinks and reply.rstrip().endswith(mark) else reply
 
-    def _reply(self, asked: Question) -> str:
-        """What stands between the end of a question and its prefill."""
-        known = self._replies.get((asked.form, asked.reply))
-        if known is None:
-            end = self._unopened(self._alone.after) if asked.form == "alone" else self._cut()[1]
-            known = self._replies[asked.form, asked.reply] = self._thinking(end, asked.reply)
-        return known
+    def _reply_from(self, form: str, how: str) -> str:
+        """What stands between the end of a question of this form and its prefill; see `Question.reply`."""
+        return self._thinking(self._unopened(self._alone.after) if form == "alone" else self._cut()[1], how)
 
     def _thinking(self, reply: str, how: str) -> str:
         """`reply`, which then goes on behind an empty thought, within one, or without one."""

@@ -8,7 +8,7 @@ Problems and steps are text in it: special tokens come from the reward model's f
 import re
 from array import array
 from collections.abc import Sequence
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
 
 from pipeline.engine import Tokenizer
 from pipeline.errors import GraphError
@@ -65,7 +65,7 @@ class RewardPromptBuilder:
     def __init__(self, tokenizer: Tokenizer, prompt: TextPrompt | ChatPrompt, where: str) -> None:
         """Raises `GraphError` if `good` or `bad` is not one token; `where` is the file of the reward model, for the message."""
         self._tokenizer, self._prompt, self._where = tokenizer, prompt, where
-        self._rendered: dict[tuple[int, str], list[str]] = {}
+        self._around = lru_cache(MOST_KNOWN)(self._rendered)
         self._known: dict[tuple[str, ...], array[int]] = {}
         """The ids of latest prompts, by their parts."""
         self.option_ids = _one_token(tokenizer, prompt, "good", where), _one_token(tokenizer, prompt, "bad", where)
@@ -113,18 +113,13 @@ class RewardPromptBuilder:
             parts = joined(parts, stripped(turn, self._margins), [behind])
         return parts
 
-    def _around(self, count: int, margin: str = "") -> list[str]:
+    def _rendered(self, count: int, margin: str = "") -> list[str]:
         """What the chat template puts before, between and after `count` turns of the user, to which the assistant says `good`; it leaves
         of the `margin` of each turn what it leaves."""
-        known = self._rendered.get((count, margin))
-        if known is None:
-            names = [f"q1w2turn{number}x" for number in range(count)]
-            chat = [{"role": role, "content": text} for name in names for role, text in (("user", name), ("assistant", self._prompt.good))]
-            for message in chat[::2]:
-                message["content"] = f"{margin}{message['content']}{margin}"
-            where = f"{self._where}: the model's chat template"
-            known = self._rendered[count, margin] = parts_of(self._tokenizer.render(chat[:-1]), *names, where=where)
-        return known
+        names = [f"q1w2turn{number}x" for number in range(count)]
+        said = ((("user", f"{margin}{name}{margin}"), ("assistant", self._prompt.good)) for name in names)
+        chat = [{"role": role, "content": text} for both in said for role, text in both]
+        return parts_of(self._tokenizer.render(chat[:-1]), *names, where=f"{self._where}: the model's chat template")
 
     @cached_property
     def _margins(self) -> Margins:

@@ -81,7 +81,8 @@ class ChainRecorder:
         self._input, self._output = dict.fromkeys(progress.output_tokens, 0), dict.fromkeys(progress.output_tokens, 0)
         """Tokens of its calls, by role."""
         self._wasted = self._accepted = self._fallbacks = self._unverified = 0
-        self._round = RoundTotals()
+        self._drafted, self._waited_s = 0, 0.0
+        """Drafted tokens, and seconds in which calls waited, since the last committed step."""
         self._stage: str | None = None
         progress.begin(self._chain_id, self._started)
 
@@ -108,8 +109,10 @@ class ChainRecorder:
 
     def commit(self, step: Step) -> None:
         """Record a step that joined the thought. Raises `ResumeMismatch` where the run folder holds another one in its place."""
-        now, round_, verdict = self._clock.now(), self._round, step.verdict
-        wasted = round_.draft_tokens - (0 if step.chosen is None else len(step.span.ids))
+        started, now, verdict = self._step_started, self._clock.now(), step.verdict
+        drafted, waited_s = self._drafted, self._waited_s
+        wasted = drafted - (0 if step.chosen is None else len(step.span.ids))
+        self._step_started, self._drafted, self._waited_s = now, 0, 0.0
         self._accepted += step.decision == "accepted"
         self._fallbacks += step.decision == "fallback"
         self._unverified += step.decision == "unverified"
@@ -117,7 +120,6 @@ class ChainRecorder:
         recorded = self._resumed.holds(self._steps, step.span.ids)
         self._steps += 1
         if recorded:
-            self._step_started, self._round = now, RoundTotals()
             return
         self._progress.committed(step.stage, step.decision, len(step.span.ids))
         columns = NO_VERDICT if verdict is None else _verdict_columns(verdict, step.verify_stage)
@@ -136,11 +138,11 @@ class ChainRecorder:
                 step.span.ids,
                 tuple([c.text for c in step.candidates]),
                 tuple([len(c.ids) for c in step.candidates]),
-                round_.draft_tokens,
+                drafted,
                 wasted,
-                now - self._step_started,
-                round_.wait_s,
-                self._clock.unix_ns(self._step_started),
+                now - started,
+                waited_s,
+                self._clock.unix_ns(started),
                 self._clock.unix_ns(now),
                 self._calls,
                 self._mode,
@@ -148,7 +150,6 @@ class ChainRecorder:
                 *_gate_columns(step.readings),
             )
         )
-        self._step_started, self._round = now, RoundTotals()
 
     def end(self, chain: Chain | None, stop_reason: str, error: Exception | None = None) -> None:
         """Record the end of the chain: finished, failed with `error`, or cancelled. `chain` is None if it never began."""
@@ -180,7 +181,7 @@ class ChainRecorder:
                 engines=tuple(self._output),
                 input_tokens=tuple(self._input.values()),
                 output_tokens=tuple(self._output.values()),
-                wasted_draft_tokens=self._wasted + self._round.draft_tokens,
+                wasted_draft_tokens=self._wasted + self._drafted,
                 calls=self._calls,
                 chain_time_s=self._before_s + now - self._started,
                 wait_time_s=self.waiting.total_s,
@@ -194,7 +195,9 @@ class ChainRecorder:
     def _count(self, label: StageLabel, usage: Usage, wait_s: float) -> None:
         self._input[label.role] += usage.input_tokens
         self._output[label.role] += usage.output_tokens
-        self._round.add(label, usage, wait_s)
+        self._waited_s += wait_s
+        if label.purpose == "draft":
+            self._drafted += usage.output_tokens
 
     def _call_row(self, attempt: Attempt, completion: Completion | None, usage: Usage, error: Exception | None, end: float) -> CallRow:
         """The row of an attempt; `CallRow` says what each value is, in this order."""
@@ -310,21 +313,6 @@ def _verdict_columns(verdict: Verdict, stage: str | None) -> VerdictColumns:
 
 NO_VERDICT: VerdictColumns = (None, None, None, None, None, None, None, None, None, (), None, (), None, None)
 """The same columns of a step that was not verified."""
-
-
-class RoundTotals:
-    """Drafted tokens and seconds of waiting of the calls since the last committed step."""
-
-    __slots__ = ("draft_tokens", "wait_s")
-
-    def __init__(self) -> None:
-        self.draft_tokens, self.wait_s = 0, 0.0
-
-    def add(self, label: StageLabel, usage: Usage, wait_s: float) -> None:
-        """Count one call of the stage `label`, which waited `wait_s` seconds before it was sent."""
-        self.wait_s += wait_s
-        if label.purpose == "draft":
-            self.draft_tokens += usage.output_tokens
 
 
 def block_tokens(facts: Mapping[str, Fact]) -> int:

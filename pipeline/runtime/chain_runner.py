@@ -49,8 +49,6 @@ class BoundLevel(Struct, frozen=True):
 
     stages: tuple[BoundStage, ...]
     loops: tuple[BoundLoop, ...]
-    conditional: bool
-    """True if any of its nodes has a condition."""
 
 
 class BoundBlock(Struct, frozen=True, kw_only=True):
@@ -85,9 +83,8 @@ def bind(plan: Plan, stages: Mapping[str, Stage], dispatchers: Mapping[str, Disp
         return BoundLoop(until=node.until, body=block(node.body), condition=node.condition, trial=trial)
 
     def level(nodes: Sequence[StageNode | LoopNode]) -> BoundLevel:
-        loops = (loop(node) for node in nodes if isinstance(node, LoopNode))
-        conditional = any(node.condition is not None for node in nodes)
-        return BoundLevel(tuple(stage(n) for n in nodes if isinstance(n, StageNode)), tuple(loops), conditional)
+        stages = tuple(stage(node) for node in nodes if isinstance(node, StageNode))
+        return BoundLevel(stages, tuple(loop(node) for node in nodes if isinstance(node, LoopNode)))
 
     def block(unbound: Block) -> BoundBlock:
         first = () if unbound.first_writer is None else (stage(unbound.first_writer),)
@@ -116,11 +113,9 @@ class ChainRunner:
         """Run the levels of `block`, one after the other."""
         chain = self._chain
         for level in block.levels:
-            stages: Sequence[BoundStage] = level.stages
-            loops: Sequence[BoundLoop] = level.loops
-            if level.conditional:  # decided before the level begins: its own verdicts do not count
-                stages = [stage for stage in stages if _due(stage.condition, chain)]
-                loops = [loop for loop in loops if _due(loop.condition, chain)]
+            # Decided before the level begins: its own verdicts do not count.
+            stages = [stage for stage in level.stages if _due(stage.condition, chain)]
+            loops = [loop for loop in level.loops if _due(loop.condition, chain)]
             if stages:
                 await self._level(stages)
                 if chain.finished:
