@@ -55,10 +55,10 @@ def read_resume_state(folder: Path, samples: int, retry_failed: bool, sessions: 
 
 
 def drop_unfinished(folder: Path, retry_failed: bool) -> int:
-    """Remove the rows of chains that are to be solved again from the table `chains`; the number of bytes written for it."""
+    """Remove from `chains` the rows of those that are to be solved again; the number of bytes written."""
 
     def kept(rows: pa.Table) -> pa.Table:
-        return rows.filter([not take_again(reason, retry_failed) for reason in rows["stop_reason"].to_pylist()])
+        return rows.filter(pa.array([not take_again(each, retry_failed) for each in rows["stop_reason"].to_pylist()], pa.bool_()))
 
     return RunStore(folder).rewrite("chains", kept)
 
