@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 from filelock import FileLock, Timeout, lock_descriptor
 
-from pipeline.errors import InputError, RunFolderError, UsageError, boundary, reason
+from pipeline.errors import InputError, UsageError, boundary, reason
 from pipeline.files import is_draft
 
 FILE = "run.json"
@@ -24,7 +24,7 @@ LOCK = "run.lock"
 """The lock file in a run folder; it holds the pid of the process that has it."""
 PROBLEMS = "problems.parquet"
 """The problems of a run, which its input is read into; a server has a table `problems` instead."""
-BEFORE_A_RUN = {LOCK, PROBLEMS, f"{PROBLEMS}.tmp"}
+BEFORE_A_RUN = {LOCK, PROBLEMS}
 """The files that a run writes into its folder before its engines are open; a folder with others is in use."""
 
 
@@ -32,11 +32,16 @@ BEFORE_A_RUN = {LOCK, PROBLEMS, f"{PROBLEMS}.tmp"}
 def hold(folder: Path) -> Iterator[None]:
     """Create `folder` where it is missing, and lock it against other processes until the end, however this process ends.
 
-    Raises `UsageError` while another process is at work in it, `RunFolderError` where it cannot be created or written.
+    Raises `UsageError` while another process is at work in it, and where it cannot be created or written.
     """
-    with boundary(RunFolderError, f"{folder}: cannot be written", foreign=OSError):
+    lock = FileLock(folder / LOCK, mode=0o644, blocking=False, thread_local=False, fallback_to_soft=False)
+    with boundary(UsageError, f"{folder}: cannot be written", foreign=OSError):
         folder.mkdir(parents=True, exist_ok=True)
-        lock = _locked(folder)
+        try:
+            lock.acquire()
+        except Timeout as error:
+            raise UsageError(f"{folder}: {_at_work(folder)}") from error
+        (folder / LOCK).write_text(f"{os.getpid()}\n")
     try:
         yield
     finally:
@@ -48,38 +53,37 @@ def hold_output(folder: Path, card: str = FILE, *, resume: bool = False) -> Iter
     """Hold the folder of a new run, or with `resume` also of one whose file `card` is there, until the end.
 
     A folder that was made for it and in which no run has begun is removed at the end. Raises `UsageError` where the folder is in
-    use, by a process or by other files, or cannot be created; `RunFolderError` where the folder of a run cannot be written.
+    use, by a process or by other files, or cannot be written.
     """
     _check_output(folder, card, resume)
-    with hold(folder) if (folder / card).is_file() else _held_until_unused(folder, _missing(folder)):
-        _check_output(folder, card, resume)
-        yield
+    made = [place for place in (folder, *folder.absolute().parents) if not place.exists()]
+    with hold(folder):
+        try:
+            _check_output(folder, card, resume)
+            yield
+        finally:
+            if _found(folder) <= BEFORE_A_RUN:
+                with suppress(OSError):
+                    for name in BEFORE_A_RUN if made else (LOCK,):
+                        (folder / name).unlink(missing_ok=True)
+                    for place in made:
+                        place.rmdir()
 
 
 @contextmanager
 def hold_default(parent: Path, name: str) -> Iterator[Path]:
-    """Make a folder in `parent` that nobody else has, named after `name` and the time, and hold it until the end; as `hold_output`."""
+    """Hold a new folder in `parent`, named after `name` and the time, as `hold_output` does."""
     stamped = f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
-    for folder in (parent / (stamped if number == 1 else f"{stamped}-{number}") for number in count(1)):
-        made = _missing(folder)
-        with _creating(folder):
-            parent.mkdir(parents=True, exist_ok=True)
-            try:
-                folder.mkdir()
-            except FileExistsError:
-                continue
-        with _held_until_unused(folder, made):
-            yield folder
-        return
+    numbered = (parent / (stamped if number == 1 else f"{stamped}-{number}") for number in count(1))
+    folder = next(folder for folder in numbered if not folder.exists())
+    with hold_output(folder):
+        yield folder
 
 
 def _check_output(folder: Path, card: str, resume: bool) -> None:
     """Raise `UsageError` where `folder` can neither become a new run folder nor, with `resume`, is one that can be resumed."""
-    try:
-        str(folder).encode()
+    with boundary(UsageError, f"{str(folder)!r}: invalid directory name", foreign=(OSError, ValueError)):
         found = _found(folder)
-    except (UnicodeEncodeError, OSError) as error:
-        raise UsageError(f"{str(folder)!r}: invalid directory name; choose another one with --output") from error
     if resume and card in found:
         return
     if FILE in found:
@@ -97,52 +101,6 @@ def _found(folder: Path) -> set[str]:
         return set()
     except NotADirectoryError:
         return {folder.name} if folder.exists() else set()
-
-
-def _missing(folder: Path) -> list[Path]:
-    """The folders that are to be made for `folder`, itself first."""
-    return [place for place in (folder, *folder.absolute().parents) if not place.exists()]
-
-
-@contextmanager
-def _creating(folder: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise UsageError(f"{folder}: cannot be created: {reason(error)}; choose another directory with --output") from error
-
-
-@contextmanager
-def _held_until_unused(folder: Path, made: list[Path]) -> Iterator[None]:
-    """Hold `folder` until the end; if no run has begun in it then, remove the lock file and the folders `made` for it."""
-    with _creating(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = _locked(folder)
-    try:
-        yield
-    finally:
-        with suppress(OSError):
-            if _found(folder) <= BEFORE_A_RUN:
-                for name in BEFORE_A_RUN if made else (LOCK,):
-                    (folder / name).unlink(missing_ok=True)
-                for place in made:
-                    place.rmdir()
-        lock.release()
-
-
-def _locked(folder: Path) -> FileLock:
-    """The lock of `folder`, held. Raises `UsageError` while another process has it, and `OSError`."""
-
-    def sign(file: int) -> None:
-        os.truncate(file, 0)
-        os.pwrite(file, f"{os.getpid()}\n".encode(), 0)
-
-    lock = FileLock(folder / LOCK, mode=0o644, blocking=False, thread_local=False, fallback_to_soft=False, on_acquired=sign)
-    try:
-        lock.acquire()
-    except Timeout as error:
-        raise UsageError(f"{folder}: {_at_work(folder)}") from error
-    return lock
 
 
 def _at_work(folder: Path) -> str:

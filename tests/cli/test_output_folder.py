@@ -33,7 +33,7 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path, refused: str, command: str
     before = sorted(tmp_path.rglob("*"))
     done = pipeline(*COMMANDS[command], "--input", write_problems(tmp_path, 2), "--engines", engines, "--output", folder)
     why = "not a directory" if place.startswith("a file") else "no such file or directory"
-    assert done.stderr == f"error: {folder}: cannot be created: {why}; choose another directory with --output\n"
+    assert done.stderr == f"error: {folder}: cannot be written: {why}\n"
     assert done.returncode == 2
     assert sorted(tmp_path.rglob("*")) == sorted([*before, tmp_path / "problems.jsonl"])
 

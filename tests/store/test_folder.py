@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.errors import RunFolderError, UsageError
+from pipeline.errors import UsageError
 from pipeline.store.folder import LOCK, hold, hold_output
 from tests.support.paths import ROOT
 from tests.support.run_files import write_run_json
@@ -34,10 +34,10 @@ def test_a_folder_is_free_when_its_process_has_gone(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_held(tmp_path: Path) -> None:
     (tmp_path / LOCK).mkdir()
-    with pytest.raises(RunFolderError, match="cannot be written: is a directory"), hold(tmp_path):
+    with pytest.raises(UsageError, match="cannot be written: is a directory"), hold(tmp_path):
         pass
     (tmp_path / "file").touch()
-    with pytest.raises(RunFolderError, match=r"file: cannot be written: file exists$"), hold(tmp_path / "file"):
+    with pytest.raises(UsageError, match=r"file: cannot be written: file exists$"), hold(tmp_path / "file"):
         pass
 
 
