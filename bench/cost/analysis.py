@@ -60,7 +60,7 @@ def seed_run(folder: Path) -> Path:
 def repeated(seed: Path, folder: Path, copies: int) -> int:
     """Write the run `seed` `copies` times, one after the other, as one run; the number of its calls."""
     card = json.loads((seed / "run.json").read_bytes())
-    length = card["ended_unix_ns"] - card["started_unix_ns"] + 1
+    length = card["sessions"][0]["ended_unix_ns"] - card["sessions"][0]["started_unix_ns"] + 1
     for name in ("calls", "steps", "chains"):
         rows = pa.Table.from_batches(read_batches(seed, name)).replace_schema_metadata(None)
         (folder / name).mkdir(parents=True)
@@ -83,13 +83,13 @@ def _copy(table: pa.Table, copy: int, length: int) -> pa.Table:
 
 
 def _longer(card: dict[str, Any], copies: int, length: int) -> dict[str, Any]:
-    ended = card["started_unix_ns"] + copies * length
+    [session] = card["sessions"]
     counts = {
         role: {name: value * copies if type(value) is int else value for name, value in each.items()}
-        for role, each in card["engine_statistics"].items()
+        for role, each in session["engine_statistics"].items()
     }
-    ends = {"ended_unix_ns": ended, "wall_time_s": copies * length / 1e9, "engine_statistics": counts}
-    return card | ends | {"sessions": [card["sessions"][0] | ends]}
+    ended = session["started_unix_ns"] + copies * length
+    return card | {"sessions": [session | {"ended_unix_ns": ended, "engine_statistics": counts}]}
 
 
 def make_trace(folder: Path, calls: int) -> None:

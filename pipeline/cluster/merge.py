@@ -70,7 +70,7 @@ def merged_run(files: Sequence[RunFile], run_id: str) -> RunFile:
     first = files[0]
     sessions = tuple(_sessions([session for file in files for session in file.sessions]))
     rows, bad, chains = (sum(each) for each in zip(*((file.input.rows, file.input.bad_rows, file.chains) for file in files), strict=True))
-    record = structs.replace(
+    return structs.replace(
         first,
         run_id=run_id,
         samples=max(file.samples for file in files),
@@ -80,7 +80,6 @@ def merged_run(files: Sequence[RunFile], run_id: str) -> RunFile:
         command=[],
         sessions=sessions,
     )
-    return record.with_session(sessions[-1])
 
 
 def _sessions(sessions: Sequence[Session]) -> Iterator[Session]:
@@ -102,9 +101,7 @@ def _session(sessions: Sequence[Session]) -> Session:
         status="finished",
         ended_unix_ns=ended,
         startup_s=max(each.startup_s for each in sessions),
-        wall_time_s=(ended - started) / 1e9,
         orchestrator_cpu_s=sum(each.orchestrator_cpu_s or 0.0 for each in sessions),
-        versions=sessions[0].versions,
         engine_statistics={
             role: reduce(EngineStatistics.plus, [each.engine_statistics[role] for each in sessions])
             for role in roles

@@ -124,7 +124,7 @@ class Fleet:
         self._left = deque(shard for shard in self._shards if shard not in old or not is_over(old[shard], self._options(shard)))
         self._totals = {shard: file.totals for shard, file in old.items()}
         self._live: dict[Path, int] = {}
-        self._started_unix_ns = max([time.time_ns(), *((file.ended or 0) + 1 for file in old.values())])
+        self._started_unix_ns = max([time.time_ns(), *((file.ended_unix_ns or 0) + 1 for file in old.values())])
         self.progress = Progress(ready.plan, ResumeState(), observer.tell, Clock(self._started_unix_ns, time.monotonic))
         self._record: RunFile | None = None
         """The `run.json` of this session, once the engines of a shard are open."""
@@ -208,8 +208,8 @@ class Fleet:
     def _begin(self, shard: RunFile) -> None:
         """The engines of the first shard are open."""
         record = structs.replace(self._ready.record, engine_facts=shard.engine_facts)
-        session = Session(started_unix_ns=self._started_unix_ns, command=record.command)
-        self._record = structs.replace(record, sessions=(*record.sessions, session)).with_session(session)
+        session = Session(started_unix_ns=self._started_unix_ns)
+        self._record = structs.replace(record, sessions=(*record.sessions, session))
         self._record.write(self._folder)
 
     def _finish(self) -> SessionResult:

@@ -181,7 +181,7 @@ def _setup_rows(run: RunFile) -> Iterator[tuple[str, str]]:
     count = replica_count(run)
     yield "batch size", f"{run.batch_size} chains in flight{f' on each of {count} replicas' if count > 1 else ''}, {run.schedule}"
     yield "admission", _admission(run)
-    yield "samples and seed", f"{run.mean_samples:g} per problem, seed {run.seed}"
+    yield "samples and seed", f"{run.chains / max(run.input.rows, 1):g} per problem, seed {run.seed}"
     yield "input", f"{run.input.file}, {run.input.rows:,} rows"
     yield "clock", "simulated" if run.virtual_time else "measured"
     yield "host", _host(run.host)

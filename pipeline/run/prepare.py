@@ -299,7 +299,6 @@ def _new_record(options: RunOptions, plan: Plan, problems: Problems, run_id: str
         versions=versions(),
         host=host(),
         command=[storable(argument) for argument in command],
-        started_unix_ns=0,
         options=recorded_options(options),
     )
 
@@ -308,8 +307,7 @@ def _ended_sessions(old: RunFile, last_ns: int | None) -> tuple[Session, ...]:
     """The sessions of `old`; a session that was killed gets the end of the last call in the trace as its own."""
     *before, last = old.sessions
     if last.status == "running":
-        ended = max(last.started_unix_ns, last_ns or 0)
-        last = structs.replace(last, status="killed", ended_unix_ns=ended, wall_time_s=(ended - last.started_unix_ns) / 1e9)
+        last = structs.replace(last, status="killed", ended_unix_ns=max(last.started_unix_ns, last_ns or 0))
     return (*before, last)
 
 

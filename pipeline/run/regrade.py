@@ -100,7 +100,7 @@ def regrade(run: Path, *, dry_run: bool = False, workers: int | None = None, lim
                     new[row["chain_id"]] = grade
         if new and not dry_run:
             RunStore(run).rewrite("chains", partial(_regraded, new))
-            if record.ended is not None:
+            if record.ended_unix_ns is not None:
                 structs.replace(record, totals=structs.replace(record.totals, graded=found.graded, correct=found.correct)).write(run)
     return found
 

@@ -45,7 +45,7 @@ from pipeline.store.kept_problems import Problems, problem_row
 from pipeline.store.recorder import WRITE_EVERY_S, Recorder, open_recorder
 from pipeline.store.resume import drop_unfinished
 from pipeline.store.rows import TABLES
-from pipeline.store.run_file import RunFile, Session, Status, Totals, versions
+from pipeline.store.run_file import RunFile, Session, Status, Totals
 from pipeline.store.store import RunStore, count_rows
 from pipeline.tasks import gather
 
@@ -198,11 +198,9 @@ def begin(run: Prepared, facts: Facts, startup_s: float) -> RunFile:
         # The simulated hours of an earlier session may end after the real time.
         started_unix_ns=max(run.starts_unix_ns or time.time_ns(), before + 1),
         startup_s=startup_s,
-        command=record.command,
-        versions=versions(),
     )
     stated = {role: dict(each) for role, each in facts.items()}
-    record = structs.replace(record, sessions=(*record.sessions, session), engine_facts=stated).with_session(session)
+    record = structs.replace(record, sessions=(*record.sessions, session), engine_facts=stated)
     if run.folder is not None:
         record.write(run.folder)
     return record
@@ -214,8 +212,7 @@ def finish(run: Prepared, record: RunFile, error: BaseException | None, totals: 
     stopped = isinstance(error, Interrupted) or (error is not None and not isinstance(error, Exception))
     status: Status = "finished" if error is None else "interrupted" if stopped else "failed"
     session = record.sessions[-1]
-    wall_time_s = (ended_unix_ns - session.started_unix_ns) / 1e9
-    session = structs.replace(session, status=status, ended_unix_ns=ended_unix_ns, wall_time_s=wall_time_s, **spent)
+    session = structs.replace(session, status=status, ended_unix_ns=ended_unix_ns, **spent)
     failure = _sentence(error) if status == "failed" else None
     record = structs.replace(record, status=status, error=failure, totals=totals).with_session(session)
     if run.folder is None:

@@ -54,18 +54,17 @@ def read_resume_state(folder: Path, samples: int, retry_failed: bool, sessions: 
     return resume_state
 
 
-def drop_unfinished(folder: Path, retry_failed: bool) -> int:
-    """Remove from `chains` the rows of those that are to be solved again; the number of bytes written."""
+def drop_unfinished(folder: Path, retry_failed: bool) -> None:
+    """Remove the rows of chains that are to be solved again from the table `chains`."""
 
     def kept(rows: pa.Table) -> pa.Table:
         return rows.filter(pa.array([not take_again(each, retry_failed) for each in rows["stop_reason"].to_pylist()], pa.bool_()))
 
-    return RunStore(folder).rewrite("chains", kept)
+    RunStore(folder).rewrite("chains", kept)
 
 
-def forget_mismatched(folder: Path, run: RunFile) -> int:
-    """Remove all rows of the chains that failed because a resumed step came out differently, so that they begin anew; the number of bytes
-    written for it.
+def forget_mismatched(folder: Path, run: RunFile) -> None:
+    """Remove all rows of the chains that failed because a resumed step came out differently, so that they begin anew.
 
     Rows that rest on others go first, and the `run.json` of a finished run says before that it was interrupted, so that the run can
     be resumed if this is cut short.
@@ -74,7 +73,7 @@ def forget_mismatched(folder: Path, run: RunFile) -> int:
         row["chain_id"] for batch in read_batches(folder, "chains", FAILED) for row in batch.to_pylist() if row["error_type"] == MISMATCH
     ]
     if not chains:
-        return 0
+        return
     if run.status == "finished":
         structs.replace(run, status="interrupted").write(folder)
     ids, store = pa.array(chains, pa.string()), RunStore(folder)
@@ -82,7 +81,8 @@ def forget_mismatched(folder: Path, run: RunFile) -> int:
     def kept(rows: pa.Table) -> pa.Table:
         return rows.filter(pc.invert(pc.is_in(rows["chain_id"], ids)))
 
-    return sum(store.rewrite(table, kept) for table in ("rewards", "chains", "steps", "calls"))
+    for table in ("rewards", "chains", "steps", "calls"):
+        store.rewrite(table, kept)
 
 
 def _read_chains(folder: Path, resume_state: ResumeState, samples: int, retry_failed: bool) -> tuple[Hashes, Counter[str]]:

@@ -4,7 +4,6 @@
 """
 
 import platform
-from collections.abc import Iterable
 from contextlib import suppress
 from functools import cache
 from itertools import pairwise
@@ -108,16 +107,20 @@ class Session(Struct, frozen=True, kw_only=True):
     """`killed`: the process ended without recording it; its end is then that of the last call in the trace."""
     ended_unix_ns: Instant | None = None
     startup_s: float = 0.0
-    wall_time_s: float | None = None
+    """Seconds of opening the engines, by the real clock."""
     orchestrator_cpu_s: float | None = None
-    command: list[str] = []
-    versions: dict[str, str] = {}
+    """CPU seconds of the orchestrating process between start and end, which competes with engines on the same cores."""
     engine_statistics: dict[str, EngineStatistics] = {}
     """Each engine's own totals at the end of the session, by role; those of all replicas together."""
 
+    @property
+    def wall_time_s(self) -> float | None:
+        """Seconds from start to end, by the run's clock; None where the end is not known."""
+        return None if self.ended_unix_ns is None else (self.ended_unix_ns - self.started_unix_ns) / 1e9
+
 
 class RunFile(Struct, frozen=True, kw_only=True):
-    """The content of `run.json`. Times are ns UTC; durations are seconds, summed over the sessions."""
+    """The content of `run.json`."""
 
     format: int = FORMAT
     """The format of the run folder, `FORMAT`."""
@@ -137,27 +140,16 @@ class RunFile(Struct, frozen=True, kw_only=True):
     seed: int
     input: RunInput
     virtual_time: bool
-    """Whether time was simulated: then all times except `startup_s` and `orchestrator_cpu_s` are those of the simulated clock."""
+    """Whether time was simulated: then all times but `startup_s` and `orchestrator_cpu_s` of a session are those of the simulated clock."""
     versions: dict[str, str] = {}
     host: Host = Host()
     command: list[str] = []
-    started_unix_ns: Instant
-    """When the engines of the first session were open and a chain could start."""
-    ended_unix_ns: Instant | None = None
-    startup_s: float = 0.0
-    """Seconds of opening the engines, by the real clock."""
-    wall_time_s: float | None = None
-    """Seconds from start to end, by the run's clock."""
-    orchestrator_cpu_s: float | None = None
-    """CPU seconds of the orchestrating process between start and end, which competes with engines on the same cores."""
     error: str | None = None
     totals: Totals = Totals()
     engine_facts: dict[str, dict[str, Fact]] = {}
     """The facts that each engine stated when it was open, by role."""
-    engine_statistics: dict[str, EngineStatistics] = {}
-    """Each engine's own totals at the end of the last session, by role."""
     sessions: tuple[Session, ...] = ()
-    """The first session, and one more for every time that the run was resumed."""
+    """The first session, and one more for every time that the run was resumed; none while its first engines are opened."""
     options: dict[str, Any] = {}
     """The `RunOptions` of the run with absolute paths, from which it can be resumed."""
 
@@ -194,11 +186,6 @@ class RunFile(Struct, frozen=True, kw_only=True):
         return self.input.rows * self.samples if self.input.chains is None else self.input.chains
 
     @property
-    def mean_samples(self) -> float:
-        """The mean number of chains of a problem."""
-        return self.chains / self.input.rows if self.input.rows else self.samples
-
-    @property
     def graph(self) -> str:
         """The name of the graph's file, without its ending."""
         return Path(self.graph_file).stem
@@ -209,14 +196,29 @@ class RunFile(Struct, frozen=True, kw_only=True):
         return {role: settings_of(spec) for role, spec in self.plan.engines.items()}
 
     @property
-    def started(self) -> int | None:
-        """When the first chain could start, ns UTC; None where that is not known."""
-        return self.sessions[0].started_unix_ns if self.sessions else self.started_unix_ns or None
+    def started_unix_ns(self) -> int:
+        """When the first chain could start; 0 before."""
+        return self.sessions[0].started_unix_ns if self.sessions else 0
 
     @property
-    def ended(self) -> int | None:
-        """When the last session ended, ns UTC; None during the run, or where its end was not recorded."""
-        return self.sessions[-1].ended_unix_ns if self.sessions else self.ended_unix_ns
+    def ended_unix_ns(self) -> int | None:
+        """When the last session ended; None during the run, or where its end was not recorded."""
+        return self.sessions[-1].ended_unix_ns if self.sessions else None
+
+    @property
+    def startup_s(self) -> float:
+        """Seconds of opening the engines, of all sessions."""
+        return sum(session.startup_s for session in self.sessions)
+
+    @property
+    def wall_time_s(self) -> float | None:
+        """Seconds of all sessions whose end is known; None without any."""
+        return sum(session.wall_time_s or 0.0 for session in self.sessions) or None
+
+    @property
+    def engine_statistics(self) -> dict[str, EngineStatistics]:
+        """Each engine's own totals at the end of the last session, by role."""
+        return self.sessions[-1].engine_statistics if self.sessions else {}
 
     @property
     def pauses(self) -> tuple[tuple[int, int], ...]:
@@ -234,23 +236,8 @@ class RunFile(Struct, frozen=True, kw_only=True):
         return str(getattr(self.plan.engines.get(role), "model", "") or role)
 
     def with_session(self, session: Session) -> "RunFile":
-        """This run file with `session` in place of the last one, and the sums over all sessions."""
-        sessions = (*self.sessions[:-1], session)
-        return structs.replace(
-            self,
-            sessions=sessions,
-            started_unix_ns=sessions[0].started_unix_ns,
-            ended_unix_ns=session.ended_unix_ns,
-            startup_s=sum(each.startup_s for each in sessions),
-            wall_time_s=_sum(each.wall_time_s for each in sessions),
-            orchestrator_cpu_s=_sum(each.orchestrator_cpu_s for each in sessions),
-            engine_statistics=session.engine_statistics,
-        )
-
-
-def _sum(seconds: Iterable[float | None]) -> float | None:
-    known = [each for each in seconds if each is not None]
-    return sum(known) if known else None
+        """This run file with `session` in place of the last one."""
+        return structs.replace(self, sessions=(*self.sessions[:-1], session))
 
 
 @cache

@@ -123,12 +123,11 @@ class RunStore:
         if errors:
             raise errors[0]
 
-    def recover(self) -> int:
-        """Turn the write-ahead files that dead processes left into parts; the number of bytes written.
+    def recover(self) -> None:
+        """Turn the write-ahead files that dead processes left into parts.
 
         A torn end of a write-ahead file goes. Damaged parts are refused. May be interrupted and repeated.
         """
-        written = 0
         for table in ROWS:
             place = self.folder / table
             with _written(place):
@@ -136,20 +135,16 @@ class RunStore:
                 for draft in place.glob(".*.tmp"):
                     draft.unlink()
                 for wal in sorted(place.glob("wal-*.arrows")):
-                    written += self._make_part(table, number_of(wal))
-        return written
+                    self._make_part(table, number_of(wal))
 
-    def rewrite(self, table: str, change: Callable[[pa.Table], pa.Table]) -> int:
-        """Replace each part for whose rows `change` gives others; the number of bytes written. Write-ahead files must be parts before."""
-        written = 0
+    def rewrite(self, table: str, change: Callable[[pa.Table], pa.Table]) -> None:
+        """Replace each part for whose rows `change` gives others. Write-ahead files must have become parts."""
         for part in own_files(self.folder, table):
             with readable(part), open_part(part) as file:
                 rows = file.read()
             changed = change(rows)
             if not changed.equals(rows):
                 write_part(part, changed)
-                written += part.stat().st_size
-        return written
 
     @contextmanager
     def rewards(self) -> Iterator[Callable[[Sequence[Struct]], None]]:
@@ -196,16 +191,14 @@ class RunStore:
             with self._new_part(table, number):
                 pass
 
-    def _make_part(self, table: str, number: int) -> int:
-        """Make a write-ahead file a part, unless it is one already; the number of bytes written."""
-        wal, part, written = self._path(table, number, "wal"), self._path(table, number, "part"), 0
-        if not part.exists():
+    def _make_part(self, table: str, number: int) -> None:
+        """Make a write-ahead file a part, unless it is one already."""
+        wal = self._path(table, number, "wal")
+        if not self._path(table, number, "part").exists():
             with self._new_part(table, number) as add:
                 for batch in read_file(wal, schema_of(ROWS[table]).names):
                     add(batch)
-            written = part.stat().st_size
         wal.unlink()
-        return written
 
     def _new_part(self, table: str, number: int) -> AbstractContextManager[Add]:
         return new_part(self._path(table, number, "part"), self._schema(table, number))

@@ -12,8 +12,8 @@ from pipeline.store.store import RunStore
 from tests.support.rows import blank
 from tests.support.run_files import RUN_JSON, write_run_json
 
-START = RUN_JSON["started_unix_ns"]
-ENDED = {"started_unix_ns": START, "status": "finished", "wall_time_s": 10.0}
+START = RUN_JSON["sessions"][0]["started_unix_ns"]
+ENDED = {"started_unix_ns": START, "status": "finished", "ended_unix_ns": START + 10 * 10**9}
 GOES_ON = {"started_unix_ns": START + 10**12}
 
 
@@ -41,7 +41,7 @@ def test_the_time_of_a_run_that_was_killed_is_not_that_of_its_earlier_session(
     tmp_path: Path, status: str, time_s: float | None, rate: float | None
 ) -> None:
     sessions = [ENDED] if status == "finished" else [ENDED, GOES_ON]
-    write_run_json(tmp_path, status=status, wall_time_s=10.0, sessions=sessions, totals={"chains_done": 2})
+    write_run_json(tmp_path, status=status, sessions=sessions, totals={"chains_done": 2})
     found = run_state(tmp_path, "it")
     assert (found.wall_time_s, found.problems_per_s) == (time_s, rate)
     assert found.state == {"finished": "finished", "running": "killed"}[status]

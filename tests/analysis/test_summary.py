@@ -36,7 +36,7 @@ def chain(blank: Blank, row: int, start: int, end: int, stop_reason: str, **more
 
 @pytest.fixture(autouse=True)
 def run_json(tmp_path: Path) -> None:
-    write_run_json(tmp_path, started_unix_ns=0)
+    write_run_json(tmp_path, sessions=[])
 
 
 @pytest.fixture
@@ -75,7 +75,7 @@ def folder(tmp_path: Path, blank: Blank) -> Path:
         ],
     )
     store.close()
-    return write_run_json(tmp_path, batch_size=2, wall_time_s=10.0, started_unix_ns=T)
+    return write_run_json(tmp_path, batch_size=2, sessions=[{"started_unix_ns": T, "ended_unix_ns": T + 10 * S}])
 
 
 def test_failed_chains_count_as_wrong_and_are_said(tmp_path: Path, blank: Blank) -> None:

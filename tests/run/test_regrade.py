@@ -53,7 +53,7 @@ def run(tmp_path: Path, blank: Blank) -> Path:
         store = RunStore(folder)
         store.append("chains", part)
         store.close()
-    return write_run_json(folder, ended_unix_ns=1, totals={"graded": 5, "correct": 2, "steps": 7})
+    return write_run_json(folder, sessions=[{"started_unix_ns": 0, "ended_unix_ns": 1}], totals={"graded": 5, "correct": 2, "steps": 7})
 
 
 def content(run: Path) -> dict[str, bytes]:

@@ -15,6 +15,7 @@ from pipeline.errors import GraphError, UsageError
 from pipeline.options import RunOptions, resume_options
 from pipeline.run.prepare import load_plan
 from pipeline.run.run import SessionResult, run
+from pipeline.store.run_file import RunFile
 from tests.support.paths import ROOT, SIM
 from tests.support.run_files import edit_engines
 from tests.support.runs import write_problems
@@ -36,7 +37,7 @@ def options(folder: Path, graph: str = "speccot", **other: Any) -> RunOptions:
 
 def rows(folder: Path, table: str, *without: str) -> list[dict[str, Any]]:
     """A table without the names and the moment of the run, by chain and order."""
-    start = json.loads((folder / "run.json").read_bytes())["started_unix_ns"]
+    start = json.loads((folder / "run.json").read_bytes())["sessions"][0]["started_unix_ns"]
     found = []
     for row in pq.read_table(folder / table).to_pylist():
         row = {key: value - start if key.endswith("_unix_ns") else value for key, value in row.items() if key not in ("run_id", *without)}
@@ -82,11 +83,10 @@ def test_a_simulated_run_comes_back_to_the_last_bit(recorded: Callable[[str], Pa
     for table in ("chains", "steps"):
         assert rows(result.folder, table) == rows(before, table)
     assert rows(result.folder, "calls", *MOMENT) == rows(before, "calls", *MOMENT)
-    card, other = (json.loads((folder / "run.json").read_bytes()) for folder in (before, result.folder))
-    assert other["totals"] == card["totals"]
-    assert other["wall_time_s"] == card["wall_time_s"]
-    assert other["engine_statistics"] == card["engine_statistics"]
-    assert {facts["replay"] for facts in other["engine_facts"].values()} == {str(before)}
+    old, other = RunFile.read(before), result.run
+    assert (other.totals, other.wall_time_s) == (old.totals, old.wall_time_s)
+    assert other.engine_statistics == old.engine_statistics
+    assert {facts["replay"] for facts in other.engine_facts.values()} == {str(before)}
 
 
 @pytest.mark.parametrize(("graph", "schedule", "batch_size"), [("speccot", "lockstep", CHAINS), ("specreason", "pipelined", 1)])
@@ -97,7 +97,7 @@ def test_another_schedule_and_batch_size_are_predicted_exactly(
     truth = run(options(before.parent, graph, schedule=schedule, batch_size=batch_size, output=tmp_path / "truth"))
     guess = replay(before, tmp_path / "guess", schedule=schedule, batch_size=batch_size)
     assert said(guess.folder) == said(truth.folder) == said(before)
-    assert guess.run.wall_time_s == truth.run.wall_time_s != json.loads((before / "run.json").read_bytes())["wall_time_s"]
+    assert guess.run.wall_time_s == truth.run.wall_time_s != RunFile.read(before).wall_time_s
 
 
 @pytest.mark.parametrize("threshold", [3, 9])

@@ -42,7 +42,7 @@ def attempts(result: SessionResult, engine: str) -> Iterator[list[dict[str, Any]
 
 
 def statistics(result: SessionResult, engine: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((result.folder / "run.json").read_text())["engine_statistics"][engine]
+    found: dict[str, Any] = json.loads((result.folder / "run.json").read_text())["sessions"][-1]["engine_statistics"][engine]
     return found
 
 

@@ -26,7 +26,7 @@ def test_engines_killed_and_stopped_in_mid_run_are_restarted_and_its_answers_sta
     chains = chains_of(tmp_path / "out")
     assert len({row["problem_id"] for row in chains}) == 24
     assert sum(row["correct"] for row in chains) >= 18
-    found = json.loads((tmp_path / "out/run.json").read_text())["engine_statistics"]
+    found = json.loads((tmp_path / "out/run.json").read_text())["sessions"][-1]["engine_statistics"]
     assert [engine["restarts"] for engine in found.values()] == [1, 1]
     assert all(f"{role} crashed and was restarted once" in out for role in found)
     calls = pq.read_table(tmp_path / "out/calls").to_pylist()

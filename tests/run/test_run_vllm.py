@@ -28,7 +28,7 @@ def test_the_bundled_pair_solves_most_problems_and_the_run_has_the_engines_own_w
     assert {row["error_type"] for row in chains_of(tmp_path)} == {None}
     card = json.loads((tmp_path / "run.json").read_text())
     for role in ("draft", "target"):
-        statistics, mine = card["engine_statistics"][role], [row for row in calls_of(tmp_path) if row["engine"] == role]
+        statistics, mine = card["sessions"][-1]["engine_statistics"][role], [row for row in calls_of(tmp_path) if row["engine"] == role]
         assert statistics["requests"] == len(mine)
         assert 0 < statistics["cached_input_tokens"] < statistics["input_tokens"]
         assert statistics["speculation"] is None

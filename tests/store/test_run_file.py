@@ -37,7 +37,7 @@ def run_of(plan: Plan, **fields: Any) -> RunFile:
 @pytest.mark.parametrize("engines", ["sim-2xh100", "sim-instant", "tiny"])
 def test_a_run_comes_back_as_it_was_written(tmp_path: Path, graph: Path, engines: str) -> None:
     """`sim-instant` has rates without bounds."""
-    session = Session(started_unix_ns=5, ended_unix_ns=7, command=["pipeline"], engine_statistics={"target": STATISTICS})
+    session = Session(started_unix_ns=5, ended_unix_ns=7, engine_statistics={"target": STATISTICS})
     run = run_of(plan_of(graph, engines), host=host()).with_session(session)
     run.write(tmp_path)
     assert RunFile.read(tmp_path) == run
@@ -52,10 +52,10 @@ class Cloud(EngineSpec, frozen=True, kw_only=True, tag="cloud"):
 def test_a_run_that_needs_a_package_which_is_not_here_is_refused_by_name(tmp_path: Path) -> None:
     plan = plan_of(ROOT / "graphs/speccot.yaml")
     write_run_json(tmp_path, source=source_of(structs.replace(plan, engines={"draft": Cloud(), "target": Cloud()})))
-    with pytest.raises(InputError, match=r"run\.json: source: \$\.engines\.draft\.backend: unknown backend `cloud`; known are"):
+    with pytest.raises(InputError, match=r"run\.json: source.*: \$\.engines\.draft\.backend: unknown backend `cloud`; known are"):
         RunFile.read(tmp_path)
     write_run_json(tmp_path, stages={"verify": {"kind": "coin", "sides": 2}})
-    with pytest.raises(InputError, match=r"run\.json: source: \$\.stages\.verify\.kind: unknown kind `coin`; known are"):
+    with pytest.raises(InputError, match=r"run\.json: source.*: \$\.stages\.verify\.kind: unknown kind `coin`; known are"):
         RunFile.read(tmp_path)
 
 
@@ -76,7 +76,7 @@ def test_a_judge_that_is_a_function_of_another_process_is_read(tmp_path: Path) -
         (RUN_JSON | {"source": "{"}, "source, line 2: invalid YAML: did not find expected node content"),
         (
             RUN_JSON | {"source": source(engines={"target": {"max_retries": "many"}})},
-            "source: $.engines.target.max_retries: expected `int`, got `str`",
+            "$.engines.target.max_retries: expected `int`, got `str`",
         ),
         (RUN_JSON | {"status": "odd"}, "is not a run.json of this program: Invalid enum value 'odd'"),
         (RUN_JSON | {"sessions": [{"status": "finished"}]}, "missing required field `started_unix_ns`"),
@@ -107,7 +107,7 @@ def sessions(*times: tuple[int, int | None], **fields: Any) -> tuple[Session, ..
 )
 def test_nobody_was_at_work_between_sessions(times: Any, pauses: Any, ended: int | None) -> None:
     run = structs.replace(RUN, sessions=sessions(*times))
-    assert (run.started, run.pauses, run.ended) == (5, pauses, ended)
+    assert (run.started_unix_ns, run.pauses, run.ended_unix_ns) == (5, pauses, ended)
 
 
 def test_statistics_are_known_where_every_session_left_them() -> None:

@@ -146,10 +146,10 @@ def test_a_table_is_rewritten_where_it_changes(tmp_path: Path, blank: Blank) -> 
         store.append("calls", [blank(CallRow, call_index=index)])
         store.close()
     before = {path.name: path.stat().st_ino for path in (tmp_path / "calls").iterdir()}
-    written = RunStore(tmp_path).rewrite("calls", lambda rows: rows.filter([index != 1 for index in rows["call_index"].to_pylist()]))
+    RunStore(tmp_path).rewrite("calls", lambda rows: rows.filter([index != 1 for index in rows["call_index"].to_pylist()]))
     after = {path.name: path.stat().st_ino for path in (tmp_path / "calls").iterdir()}
     assert {name for name in before if before[name] != after[name]} == {"part-00001.parquet"}
-    assert (indices(tmp_path), written) == ([0, 2], (tmp_path / "calls/part-00001.parquet").stat().st_size)
+    assert indices(tmp_path) == [0, 2]
 
 
 def test_a_part_whose_writing_fails_leaves_the_earlier_one(tmp_path: Path) -> None:

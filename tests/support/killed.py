@@ -22,5 +22,5 @@ def cut(whole: Path, folder: Path, share: float) -> None:
             write_part(part, content.filter(pc.less_equal(content.column("end_unix_ns"), moment)))
     card = msgspec.json.decode((whole / "run.json").read_bytes())
     card |= {"status": "running", "totals": {}}
-    card["sessions"][-1] |= {"status": "running", "ended_unix_ns": None, "wall_time_s": None}
+    card["sessions"][-1] |= {"status": "running", "ended_unix_ns": None}
     (folder / "run.json").write_bytes(msgspec.json.encode(card))

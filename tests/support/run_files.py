@@ -44,7 +44,7 @@ RUN_JSON: dict[str, Any] = {
     "seed": 0,
     "input": {"file": "problems.csv", "sha256": "0", "rows": 1},
     "virtual_time": False,
-    "started_unix_ns": 1_700_000_000_000_000_000,
+    "sessions": [{"started_unix_ns": 1_700_000_000_000_000_000, "status": "finished"}],
 }
 """The least that one may say: a run of the target alone."""
 RUN = msgspec.convert(RUN_JSON, RunFile)

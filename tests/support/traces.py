@@ -66,7 +66,7 @@ def write(folder: Path, *, card: Mapping[str, Any] = {}, closed: bool = True, **
         store.append(table, ordered)
     if closed:
         store.close()
-    return write_run_json(folder, **{"started_unix_ns": 0} | card)
+    return write_run_json(folder, **{"sessions": []} | card)
 
 
 def plan_of(**stages: StageSpec) -> Plan:

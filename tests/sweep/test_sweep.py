@@ -1,6 +1,5 @@
 """Whole sweeps on simulated engines: which points are run, what is in them, and that a sweep goes on where it ended."""
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from pipeline.options import RunOptions
 from pipeline.run.observer import Observer
 from pipeline.run.prepare import load_plan
 from pipeline.run.run import run
+from pipeline.store.run_file import RunFile
 from pipeline.sweep.plan import SweepOptions, planned_points
 from pipeline.sweep.points import prepare_sweep
 from pipeline.sweep.sweep import SweepResult, start_or_resume, sweep
@@ -81,8 +81,7 @@ def test_a_point_is_the_run_that_the_same_options_make(whole: SweepResult, tmp_p
         pq.read_table(each / "chains", columns=["chain_id", "answer"]).sort_by("chain_id").to_pylist() for each in (folder, alone.folder)
     ]
     assert answers[0] == answers[1]
-    card = json.loads((folder / "run.json").read_text())
-    assert card["engine_statistics"] == json.loads((alone.folder / "run.json").read_text())["engine_statistics"]
+    assert RunFile.read(folder).engine_statistics == alone.run.engine_statistics
 
 
 def test_points_alternate_their_direction(tmp_path: Path) -> None:

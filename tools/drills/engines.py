@@ -31,7 +31,7 @@ def failing(fault: str, ground: Ground, folder: Path) -> Toll:
     command = [str(engines) if word == str(SIM) else word for word in ground.command(run)]
     code = carried_out([*command, *settings], log)
     errors = pq.read_table(run / "calls", columns=["error_type"]).column(0)
-    faults = card(run)["engine_statistics"]["draft"]["restarts"] or len(errors) - errors.null_count
+    faults = card(run)["sessions"][-1]["engine_statistics"]["draft"]["restarts"] or len(errors) - errors.null_count
     return toll(fault, ground, run, log, faults=faults, wrong_ends=int(code != 0))
 
 

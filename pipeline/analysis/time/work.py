@@ -186,7 +186,7 @@ def read_work(db: Query) -> RunTimes:
     """The one run that is open in `db`; raises `InputError` where its tables cannot be read."""
     run = RunFile.read(db.folders[0])
     calls, chains = db.row(_SEEN_IN_CALLS, Seen), db.row(_SEEN_IN_CHAINS, Seen)
-    known = [at for at in (calls.first, calls.last, chains.first, chains.last, run.started, run.ended) if at]
+    known = [at for at in (calls.first, calls.last, chains.first, chains.last, run.started_unix_ns, run.ended_unix_ns) if at]
     axis = Axis(min(known, default=0), run.pauses)
     replicas = sorted({*(calls.replicas or ()), *(chains.replicas or ())})
     # What one process solved after shards were merged counts as that of the first replica.
