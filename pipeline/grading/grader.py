@@ -8,6 +8,7 @@ A `Grader` blocks, and may be used from several threads at once.
 import json
 import signal
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import lru_cache
 from queue import LifoQueue
 from typing import Any
@@ -40,8 +41,7 @@ class Grader:
     """Grades answers with up to `workers` worker processes, of the nice value `nice`. Close it, or use it as a context manager."""
 
     def __init__(self, workers: int = 1, limit_s: float = LIMIT_S, *, nice: int = 0) -> None:
-        self.workers, self._limit_s, self._patience_s = workers, limit_s, max(PATIENCE_S, limit_s)
-        # A worker parses what models wrote, so it gets no keys and passwords.
+        self.workers, self._limit_s = workers, limit_s
         self._program = Program(module="pipeline.grading.worker", arguments=(str(limit_s), str(nice)))
         self.processes: list[WorkerProcess] = []
         # Last in, first out: while one at a time is enough, the others need not start.
@@ -64,7 +64,7 @@ class Grader:
         question = kind, taken(kind, answer), taken(kind, reference)
         try:
             return ruling(*question) or self._compared(*question)
-        except _Broken as error:
+        except OSError as error:
             return Grade(None, why=str(error))
 
     def close(self) -> None:
@@ -78,49 +78,39 @@ class Grader:
             self._free.put(None)
 
     def _compare(self, *question: str) -> Grade:
-        """The grade by a worker, asked once more of a new one where it was lost. Raises `_Broken` where none can be asked any more."""
-        process, lost = self._free.get(), 0
+        """The grade by a worker, and by a new one where that is lost. Raises `OSError` where none can be started any more."""
+        process, ending = self._free.get(), ""
         try:
-            while not self._broken:
-                try:
-                    process = process or self._start()
+            for _ in range(2):
+                process = process or self._start()
+                with suppress(OSError, msgspec.DecodeError):
                     process.socket.sendall(json.dumps(question).encode() + b"\n")
                     with process.socket.makefile("rb") as replies:
                         return msgspec.json.decode(replies.readline(), type=Grade)
-                except (OSError, msgspec.DecodeError) as error:
-                    if process is None:
-                        self._broken = f"the grader cannot start: {error}"
-                        break
                 process.wait(0.2)
-                status, said, ending = process.exit_status, process.last_error(), process.ending()
+                status, ending, said = process.exit_status or 0, process.ending(), process.last_error()
                 self._end(process)
-                process, lost = None, lost + 1
+                process = None
                 if status == -signal.SIGPROF:
                     return Grade(False, why=f"not compared within {self._limit_s:g} s of CPU time")
-                if status is not None and status > 0:
+                if status > 0:
                     self._broken = self._broken or f"the grader cannot start: {said or ending}"
-                elif lost == 2 and not self._broken:
-                    return Grade(False, why=f"the grader was lost ({ending if status else f'no answer for {self._patience_s:g} s'})")
-            raise _Broken(self._broken)
+            return Grade(False, why=f"the grader was lost ({ending})")
         finally:
             self._free.put(process)
 
     def _start(self) -> WorkerProcess:
+        if self._broken:
+            raise ChildProcessError(self._broken)
         process = WorkerProcess(self._program)
-        process.socket.settimeout(self._patience_s)
+        process.socket.settimeout(max(PATIENCE_S, self._limit_s))
         self.processes.append(process)
-        if self._broken:  # closed meanwhile
-            process.kill()
         return process
 
     def _end(self, process: WorkerProcess) -> None:
         process.end()
         process.close_files()
         self.processes.remove(process)
-
-
-class _Broken(Exception):
-    """No worker can be asked any more; the text says why."""
 
 
 def _called(own: FunctionGrader, answer: str, reference: str, problem: Mapping[str, Any] | None) -> Grade:

@@ -106,7 +106,7 @@ _DASH = re.compile(
     r"(?:^|(?<=[=(\[{,;:*+/<>$])|(?<=\bis )|(?<=\*\*))[\u2014\u2015]\s?(?=[\d.\\(a-zA-Z])|(?<=[\w)}])[\u2014\u2015](?=\d|[a-z]\b|\\)"
 )
 """A dash that is meant as a minus sign: one that begins something, or stands between two things without a space."""
-_STYLES = r"\\(?:underline|emph|texttt|mathtt|mathsf|textsf|textsc|bm|pmb|ensuremath|mathstrut)\s*\{([^{}]*)\}"
+_STYLES = r"\\(?:underline|emph|texttt|mathtt|mathsf|textsf|textsc|bm|pmb|ensuremath|mathstrut)\s*\{((?:[^{}]|\{[^{}]*\})*)\}"
 _NO_TEXT = (
     r"|\\(?:(?:text)?color|[hv]space\*?|[hv]?phantom|tag\*?|label)\s*\{[^{}]*\}"
     r"|\\(?:begin|end)\s*\{(?:align(?:ed)?|gathered|equation|split)\*?\}|\\(?:m?kern|[hm]skip)\s*-?[\d.]+\s*[a-z]{2}"
@@ -162,7 +162,7 @@ _RULES = [
         (r"^[ ,;:]+|[ .,;:]+$", ""),
         (r"^(?:=|\\approx)\s*|[\\ ]+$", ""),
         (r"^([\"'])(.+)\1$", r"\2"),
-        (r"^\{(?!.*\\(?:choose|over|atop)(?![a-z]))([^{},;]*)\}$", r"\1"),
+        (r"^\{(?!.*\\(?:choose|over|atop)(?![a-z]))((?:[^{},;]|\{[^{},;]*\})*)\}$", r"\1"),
         (r"(?<=\d)\s\([A-Za-z -]{3,30}\)$|^\s+|\s+$", ""),
     )
 ]

@@ -339,7 +339,7 @@ def _of_form(text: str, form: Form | None, whole: bool = False) -> str | None:
     if form == "expression":
         math = segments(text)
         return math[0] if len(math) == 1 else None if whole else _trimmed(text) or None
-    return option or (str(numbers[0]).strip() if len(numbers) == 1 else None)
+    return option if len(option or "") == 1 else str(numbers[0]).strip() if len(numbers) == 1 else None
 
 
 def _last_number(text: str) -> str | None:

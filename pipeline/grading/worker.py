@@ -41,21 +41,20 @@ def main() -> None:
             most = most if hard == resource.RLIM_INFINITY else min(most, hard)
             resource.setrlimit(limit, (most, most))
     for line in channel.makefile("rb"):
-        channel.sendall(_reply(limit_s, *json.loads(line)) + b"\n")
+        channel.sendall(msgspec.json.encode(_grade(limit_s, *json.loads(line))) + b"\n")
 
 
-def _reply(limit_s: float, kind: Kind, answer: str, reference: str) -> bytes:
-    """A grade as JSON; a comparison that computes for more than `limit_s` seconds ends the process."""
+def _grade(limit_s: float, kind: Kind, answer: str, reference: str) -> Grade:
+    """The grade; a comparison that computes for more than `limit_s` seconds ends the process."""
     try:
         same = None if kind in GRADER_KINDS else load_grader(kind)
     except Exception as error:  # not installed here, or its import fails
-        return msgspec.json.encode(Grade(None, why=f"the grader {kind!r} cannot be loaded: {type(error).__name__}"))
+        return Grade(None, why=f"the grader {kind!r} cannot be loaded: {type(error).__name__}")
     signal.setitimer(signal.ITIMER_PROF, limit_s)  # the default action of its signal ends the process
     try:
-        found = Grade(bool(same(answer, reference)), f"the grader {kind}") if same else same_form(answer, reference, equal)
-        return msgspec.json.encode(found)
+        return Grade(bool(same(answer, reference)), f"the grader {kind}") if same else same_form(answer, reference, equal)
     except (Exception, SystemExit) as error:  # too deep for the parser, too large for the memory, ...
-        return msgspec.json.encode(Grade(False, why=f"the comparison ended with {type(error).__name__}"))
+        return Grade(False, why=f"the comparison ended with {type(error).__name__}")
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
 
