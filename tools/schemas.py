@@ -25,14 +25,13 @@ REF = "#/$defs/"
 PARAM = {"type": "string", "pattern": f"^{PARAM_PATTERN}$", "description": "The value of this param."}
 LIKE = {
     "type": "string",
-    "description": "A bundled prompts file by name, or a path: its texts apply to the keys that are left out.",
+    "description": "A prompts file by name or path, for the keys that are left out.",
 }
 GRAPH_PARAMS = {
     "type": "object",
-    "description": "Defaults for the params of graphs that run on these engines, by the name of the graph.",
+    "description": "Values for the params of graphs on these engines, by the name of the graph.",
     "additionalProperties": {"type": "object"},
 }
-SCALARS = ("string", "number", "integer", "boolean", "null")
 
 
 def schemas() -> dict[str, dict[str, Any]]:
@@ -44,6 +43,7 @@ def schemas() -> dict[str, dict[str, Any]]:
     for part in graph.values():
         if "prompts" in part.get("properties", {}):
             part["properties"]["prompts"] = {"anyOf": [LIKE, {"$ref": f"{REF}Prompts"}, {"type": "null"}]}
+    graph["GraphSpec"]["properties"]["engines"] |= {"type": ["string", "object"]}
     graph |= {"StageSpec": _by_tag("kind", stages), "EngineSpec": _by_tag("backend", engines)}
     file = {"type": "object", "properties": {PARAMS: GRAPH_PARAMS}, "additionalProperties": {"$ref": f"{REF}EngineSpec"}}
     return {
@@ -87,7 +87,7 @@ def _with_params(part: dict[str, Any]) -> dict[str, Any]:
     found = dict(part)
     for name, each in part.get("properties", {}).items():
         kinds = [each, *each.get("anyOf", ())]
-        if any(kind.get("type") in SCALARS or len(kind.get("enum", ())) > 1 for kind in kinds):
+        if any(kind.get("type") not in (None, "array", "object") or len(kind.get("enum", ())) > 1 for kind in kinds):
             outer = {key: each[key] for key in ("description", "default") if key in each}
             found["properties"] = found["properties"] | {
                 name: {"anyOf": [{k: v for k, v in each.items() if k not in outer}, PARAM], **outer}
@@ -96,7 +96,7 @@ def _with_params(part: dict[str, Any]) -> dict[str, Any]:
 
 
 def _by_tag(tag: str, kinds: Mapping[str, type[Struct]]) -> dict[str, Any]:
-    """The schema of one of several Structs, which its `tag` names: an error is told of that one alone."""
+    """The schema of one of several Structs, which its `tag` names."""
     ways = [
         {"if": {"required": [tag], "properties": {tag: {"const": name}}}, "then": {"$ref": f"{REF}{kind.__name__}"}}
         for name, kind in kinds.items()
@@ -105,7 +105,7 @@ def _by_tag(tag: str, kinds: Mapping[str, type[Struct]]) -> dict[str, Any]:
 
 
 def field_docs(struct: type[Struct]) -> dict[str, str]:
-    """What is said of each field of a Struct and its base classes, by the name that files use; empty where nothing is."""
+    """The docstring of each field of a Struct and its bases, by the name that files use; empty without one."""
     said: dict[str, str] = {}
     for base in reversed([each for each in struct.__mro__ if issubclass(each, Struct) and each is not Struct]):
         body = ast.parse(textwrap.dedent(inspect.getsource(base))).body[0].body  # type: ignore[attr-defined]

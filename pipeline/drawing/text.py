@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from msgspec import Struct, structs
 
 from pipeline.graph.load import OWN
-from pipeline.graph.plan import Block, Condition, LoopNode, Plan, StageNode
+from pipeline.graph.plan import READINGS, VERDICTS, Block, Condition, LoopNode, Plan, StageNode
 from pipeline.graph.prompts import DEFAULT_PROMPTS
 from pipeline.graph.rules import CONDITIONS
 from pipeline.graph.spec import PLAIN_SAMPLING, StageSpec
@@ -105,11 +105,9 @@ class _Tree:
 
     def _verdicts(self, stage: StageNode) -> Iterator[_Line]:
         spec = stage.spec
-        for accepted in (True, False) if spec.judges or spec.gates else ():
-            if accepted or spec.may_reject or spec.gates:
-                met = Condition(stage.name, accepted, spec.gates)
-                due = [each.name for each in self._plan.stages() if each.condition == met]
-                yield _Line(f"{met.word} → {', '.join(due)}" if due else met.word)
+        for word in READINGS if spec.gates else VERDICTS if spec.may_reject else VERDICTS[:1] if spec.judges else ():
+            due = [each.name for each in self._plan.stages() if each.condition == Condition(stage.name, word)]
+            yield _Line(f"{word} → {', '.join(due)}" if due else word)
 
 
 def _together(level: Sequence[StageNode | LoopNode]) -> str:

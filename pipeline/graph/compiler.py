@@ -15,28 +15,19 @@ from typing import Any
 from msgspec import structs
 
 from pipeline.graph.plan import Block, Condition, LoopNode, Plan, StageNode
-from pipeline.graph.rules import READINGS, RESPONSE, TRIAL, Stages, with_keys
+from pipeline.graph.rules import RESPONSE, TRIAL, Stages, with_keys
 from pipeline.graph.spec import EndSpec, GraphSpec, RepeatSpec, Speculate, StageSpec, TrialSpec, UntilSpec, early_end, waits_for
 
 
 def compile_graph(graph: GraphSpec) -> Plan:
     """The plan of `graph`, in which `rules` find no flaw."""
-    engines = graph.engines
-    assert isinstance(engines, dict), "the loader binds the roles"
-    block = _block(graph.stages, count())
-    roles = [str(spec.role) for _, spec in with_keys(graph.stages) if spec.role is not None]
     speculate = _speculation(graph.stages)
-    if speculate == "never":
-        block = _alone(graph.stages)
-        roles = [str(node.spec.role) for node in block.stages()]
+    block = _alone(graph.stages) if speculate == "never" else _block(graph.stages, count())
     if trial := _trial(graph.stages, sum(1 for _ in block.stages())):
         block = structs.replace(block, levels=tuple(tuple(_tried(node, trial) for node in level) for level in block.levels))
-    return Plan(
-        graph=graph,
-        block=block,
-        engines={role: engines[role] for role in dict.fromkeys(roles)},
-        speculate=speculate,
-    )
+    specs = [spec for _, spec in with_keys(graph.stages)] if speculate != "never" else [node.spec for node in block.stages()]
+    roles = dict.fromkeys(spec.role for spec in specs if spec.role is not None)
+    return Plan(graph=graph, block=block, engines={role: graph.engines[role] for role in roles}, speculate=speculate)
 
 
 def _block(stages: Stages, ranks: Iterator[int]) -> Block:
@@ -52,8 +43,7 @@ def _block(stages: Stages, ranks: Iterator[int]) -> Block:
 
 
 def _node(name: str, spec: StageSpec, ranks: Iterator[int]) -> StageNode | LoopNode:
-    judge, _, verdict = (spec.when or "").partition(".")
-    condition = Condition(judge, verdict in ("accepted", "passed"), verdict in READINGS) if spec.when else None
+    condition = Condition(*spec.when.split(".")) if spec.when else None
     if isinstance(spec, RepeatSpec):
         return LoopNode(name, spec.until, _block(spec.stages, ranks), condition)
     if getattr(spec, "until", None) == EndSpec():

@@ -95,7 +95,6 @@ def load_graph(graph: Graph, engines: Engines = None, settings: Sequence[str] = 
     _fill_rewards(document)
     _set(document, given, ROLE, {role: ("engines", role) for role in document.mapping(("engines",))})
     found = _decoded(document, stage_specs(), engine_specs() | (OPEN if isinstance(engines, Mapping) else {}))
-    assert isinstance(found.engines, dict), "they are bound above"
     for keys, what in flaws_in(found.stages, found.engines):
         raise document.flaw(("stages", *keys), what)
     plan = compile_graph(found)
@@ -105,7 +104,6 @@ def load_graph(graph: Graph, engines: Engines = None, settings: Sequence[str] = 
 
 def source_of(plan: Plan) -> str:
     """The graph of `plan` on its engines as YAML, which unlike JSON has numbers without bounds."""
-    assert isinstance(plan.graph.engines, dict), "the loader binds the roles"
     graph = structs.replace(plan.graph, engines=plan.graph.engines | plan.engines)
     return written(msgspec.to_builtins(graph), default_flow_style=False, allow_unicode=True, width=100)
 

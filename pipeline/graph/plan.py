@@ -6,6 +6,7 @@ that timing never changes an answer.
 
 import hashlib
 from collections.abc import Iterator
+from itertools import chain
 from typing import Any
 
 import msgspec
@@ -15,23 +16,29 @@ from pipeline.graph.bundled import BUNDLED, model_name
 from pipeline.graph.prompts import Prompts
 from pipeline.graph.spec import EngineSpec, GraphSpec, Param, Speculate, StageSpec, UntilSpec, early_end, waits_for
 
+VERDICTS, READINGS = ("accepted", "rejected"), ("passed", "flagged")
+"""The decisions of a judge, and of a gate."""
+
 
 class Condition(Struct, frozen=True):
-    """When a node runs: only if `stage` gave a verdict, and that was to accept (`accepted`) or to reject (not `accepted`). Of a `gate`:
-    only if it looked at a draft, and let it pass (`accepted`) or flagged it."""
+    """When a node runs: only if `stage`, a judge or a gate, decided so in this round."""
 
     stage: str
-    accepted: bool
-    gate: bool = False
+    word: str
+    """One of `VERDICTS` or `READINGS`."""
 
     @property
-    def word(self) -> str:
-        """What a graph file writes after the stage: `accepted` or `rejected`, of a gate `passed` or `flagged`."""
-        return ("passed" if self.accepted else "flagged") if self.gate else ("accepted" if self.accepted else "rejected")
+    def gate(self) -> bool:
+        return self.word in READINGS
+
+    @property
+    def accepted(self) -> bool:
+        """Whether the judge must accept, or the gate let pass."""
+        return self.word in (VERDICTS[0], READINGS[0])
 
 
-class StageNode(Struct, frozen=True, tag="stage", tag_field="node"):
-    """A stage in a plan, which calls one engine."""
+class StageNode(Struct, frozen=True):
+    """A stage in a plan."""
 
     name: str
     spec: StageSpec
@@ -41,19 +48,19 @@ class StageNode(Struct, frozen=True, tag="stage", tag_field="node"):
     """Place among all stages of the plan, from 0."""
 
 
-class LoopNode(Struct, frozen=True, tag="loop", tag_field="node"):
-    """A `repeat` in a plan: its body runs again and again until one of the stop conditions in `until` holds."""
+class LoopNode(Struct, frozen=True):
+    """A `repeat` in a plan: its body runs until one of the stop conditions in `until` holds."""
 
     name: str
     until: UntilSpec
     body: "Block"
     condition: Condition | None
     trial: StageNode | None = None
-    """What asks for the answer before the thought is over; None where `until` needs no such answer."""
+    """The stage that asks for the answer before the thought is over; None where `until` needs no such answer."""
 
     @property
     def pace(self) -> str:
-        """How often that is asked, in words: of a response that is written in pieces by its tokens, else by steps."""
+        """The interval of trial answers in words: in tokens of a response that is written in pieces, else in steps."""
         pieces = [end.every for node in self.body.stages() if (end := early_end(node.spec)) is not None]
         every, unit = (pieces[0], "token") if pieces else (self.until.every, "step")
         return f"every {unit}" if every == 1 else f"every {every:,} {unit}s"
@@ -68,15 +75,17 @@ class Block(Struct, frozen=True):
     first_steps: int = 0
     """How many steps those are."""
 
+    def nodes(self) -> Iterator[StageNode | LoopNode]:
+        """The stages and loops of the block in their order."""
+        return chain.from_iterable(self.levels)
+
     def stages(self) -> Iterator[StageNode]:
-        """Every stage of the block that calls an engine, those of its loops included, in their order."""
-        for level in self.levels:
-            for node in level:
-                if isinstance(node, StageNode):
-                    yield node
-                    continue
-                yield from node.body.stages()
-                yield from () if node.trial is None else (node.trial,)
+        """Every stage of the block, those of its loops included, in their order."""
+        for node in self.nodes():
+            if isinstance(node, StageNode):
+                yield node
+            else:
+                yield from (*node.body.stages(), *([] if node.trial is None else [node.trial]))
 
 
 class Plan(Struct, frozen=True):
@@ -96,7 +105,7 @@ class Plan(Struct, frozen=True):
 
     @property
     def prompts(self) -> Prompts:
-        """What is said to the models, by stages that have nothing of their own to say."""
+        """The texts of all stages that have no block `prompts`."""
         return self.graph.prompts
 
     @property
@@ -115,7 +124,7 @@ class Plan(Struct, frozen=True):
     @property
     def loops(self) -> tuple[LoopNode, ...]:
         """The loops, in plan order."""
-        return tuple(node for level in self.block.levels for node in level if isinstance(node, LoopNode))
+        return tuple(node for node in self.block.nodes() if isinstance(node, LoopNode))
 
     @property
     def repeated(self) -> tuple[StageNode, ...]:
@@ -141,16 +150,14 @@ class Plan(Struct, frozen=True):
     @property
     def measured(self) -> dict[str, str]:
         """The stages that draft whose log probabilities are read, each with the first gate that does."""
-        nodes = {node.name: node.spec for node in self.stages()}
-        found: dict[str, str] = {}
-        for name, spec in nodes.items():
-            before = list(waits_for(spec)) if spec.reads_logprobs else []
-            while before:
-                other = before.pop()
-                if nodes[other].drafts:
-                    found.setdefault(other, name)
-                before += [] if nodes[other].drafts else waits_for(nodes[other])
-        return found
+        specs = {node.name: node.spec for node in self.stages()}
+
+        def drafts_before(name: str) -> Iterator[str]:
+            for other in waits_for(specs[name]):
+                yield from (other,) if specs[other].drafts else drafts_before(other)
+
+        gates = [name for name, spec in specs.items() if spec.reads_logprobs]
+        return {draft: gate for gate in reversed(gates) for draft in drafts_before(gate)}
 
     @property
     def finishing(self) -> frozenset[str]:

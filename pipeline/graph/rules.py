@@ -9,7 +9,7 @@ from graphlib import CycleError, TopologicalSorter
 from itertools import combinations
 
 from pipeline.errors import GraphError, did_you_mean
-from pipeline.graph.plan import Plan
+from pipeline.graph.plan import READINGS, VERDICTS, Plan
 from pipeline.graph.spec import EndSpec, EngineSpec, RepeatSpec, StageSpec, UntilSpec, early_end, waits_for
 
 Stages = Mapping[str, StageSpec]
@@ -19,8 +19,6 @@ Flaw = tuple[tuple[str, ...], str]
 """The path of what is wrong, and a clause."""
 JUDGES = "a `choose`, `score`, `likelihood`, `reward` or `vote` stage"
 """How an error names the built-in stages that judge."""
-VERDICTS, READINGS = ("accepted", "rejected"), ("flagged", "passed")
-"""What a condition may name of a judge, and of a gate."""
 RESPONSE = "response"
 """Name of the stage that writes where a loop never speculates."""
 TRIAL = "trial"

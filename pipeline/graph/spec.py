@@ -5,7 +5,6 @@ engine backend, built in or of another package, subclasses `StageSpec` or `Engin
 compiler, the trace and the analyses need to know of a stage they learn from the capabilities below, never from its kind.
 """
 
-import json
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -300,20 +299,16 @@ class OpenSpec(EngineSpec, frozen=True, kw_only=True, tag="open"):
     """A label for the trace."""
 
 
-def check_json(key: str, value: Mapping[str, Any], reserved: Mapping[str, str] = {}) -> None:
-    """Raise `ValueError` where the `value` of `key` is no JSON, or names one of the `reserved` fields, each with what sets it."""
+def check_reserved(key: str, value: Mapping[str, Any], reserved: Mapping[str, str]) -> None:
+    """Raise `ValueError` where the `value` of `key` names one of the `reserved` fields, which hold who sets them."""
     for name in value.keys() & reserved.keys():
         raise ValueError(f"{key} must not hold `{name}`: {reserved[name]}")
-    try:
-        json.dumps(value, allow_nan=False)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{key} cannot be written as JSON: {error}") from error
 
 
 def check_template_arguments(value: Mapping[str, Any]) -> None:
     """Raise `ValueError` where `value` cannot be what the key `chat_template_kwargs` holds."""
     own = ("messages", "tools", "documents", "add_generation_prompt")
-    check_json("chat_template_kwargs", value, dict.fromkeys(own, "every prompt sets its own"))
+    check_reserved("chat_template_kwargs", value, dict.fromkeys(own, "every prompt sets its own"))
 
 
 class GraphSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -323,7 +318,7 @@ class GraphSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Name of the graph: lower-case letters, digits, `-` and `_`."""
     params: dict[Name, Param] = {}
     """Named values: `$NAME` elsewhere in the file inserts one, `--set NAME=VALUE` overrides it."""
-    engines: str | dict[Name, EngineSpec]
+    engines: dict[Name, EngineSpec]
     """The engines of the roles: an engines file (a path relative to this file, or a bundled name), or its content."""
     prompts: Prompts = DEFAULT_PROMPTS
     """All texts that the models are given."""

@@ -55,7 +55,7 @@ def test_settings_go_before_the_file(tmp_path: Path) -> None:
         ({"precision": "bf16"}, (), "$.precision: unknown value `bf16`; did you mean `bfloat16`?"),
         ({"output": None}, (), "has no `output`; name the folder of the adapter there, or with --output"),
         ({}, ("lora.rank",), "--set lora.rank: expected NAME=VALUE"),
-        ({}, ("lora.rank=[",), "--set lora.rank=[: '[' is not a YAML value"),
+        ({}, ("lora.rank=[",), "--set lora.rank=[, line 2: invalid YAML: did not find expected"),
         ({}, ("seed.low=1",), "--set seed.low=1: expected a mapping"),
     ],
 )
