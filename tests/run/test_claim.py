@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from threading import Barrier
 
 import pytest
 
@@ -14,40 +13,11 @@ from pipeline.options import RunOptions
 from pipeline.run.observer import Observer, Work
 from pipeline.run.prepare import Prepared
 from pipeline.run.run import run
-from pipeline.store.folder import LOCK, hold_output
+from pipeline.store.folder import LOCK
 from tests.support.paths import ROOT, SIM
 from tests.support.runs import chains_of, write_problems
 
-RIVALS = 12
 TARGET = ROOT / "graphs/target.yaml"
-
-
-def raced(enter: Callable[[], str]) -> list[str]:
-    """What each of the `RIVALS` got that began at the same moment."""
-    start = Barrier(RIVALS)
-
-    def rival(_: int) -> str:
-        start.wait()
-        return enter()
-
-    with ThreadPoolExecutor(RIVALS) as threads:
-        return list(threads.map(rival, range(RIVALS)))
-
-
-def test_of_those_who_want_the_same_folder_one_gets_it(tmp_path: Path) -> None:
-    """Whether the others come while it is held or after its run has ended, and although some remove it again unused."""
-
-    def enter() -> str:
-        try:
-            with hold_output(tmp_path / "deep/run"):
-                (tmp_path / "deep/run/run.json").touch()
-                return "in"
-        except UsageError as error:
-            return str(error)
-
-    found = sorted(raced(enter))
-    assert found[-1] == "in"
-    assert [each for each in found[:-1] if not ("is at work in it; wait" in each or "already contains a run; add --resume" in each)] == []
 
 
 def beside(second: Callable[[], object]) -> Observer:
@@ -95,11 +65,3 @@ def test_a_process_that_was_killed_before_its_run_had_begun_leaves_a_place_for_o
     (folder / ".0123456789abcdef.tmp").write_text("{")
     run(RunOptions(graph=TARGET, engines=SIM, input=(str(write_problems(tmp_path, 1)),), output=folder, resume=resume))
     assert len(chains_of(folder)) == 1
-
-
-def test_drafts_beside_other_files_stay(tmp_path: Path) -> None:
-    for name in (LOCK, ".0123456789abcdef.tmp", "mine.txt"):
-        (tmp_path / name).write_text("mine")
-    with pytest.raises(UsageError, match="already exists"):
-        run(RunOptions(graph=TARGET, engines=SIM, input=(str(tmp_path / "problems.jsonl"),), output=tmp_path))
-    assert len(list(tmp_path.iterdir())) == 3

@@ -59,23 +59,6 @@ def test_a_thought_whose_answer_stands_is_answered_also_within_one_budget(tmp_pa
     assert all(row["answer_text"] for row in found if row["stop_reason"] == "answer_confident")
 
 
-def test_a_trial_answer_that_does_not_fit_ends_no_thought(tmp_path: Path) -> None:
-    (tmp_path / "long.yaml").write_text("trial: '" + "so " * 9000 + "\\boxed{'\n")
-    settings = ("engines.target.max_model_len=4096", f"prompts={tmp_path}/long.yaml")
-    plain = solve(tmp_path, "plain", settings=settings, input=write_problems(tmp_path, 3))
-    early = solve(tmp_path, "early", settings=(*settings, CONFIDENT), input=tmp_path / "problems.jsonl")
-    assert {row["error_type"] for row in rows(early, "calls") if row["stage"] == "trial"} == {"ContextOverflow"}
-    assert said(early) == said(plain)
-
-
-@pytest.mark.slow
-def test_without_speculation_it_is_the_target_alone_that_ends_early(tmp_path: Path) -> None:
-    settings = (CONFIDENT, "every=1", "step_tokens=64")
-    never = solve(tmp_path, "never", "specreason", settings=(*settings, "speculate=never"))
-    target = solve(tmp_path, "target", "target", settings=(CONFIDENT, "every_tokens=64"))
-    assert said(never) == said(target)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("graph", ["specreason", "target"])
 def test_a_killed_run_goes_on_as_it_would_have_and_a_replay_says_the_same(tmp_path: Path, graph: str) -> None:

@@ -1,10 +1,7 @@
 """A run folder is graded again: what is said, what is written, and what is not touched."""
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,14 +11,14 @@ import pytest
 
 from pipeline.analysis.headline.lines import headline
 from pipeline.analysis.summary import summarize
-from pipeline.errors import InputError, RunError, RunFolderError, UsageError
+from pipeline.errors import InputError, RunError, UsageError
 from pipeline.run.regrade import Change, regrade
 from pipeline.store.folder import hold
 from pipeline.store.rows import ChainRow
 from pipeline.store.run_file import RunFile, Totals
 from pipeline.store.store import RunStore
 from tests.support.changed import change_rows
-from tests.support.patience import HANGS_S
+from tests.support.commands import pipeline
 from tests.support.run_files import write_run_json
 from tests.support.runs import rows, solve
 
@@ -66,45 +63,25 @@ def correct(run: Path) -> list[bool | None]:
     return [row["correct"] for row in pq.read_table(run / "chains").sort_by("chain_id").to_pylist()]
 
 
-def test_what_changed_is_said_and_written(run: Path) -> None:
-    before = content(run)
+def test_what_changed_is_said_and_written_and_all_else_stays(run: Path) -> None:
+    before, table = content(run), pq.read_table(run / "chains")
+    would = pipeline("grade", run, "--dry-run")
+    assert (
+        "a-run: 3 verdicts would change, 2 to right and 1 to wrong\n  c4: wrong -> right: 1/2  for  0.5  (equal numbers)\n" in would.stdout
+    )
+    assert content(run) == before
     found = regrade(run)
     assert (found.chains, found.graded, found.correct, found.changed) == (8, 6, 3, 3)
     assert (found.became_right, found.became_wrong, found.errors) == (2, 1, {})
     assert found.changes[0] == Change("c4", "1/2", "0.5", False, True, "equal numbers")
     assert correct(run) == [True, False, None, True, False, True, None, False]
     after = content(run)
-    assert {name for name in after if before.get(name) != after[name]} == {"chains/part-00000.parquet", "run.json"}
+    assert {name for name in after if before.get(name) != after[name]} == {"chains/part-00001.parquet", "run.json"}
     assert RunFile.read(run).totals == Totals(graded=6, correct=3, steps=7)
-
-
-def test_a_second_time_nothing_changes(run: Path) -> None:
-    regrade(run)
-    before = content(run)
-    found = regrade(run)
-    assert (found.changed, found.changes) == (0, [])
-    assert content(run) == before
-
-
-def test_a_dry_run_writes_nothing(run: Path) -> None:
-    before = content(run)
-    assert regrade(run, dry_run=True).changed == 3
-    assert content(run) == before
-
-
-def test_everything_else_in_a_part_stays(run: Path) -> None:
-    before = pq.read_table(run / "chains")
-    regrade(run)
-    after = pq.read_table(run / "chains")
-    assert after.schema.equals(before.schema)
-    kept = [name for name in before.column_names if name not in ("correct", "grading_error")]
-    assert after.select(kept).equals(before.select(kept))
-
-
-def test_a_run_that_goes_on_keeps_its_card(run: Path) -> None:
-    card = (write_run_json(run, status="running") / "run.json").read_text()
-    regrade(run)
-    assert (run / "run.json").read_text() == card
+    loose = ["correct", "grading_error"]
+    assert pq.read_table(run / "chains").drop_columns(loose).equals(table.drop_columns(loose))
+    again = json.loads(pipeline("grade", run, "--json").stdout)
+    assert (again["changed"], again["changes"], again["correct"], content(run)) == (0, [], 3, after)
 
 
 def test_a_run_that_was_killed(tmp_path: Path, blank: Blank) -> None:
@@ -122,38 +99,6 @@ def test_a_run_that_was_killed(tmp_path: Path, blank: Blank) -> None:
     with hold(tmp_path / "live"), pytest.raises(UsageError, match="this process is at work in it"):
         regrade(tmp_path / "live")
     store.close()
-
-
-def test_no_run_folder(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="is not a run folder with finished chains"):
-        regrade(tmp_path)
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-def test_a_folder_that_cannot_be_written(run: Path) -> None:
-    (run / "chains").chmod(0o500)
-    with pytest.raises(RunFolderError, match="cannot be written"):
-        regrade(run)
-
-
-def pipeline(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", "from pipeline.cli.main import main; main()", *map(str, arguments)]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=HANGS_S)
-
-
-def test_the_command(run: Path) -> None:
-    would = pipeline("grade", run, "--dry-run")
-    assert would.returncode == 0, would.stderr
-    assert (
-        "a-run: 3 verdicts would change, 2 to right and 1 to wrong\n  c4: wrong -> right: 1/2  for  0.5  (equal numbers)\n" in would.stdout
-    )
-    found = json.loads(pipeline("grade", run, "--json").stdout)
-    assert (found["changed"], found["correct"], len(found["changes"])) == (3, 3, 3)
-    done = pipeline("grade", run)
-    assert done.stdout == "a-run: 0 verdicts changed, 0 to right and 0 to wrong\n3 of 6 graded are right (50.0%), of 8 chains\n"
-    nothing = pipeline("grade", run.parent)
-    assert (nothing.returncode, nothing.stdout) == (2, "")
-    assert nothing.stderr.count("\n") == 1
 
 
 def test_a_grader_that_cannot_start_is_said_and_grading_is_made_up_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pyarrow.parquet as pq
 import pytest
 
@@ -138,11 +137,6 @@ def test_another_threshold_of_a_gate_reads_the_recorded_log_probabilities(
         assert row["gate_value"] == steps[row["chain_id"], row["step_index"]]
 
 
-def test_a_run_whose_gate_reads_what_was_never_recorded_is_refused(recorded: Callable[[str], Path], tmp_path: Path) -> None:
-    with pytest.raises(GraphError, match="engine 'draft': returns no log probabilities of what it writes, which stage `gate` needs"):
-        replay(recorded("specreason"), tmp_path / "out", graph="gated")
-
-
 def test_fewer_problems_samples_and_candidates_need_no_new_text_as_far_as_they_go(recorded: Callable[[str], Path], tmp_path: Path) -> None:
     before = recorded("speccot")
     few = replay(before, tmp_path / "few", limit=4, samples=1)
@@ -161,16 +155,6 @@ def test_fewer_problems_samples_and_candidates_need_no_new_text_as_far_as_they_g
     assert "the call asks for 7 candidates, but 5 were recorded" in failures(more.folder)[0].message
 
 
-def test_a_shorter_limit_cuts_what_was_recorded_as_the_model_would_have(recorded: Callable[[str], Path], tmp_path: Path) -> None:
-    before, settings = recorded("target"), ("token_budget=500", "budget=response")
-    truth = run(options(before.parent, "target", settings=settings, output=tmp_path / "truth"))
-    guess = replay(before, tmp_path / "guess", settings=settings)
-    assert {row["stop_reason"] for row in rows(truth.folder, "chains")} >= {"max_tokens"}
-    assert rows(guess.folder, "calls", *MOMENT) == rows(truth.folder, "calls", *MOMENT)
-    again = replay(before, tmp_path / "again", settings=("token_budget=9000",))
-    assert said(again.folder) == said(before)
-
-
 def test_a_calibration_says_how_long_calls_of_a_real_run_take(recorded: Callable[[str], Path], tmp_path: Path) -> None:
     before = tmp_path / "speccot"
     shutil.copytree(recorded("speccot"), before)
@@ -184,24 +168,12 @@ def test_a_calibration_says_how_long_calls_of_a_real_run_take(recorded: Callable
     assert {(spec.device.name, spec.replay) for spec in plan.engines.values()} == {("h200-0", str(before))}  # type: ignore[attr-defined]
 
 
-def test_any_simulated_engines_can_have_the_text_of_a_run(recorded: Callable[[str], Path], tmp_path: Path) -> None:
-    before, other = recorded("speccot"), ROOT / "graphs/engines/sim-1xh200.yaml"
-    result = replay(before, tmp_path / "out", engines=other, settings=(f"engines.*.replay={before}",))
-    assert said(result.folder) == said(before)
-    assert {facts["device"] for facts in result.run.engine_facts.values()} == {"h200-0"}
-
-
 def test_other_problems_need_text_that_was_never_generated(recorded: Callable[[str], Path], tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"/nowhere/run\.json: cannot be read: no such file or directory; expected a run folder"):
         replay(recorded("speccot"), tmp_path / "out", engines=Path("replay:/nowhere"))
     more = replay(recorded("speccot"), tmp_path / "out", input=write_problems(tmp_path, 9))
     assert said(more.folder) == said(recorded("speccot"))
     assert len(unanswered(more.folder)) == 2 * 3
-
-
-def test_a_role_that_the_run_did_not_have_is_named(recorded: Callable[[str], Path], tmp_path: Path) -> None:
-    with pytest.raises(GraphError, match=r"speccot\.yaml, line \d+: .*\.engine: no engine named `draft`; known are `target`"):
-        replay(recorded("target"), tmp_path / "out", graph="speccot")
 
 
 def test_a_replay_goes_on_after_it_was_stopped(recorded: Callable[[str], Path], tmp_path: Path) -> None:
@@ -217,38 +189,6 @@ def test_a_replay_goes_on_after_it_was_stopped(recorded: Callable[[str], Path], 
     assert said(result.folder) == said(whole.folder)
     assert result.run.totals == whole.run.totals
     assert run(resume_options(whole.folder)).nothing_to_do
-
-
-def test_a_replay_can_be_replayed(recorded: Callable[[str], Path], tmp_path: Path) -> None:
-    first = replay(recorded("target"), tmp_path / "first")
-    second = replay(first.folder, tmp_path / "second", graph="target", input=recorded("target").parent / "problems.jsonl")
-    assert said(second.folder) == said(recorded("target"))
-
-
-def test_what_failed_is_not_answered(tmp_path: Path) -> None:
-    write_problems(tmp_path, PROBLEMS)
-    before = run(options(tmp_path, settings=("engines.target.timeout_s=1.1",)))
-    failed = {row["chain_id"] for row in rows(before.folder, "chains") if row["error_type"] == "CallTimeout"}
-    result = replay(before.folder, tmp_path / "again")
-    assert 0 < len(failed) < CHAINS
-    assert set(unanswered(result.folder)) == failed
-    assert all("never generated: the recorded run answered no such call" in failure.message for failure in failures(result.folder))
-    assert said(result.folder) == said(before.folder)
-
-
-def test_a_run_folder_cannot_have_code_run(recorded: Callable[[str], Path], tmp_path: Path) -> None:
-    shutil.copytree(recorded("target"), tmp_path / "target")
-    shutil.copytree(ROOT / "pipeline/models/tiny-target", tmp_path / "model", ignore=shutil.ignore_patterns("*.safetensors"))
-    (tmp_path / "model/evil.py").write_text(f"import pathlib\npathlib.Path({str(tmp_path / 'ran')!r}).touch()\nclass Evil: pass\n")
-    config = json.loads((tmp_path / "model/tokenizer_config.json").read_bytes())
-    config |= {"tokenizer_class": "Evil", "auto_map": {"AutoTokenizer": ["evil.Evil", "evil.Evil"]}}
-    (tmp_path / "model/tokenizer_config.json").write_text(json.dumps(config))
-    edit_engines(tmp_path / "target", target={"backend": "torch", "model": str(tmp_path / "model"), "trust_remote_code": True})
-    settings = (f"engines.target.replay={tmp_path}/target",)
-    given = options(tmp_path, "target", settings=settings, input=recorded("target").parent / "problems.jsonl")
-    result = run(msgspec.structs.replace(given, output=tmp_path / "out"))
-    assert len(unanswered(result.folder)) == CHAINS  # another tokenizer, other prompts
-    assert not (tmp_path / "ran").exists()
 
 
 def test_a_replay_has_the_published_questions_where_the_recorded_models_were_asked_them(tmp_path: Path) -> None:

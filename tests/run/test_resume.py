@@ -17,10 +17,9 @@ from pipeline.analysis.run_list import run_state
 from pipeline.analysis.summary import summarize
 from pipeline.analysis.time.thinking import read_thinking
 from pipeline.engines.sim.text import sim_answer
-from pipeline.errors import InputError, UsageError
 from pipeline.options import RunOptions, resume_options
-from pipeline.run.run import SessionResult, run
-from pipeline.store.folder import LOCK, hold
+from pipeline.run.run import run
+from pipeline.store.folder import LOCK
 from pipeline.store.query import Query
 from pipeline.store.run_file import RunFile
 from pipeline.store.store import write_part
@@ -113,38 +112,6 @@ def test_failed_chains_are_tried_again_when_asked(tmp_path: Path) -> None:
     }
 
 
-@pytest.mark.parametrize(
-    ("changed", "says"),
-    [
-        ({"settings": ("candidates=3",)}, r"param candidates is 3, was 5; start a new run"),
-        ({"seed": 1}, r"seed is 1, was 0; start a new run"),
-        ({"samples": 3}, r"samples is 3, was 2"),
-        ({"batch_size": 2}, r"batch_size is 2, was 4; add --allow-drift batch_size, or start a new run"),
-        ({"schedule": "lockstep"}, r"schedule is lockstep, was pipelined; add --allow-drift schedule"),
-        ({"settings": ("engines.target.max_in_flight=7",)}, r"engines\.target\.max_in_flight is 7, was \d+; add --allow-drift engines"),
-        (
-            {"settings": ("engines.target.model=other",), "allow_drift": ("engines",)},
-            r"engines\.target\.model is other, was .*; start a new run",
-        ),
-        ({"limit": 3}, r"limit is 3, was None; add --allow-drift limit"),
-        ({"graph": ROOT / "graphs/specreason.yaml"}, r"param .* is .*, was .*"),
-        ({"settings": ("prompts=specreason",)}, r"param prompts is specreason, was default; start a new run"),
-        (
-            {"allow_drift": ("seed",)},
-            r"--allow-drift seed: not allowed; choose from engines, limit, batch_size, schedule, admission",
-        ),
-    ],
-    ids=lambda value: str(value)[:30],
-)
-def test_what_was_changed_is_named_and_refused(wholes: dict[str, Path], tmp_path: Path, changed: dict[str, Any], says: str) -> None:
-    cut(wholes["speccot"], tmp_path / "run", 0.5)
-    before = said(tmp_path / "run")
-    given = options(wholes["speccot"].parent, output=tmp_path / "run", resume=True)
-    with pytest.raises(UsageError, match=says):
-        run(msgspec.structs.replace(given, **changed))
-    assert said(tmp_path / "run") == before
-
-
 def test_a_run_goes_on_from_any_folder_and_with_the_texts_that_it_began_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "mine.yaml").write_text("system: Be brief.")
     (tmp_path / "values.yaml").write_text("set: {temperature: 0.5}")
@@ -157,43 +124,12 @@ def test_a_run_goes_on_from_any_folder_and_with_the_texts_that_it_began_with(tmp
     assert said(run(resume_options(tmp_path / "run"), plan=RunFile.read(tmp_path / "run").plan).folder) == said(whole.folder)
 
 
-def test_another_input_is_refused(wholes: dict[str, Path], tmp_path: Path) -> None:
-    cut(wholes["speccot"], tmp_path / "run", 0.5)
-    given = options(wholes["speccot"].parent, output=tmp_path / "run", resume=True)
-    (tmp_path / "problems.jsonl").write_bytes(Path(given.input[0]).read_bytes() + b"\n")
-    with pytest.raises(UsageError, match=r"--input is .*, was .*; start a new run"):
-        run(msgspec.structs.replace(given, input=(str(tmp_path / "problems.jsonl"),)))
-
-
 def test_batch_size_and_schedule_may_change_when_allowed_and_the_answers_do_not(wholes: dict[str, Path], tmp_path: Path) -> None:
     cut(wholes["speccot"], tmp_path / "run", 0.4)
     drift = ("batch_size", "schedule", "engines")
     given = options(wholes["speccot"].parent, output=tmp_path / "run", resume=True, batch_size=7, schedule="lockstep", allow_drift=drift)
     result = run(msgspec.structs.replace(given, settings=("engines.draft.max_in_flight=3",)))
     assert said(result.folder) == said(wholes["speccot"])
-
-
-def test_two_at_work_on_one_folder_are_refused(wholes: dict[str, Path], tmp_path: Path) -> None:
-    cut(wholes["target"], tmp_path / "run", 0.5)
-    with hold(tmp_path / "run"), pytest.raises(UsageError, match=r"this process is at work in it"):
-        run(resume_options(tmp_path / "run"))
-    with hold(wholes["target"]):
-        assert run(resume_options(wholes["target"])).nothing_to_do  # it is finished, so that nothing is written
-
-
-def test_options_of_resume_must_fit(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="--resume: name the run folder with --output"):
-        run(options(tmp_path, output=None, resume=True))
-    with pytest.raises(UsageError, match="--retry-failed: only when a run is resumed"):
-        run(options(tmp_path, retry_failed=True))
-    with pytest.raises(InputError, match=r"run\.json: cannot be read: no such file or directory; expected a run folder"):
-        resume_options(tmp_path / "nothing")
-
-
-def test_resume_of_a_run_that_never_began_begins_it(tmp_path: Path) -> None:
-    result: SessionResult = run(options(tmp_path, "target", resume=True))
-    assert result.exit_code == 3
-    assert summarize(result.folder).chains == 18
 
 
 def test_the_time_between_sessions_is_in_no_figure(wholes: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,8 +190,6 @@ def test_a_run_over_a_sample_goes_on_over_the_same_one(wholes: dict[str, Path], 
     of_all = said(wholes["speccot"])
     assert said(tmp_path / "run") == said(whole) == {chain: of_all[chain] for chain in said(whole)}
     assert len(said(whole)) == 8
-    with pytest.raises(UsageError, match=r"cannot be resumed: input sample is .*start a new run"):
-        run(options(wholes["speccot"].parent, output=tmp_path / "run", random="5", resume=True))
 
 
 def test_an_answer_to_another_prompt_is_asked_for_again(wholes: dict[str, Path], tmp_path: Path) -> None:
@@ -275,11 +209,3 @@ def test_an_answer_to_another_prompt_is_asked_for_again(wholes: dict[str, Path],
     assert {chain: told[0][0] for chain, told in said(result.folder).items()} == {
         chain: told[0][0] for chain, told in said(wholes["speccot"]).items()
     }
-
-
-@pytest.mark.parametrize("table", ["calls", "steps"])
-def test_rows_that_are_lost_are_missed(wholes: dict[str, Path], tmp_path: Path, table: str) -> None:
-    cut(wholes["speccot"], tmp_path / "run", 0.9)
-    (tmp_path / "run" / table / "part-00000.parquet").unlink()
-    with pytest.raises(InputError, match=rf"{table}: lacks \d+ of the rows that `chains` counts; put the files of the run"):
-        run(resume_options(tmp_path / "run"))

@@ -4,11 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.errors import GraphError, UsageError
-from pipeline.options import RunOptions, resume_options
-from pipeline.run.prepare import load_plan
+from pipeline.options import RunOptions
 from pipeline.run.run import SessionResult, run
-from tests.support.paths import ROOT, SIM
+from tests.support.paths import ROOT
 from tests.support.runs import rows, solve
 
 pytestmark = pytest.mark.slow  # whole runs
@@ -52,43 +50,3 @@ def test_a_replay_answers_what_was_asked_of_the_same_adapter(tmp_path: Path) -> 
     assert other.done == 0
     assert {row["error_stage"] for row in rows(other, "chains")} == {"verify"}
     assert "another wording or adapter" in rows(other, "chains")[0]["error_message"]
-
-
-def test_a_run_goes_on_with_its_adapters_alone(tmp_path: Path) -> None:
-    result = solve(tmp_path, settings=(LISTED, "adapter=selection"))
-    assert result.folder is not None
-    assert run(resume_options(result.folder)).nothing_to_do
-    wider = (LISTED.replace("]", ", other]"), "adapter=selection")
-    with pytest.raises(UsageError, match=r"engines\.target\.adapters is \('selection', 'other'\), was \('selection',\)"):
-        solve(tmp_path, settings=wider, resume=True)
-    assert solve(tmp_path, settings=wider, resume=True, allow_drift=("engines",)).nothing_to_do
-    with pytest.raises(UsageError, match="param adapter is None, was selection"):
-        solve(tmp_path, settings=(LISTED,), resume=True)
-
-
-@pytest.mark.parametrize(
-    ("graph", "given", "what"),
-    [
-        (
-            "scot",
-            ("adapter=selection",),
-            r"--set adapter=selection: the engine `target` has no adapter named `selection`; its engines file lists none",
-        ),
-        (
-            "specreason",
-            (LISTED, "adapter=other"),
-            r"--set adapter=other: the engine `target` has no adapter named `other`; it has `selection`$",
-        ),
-        ("speccot", (LISTED, "stages.draft.adapter=selection"), "the engine `draft` has no adapter named `selection`"),
-        (
-            "speccot",
-            (LISTED, "stages.reason.adapter=selection"),
-            r"--set stages\.reason\.adapter=selection: a `repeat` calls no engine; set the adapter on",
-        ),
-        ("speccot", (LISTED, "adapter=3"), r"--set adapter=3: expected `str \| null`, got `int`"),
-        ("speccot", ("engines.target.adapters=['']",), r"adapters=\[''\]: expected `str` of length >= 1"),
-    ],
-)
-def test_a_stage_names_an_adapter_of_its_engine(graph: str, given: tuple[str, ...], what: str) -> None:
-    with pytest.raises(GraphError, match=what):
-        load_plan(ROOT / f"graphs/{graph}.yaml", SIM, given)

@@ -41,15 +41,6 @@ def test_answers_do_not_depend_on_admission_and_less_is_computed_again(tmp_path:
 
 
 @pytest.mark.slow
-def test_room_is_left_for_steps_that_the_target_has_not_read(tmp_path: Path) -> None:
-    settings = (*SMALL, "sure=-0.22")
-    found = {name: solve(tmp_path, name, "gated", settings=settings, samples=2, admission=name) for name in ("cache", "batch")}
-    assert said(found["cache"]) == said(found["batch"])
-    assert found["cache"].run.totals.decisions["unverified"]
-    assert recomputed(found["cache"]) < recomputed(found["batch"]) / 4
-
-
-@pytest.mark.slow
 def test_where_all_fit_nobody_pauses_and_times_are_those_of_the_batch_alone(tmp_path: Path) -> None:
     cache, batch = (solve(tmp_path, name, "specreason", limit=4, admission=name) for name in ("cache", "batch"))
     assert cache.run.totals.pauses == 0

@@ -80,12 +80,6 @@ def test_an_engine_that_dies_too_often_ends_the_run_with_its_last_words(tmp_path
     assert {row["stop_reason"] for row in rows(result, "chains")} <= {"cancelled", "thought_closed"}
 
 
-def test_without_restarts_the_first_death_ends_the_run(tmp_path: Path, faulty: Path) -> None:
-    result = solve(tmp_path, engines=faulty, settings=("engines.draft.faults.dies_after_calls=10", "engines.draft.max_restarts=0"))
-    assert (result.exit_code, str(result.error)) == (1, "engine 'draft' died: as configured by dies_after_calls=10")
-    assert {len(call) for call in attempts(result, "draft")} == {1}
-
-
 @pytest.mark.parametrize("graph", ["speccot"])
 def test_what_is_no_answer_is_asked_for_again(tmp_path: Path, faulty: Path, graph: str) -> None:
     settings = tuple(f"engines.{role}.{field}" for role in ("draft", "target") for field in ("faults.garbage_share=0.2", "max_retries=20"))

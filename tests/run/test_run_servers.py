@@ -19,7 +19,7 @@ from tests.support import small_server
 from tests.support.commands import running
 from tests.support.paths import ROOT
 from tests.support.patience import HANGS_S
-from tests.support.runs import calls_of, chains_of, rows, servers_file, solve_with, write_problems
+from tests.support.runs import calls_of, chains_of, servers_file, solve_with, write_problems
 from tests.support.served import TOKENIZER
 from tests.support.servers import Running
 from tests.support.small_server import VLLM, Handler, Reply, SmallServer, edited, raw, status
@@ -105,18 +105,6 @@ def test_what_ends_in_mid_run_ends_the_run_and_no_chain(small: SmallServer, tmp_
     small.always = None
     again = run(structs.replace(options, resume=True))
     assert (again.exit_code, again.done) == (0, 20)
-
-
-@pytest.mark.slow
-def test_a_request_that_no_server_takes_fails_its_own_chain_only(small: SmallServer, tmp_path: Path) -> None:
-    def spurn(handler: Handler, reply: Reply) -> None:
-        asked = handler.body.get("max_tokens", 0) > 16 and TOKENIZER.decode(handler.body["prompt"])
-        (status(503) if asked and "number 3?" in asked else Handler.send)(handler, reply)
-
-    small.always = spurn
-    result = run(over(small, tmp_path))
-    assert (result.exit_code, result.failed, result.done) == (3, 1, 19)
-    assert {row["error_type"] for row in rows(result, "chains")} == {None, "EngineUnavailable"}
 
 
 @pytest.mark.slow

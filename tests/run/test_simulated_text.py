@@ -4,11 +4,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-import msgspec
 import pytest
 
-from pipeline.engines.sim.spec import SimSpec
-from pipeline.graph.load import load_engines
 from pipeline.options import RunOptions
 from pipeline.run.run import run
 from tests.support.paths import ROOT
@@ -59,23 +56,3 @@ def test_thoughts_on_speccots_machine_are_as_long_as_its_table_2_says(
     assert found == {name: pytest.approx(tokens, rel=0.15) for name, tokens in printed.items()}
     assert found["speccot"] / found["target"] == pytest.approx(both / target, rel=0.08)
     assert found["draft"] / found["target"] == pytest.approx(draft / target, rel=0.08)
-
-
-def test_thoughts_on_scots_machine_are_as_long_as_its_tables_say(tmp_path: Path) -> None:
-    """302 tokens of the target (table 1), 193 of the trained draft (table 2)."""
-    found = {name: fmean(thoughts(tmp_path / name, name, "sim-5xa100")) for name in ("target", "draft")}
-    assert found == {"target": pytest.approx(302, rel=0.15), "draft": pytest.approx(193, rel=0.15)}
-
-
-def test_the_files_of_speccots_machines_differ_in_the_machine_alone() -> None:
-    """`sim-4xa100-speccot.yaml` has the machine of `sim-4xa100.yaml`, and the other half of its rates and the same texts."""
-    four, plain, two = (load_engines(ENGINES / f"{name}.yaml") for name in ("sim-4xa100-speccot", "sim-4xa100", "sim-2xa100-speccot"))
-    for role, spec in four.items():
-        other, half = plain[role], two[role]
-        assert isinstance(spec, SimSpec)
-        assert isinstance(other, SimSpec)
-        assert isinstance(half, SimSpec)
-        assert msgspec.structs.replace(spec, text=other.text) == other
-        assert half.text == spec.text
-        assert half.device.flops_per_s == spec.device.flops_per_s / 2
-        assert half.device.bytes_per_s == pytest.approx(spec.device.bytes_per_s / 2, rel=0.01)

@@ -1,0 +1,189 @@
+"""Every sentence that refuses a run, or its resumption, before an engine starts: what was given, and what is said."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec import structs
+
+import pipeline
+from pipeline.engines.sim.tokenizer import SimTokenizer
+from pipeline.errors import GraphError, InputError, UsageError
+from pipeline.graph.plan import Plan
+from pipeline.options import RunOptions, resume_options
+from pipeline.run.prepare import load_plan, prepare
+from pipeline.run.run import run
+from pipeline.stages.build import builders_of
+from pipeline.store.folder import hold
+from tests.support.killed import cut
+from tests.support.paths import SIM
+from tests.support.runs import write_problems
+
+LISTED = "engines.target.adapters=[selection]"
+TOYS = (
+    "problems.jsonl, row 1: the bundled toy models solve only the problems of `arith`; pass --model ROLE=NAME for each role, or --engines"
+)
+MIXED = "engines on simulated time: draft; on real time: target; simulate all of them or none"
+
+NEW: list[tuple[dict[str, Any], str]] = [
+    ({"graph": Path("specot")}, "no graph is named `specot` and there is no such file; did you mean `speccot`?"),
+    ({"graph": Path("rsd")}, "simulate the reward model too: add 'reward' to the engines file, as sim-4xh100-rsd has it"),
+    ({"engines": Path("sim-2xh10")}, "no engines file is named `sim-2xh10` and there is no such file; did you mean `sim-2xh100`?"),
+    ({"engines": Path("mixed.yaml")}, MIXED),
+    ({"engines": Path("replay:/nowhere")}, "/nowhere/run.json: cannot be read: no such file or directory; expected a run folder"),
+    ({"engines": None}, TOYS),
+    ({"input": ("none.jsonl",)}, "none.jsonl: no such file"),
+    ({"input": ("-", "-")}, "stdin: can be read only once; name it once"),
+    ({"random": "2", "limit": 2}, "--random 2 and --limit 2: give only one of them"),
+    ({"random": "few"}, "--random few: expected N or N:SEED, with N at least 1"),
+    ({"random": "9"}, "problems.jsonl: a sample of 9 rows was requested, but it has 8"),
+    ({"shard": "2/2"}, "--shard 2/2"),
+    ({"columns": {"problem": "riddle"}}, "no column `riddle`"),
+    ({"replicas": 2, "schedule": "lockstep"}, "--schedule lockstep cannot be combined with --replicas: it synchronises all chains in one"),
+    ({"retry_failed": True}, "--retry-failed: only when a run is resumed; add --resume"),
+    ({"allow_drift": ("limit",)}, "--allow-drift: only when a run is resumed; add --resume"),
+    ({"resume": True, "output": None}, "--resume: name the run folder with --output"),
+    (
+        {"resume": True, "allow_drift": ("seed",)},
+        "--allow-drift seed: not allowed; choose from engines, limit, batch_size, schedule, admission",
+    ),
+    ({"output": Path("full")}, "full: already exists; choose another directory with --output"),
+    ({"output": Path("/proc/x")}, "/proc/x: cannot be created"),
+    (
+        {"settings": ("stages.verify.adapter=selection",)},
+        "--set stages.verify.adapter=selection: the engine `target` has no adapter named `selection`; its engines file lists none",
+    ),
+    ({"settings": (LISTED, "adapter=other")}, "--set adapter=other: the engine `target` has no adapter named `other`; it has `selection`"),
+    ({"settings": (LISTED, "stages.draft.adapter=selection")}, "the engine `draft` has no adapter named `selection`"),
+    ({"settings": (LISTED, "stages.reason.adapter=selection")}, "a `repeat` calls no engine; set this on a stage that does"),
+    ({"settings": (LISTED, "adapter=3")}, "--set adapter=3: expected `str | null`, got `int`"),
+    ({"settings": ("engines.target.adapters=['']",)}, "adapters=['']: expected `str` of length >= 1"),
+]
+
+RESUMED: list[tuple[dict[str, Any], str]] = [
+    ({"resume": False}, "already contains a run; add --resume to resume it, or choose another directory with --output"),
+    ({"settings": ("candidates=3",)}, "cannot be resumed: param candidates is 3, was 5; start a new run"),
+    ({"settings": ("prompts=specreason",)}, "param prompts is specreason, was default; start a new run"),
+    ({"settings": ("adapter=selection", LISTED)}, "param adapter is selection, was None"),
+    ({"graph": Path("specreason")}, "param "),
+    ({"seed": 1}, "seed is 1, was 0; start a new run"),
+    ({"samples": 3}, "samples is 3, was 2; start a new run"),
+    ({"random": "5"}, "random is 5, was None"),
+    ({"columns": {"problem": "problem"}}, "columns is {'problem': 'problem'}, was {}"),
+    ({"batch_size": 2}, "batch_size is 2, was 4; add --allow-drift batch_size, or start a new run"),
+    ({"schedule": "lockstep"}, "schedule is lockstep, was pipelined; add --allow-drift schedule, or start a new run"),
+    ({"limit": 3}, "limit is 3, was None; add --allow-drift limit, or start a new run"),
+    ({"limit": 3, "seed": 1}, "seed is 1, was 0; add --allow-drift limit, or start a new run"),
+    ({"settings": ("engines.target.max_in_flight=7",)}, "engines.target.max_in_flight is 7, was 256; add --allow-drift engines"),
+    (
+        {"settings": ("engines.target.model=other",), "allow_drift": ("engines",)},
+        "engines.target.model is other, was QwQ-32B; start a new run",
+    ),
+    ({"input": ("full/mine.txt",)}, "cannot be resumed: --input is "),
+]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with problems, an engines file of two kinds of time, a folder of somebody's, and half of a run."""
+    place = tmp_path_factory.mktemp("refused")
+    write_problems(place, 8)
+    (place / "mixed.yaml").write_text(SIM.read_text().partition("target:")[0] + 'target: {backend: torch, model: "bundled:tiny-target"}\n')
+    (place / "full").mkdir()
+    (place / "full/mine.txt").write_text("mine")
+    cut(run(options(place, output=place / "whole")).folder, place / "run", 0.5)
+    return place
+
+
+def options(place: Path, **changes: Any) -> RunOptions:
+    given: dict[str, Any] = {"graph": Path("speccot"), "engines": SIM, "input": (str(place / "problems.jsonl"),), "samples": 2}
+    return RunOptions(**given | {"batch_size": 4, "output": place / "new"} | changes)
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != "run.lock"}
+
+
+@pytest.mark.parametrize(("changes", "sentence"), NEW, ids=lambda value: str(value)[:40])
+def test_a_run_is_refused_in_one_sentence(place: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], sentence: str) -> None:
+    monkeypatch.chdir(place)
+    before = content(place)
+    with pytest.raises(UsageError) as raised:
+        run(options(place, **changes))
+    assert sentence in str(raised.value)
+    assert content(place) == before
+
+
+@pytest.mark.parametrize(("changes", "sentence"), RESUMED, ids=lambda value: str(value)[:40])
+def test_a_run_is_not_resumed_as_another_one(place: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], sentence: str) -> None:
+    monkeypatch.chdir(place)
+    before = content(place)
+    with pytest.raises(UsageError) as raised:
+        run(options(place, **{"output": place / "run", "resume": True} | changes))
+    assert sentence in str(raised.value)
+    assert content(place) == before
+
+
+def test_a_folder_in_use_and_one_without_a_run_are_refused(place: Path) -> None:
+    with hold(place / "run"), pytest.raises(UsageError, match="this process is at work in it; wait for the end of its earlier run"):
+        run(resume_options(place / "run"))
+    with hold(place / "whole"):
+        assert run(resume_options(place / "whole")).nothing_to_do  # it is finished, so that nothing is written
+    with pytest.raises(InputError, match=r"run\.json: cannot be read: no such file or directory; expected a run folder"):
+        resume_options(place / "nothing")
+
+
+@pytest.mark.parametrize("table", ["calls", "steps", "problems.parquet"])
+def test_rows_that_are_lost_are_missed(place: Path, tmp_path: Path, table: str) -> None:
+    cut(place / "whole", tmp_path / "run", 0.9)
+    lost = tmp_path / "run" / table
+    (lost if lost.is_file() else lost / "part-00000.parquet").unlink()
+    with pytest.raises(InputError, match=r"lacks (its problems\.parquet|\d+ of the rows that `chains` counts); put "):
+        run(resume_options(tmp_path / "run"))
+
+
+@pytest.mark.parametrize(
+    "chosen", [{"engines": Path("tiny")}, {"engines": SIM}, {"settings": ("engines.*.model=some/model",)}, {"input": ("arith",)}]
+)
+def test_who_names_engines_models_or_the_bundled_problems_is_not_asked_about_toys(tmp_path: Path, chosen: dict[str, Any]) -> None:
+    given = options(tmp_path, **{"engines": None, "input": (str(write_problems(tmp_path)),), "output": tmp_path / "run"} | chosen)
+    with prepare(given, load_plan(given.graph, given.bound_engines, given.settings)):
+        pass
+
+
+class Halves:
+    """An engine of one's own that lacks what the contract asks for last."""
+
+    role, max_model_len, vocab_size, facts = "target", 512, 512, dict[str, Any]()
+
+    async def generate(self, request: Any) -> Any: ...
+
+    def statistics(self) -> Any: ...
+
+
+class Twice(SimTokenizer):
+    def render(self, messages: Any) -> str:
+        return 2 * super().render(messages)
+
+
+def test_engines_and_tokenizers_of_one_s_own_are_told_what_they_lack() -> None:
+    lacks = r"^engines: 'target' has no `tokenizer`, `aclose` \(a Halves\); `pipeline\.engine\.Engine` describes what it needs$"
+    with pytest.raises(UsageError, match=lacks):
+        pipeline.solve("target", [{"problem": "1 + 1?"}], engines={"target": Halves()})
+    plan: Plan = load_plan(Path("speccot"), SIM)
+    for tokenizer, flaw in (
+        (object(), "its tokenizer has no `special_ids`"),
+        (Twice(), "its chat template: shows a message of the chat 2"),
+    ):
+        with pytest.raises(GraphError, match=f"engine 'draft': {flaw}"):
+            builders_of(plan, {"draft": tokenizer})  # type: ignore[dict-item]
+
+
+def test_a_server_s_run_is_not_resumed(place: Path, tmp_path: Path) -> None:
+    cut(place / "whole", tmp_path / "run", 0.5)
+    card = json.loads((tmp_path / "run/run.json").read_text())
+    card["input"]["served"] = True
+    (tmp_path / "run/run.json").write_text(json.dumps(card))
+    with pytest.raises(UsageError, match="is the run of a server, which cannot be resumed"):
+        run(structs.replace(options(place, output=tmp_path / "run"), resume=True))
