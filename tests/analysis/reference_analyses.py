@@ -7,7 +7,7 @@ from operator import or_
 import numpy as np
 
 from pipeline.analysis.arrays import Array
-from pipeline.analysis.time.idle import BARRIER, BUSY, NOTHING_ADMITTED, ORCHESTRATION, OTHER_ENGINE, RECOVERY, TAIL, IdleRules
+from pipeline.analysis.time.occupancy import BARRIER, BUSY, NOTHING_ADMITTED, ORCHESTRATION, OTHER_ENGINE, RECOVERY, TAIL, IdleRules
 from pipeline.analysis.time.work import OPEN, SLACK_NS, Calls, Lives
 
 
@@ -40,7 +40,11 @@ class _Stretches:
         held = [self._count(calls.ready[each & calls.again], calls.submit[each & calls.again]) for each in mine]
         between = [self._count(*_columns(gaps, engine)) for engine in range(rules.engines)]
         at, ready, again, after = (_bits(counts) for counts in (in_flight, waiting, held, between))
-        found = [self._causes(int(group), live, at, ready, again, after) for group in rules.groups]
+        groups = [
+            *(1 << engine for engine in range(rules.engines)),
+            *(sum(1 << place for place in np.flatnonzero(on)) for on in rules.devices),
+        ]
+        found = [self._causes(int(group), live, at, ready, again, after) for group in groups]
         of_engines = [[self._added(counts) for counts in each] for each in (in_flight, waiting)]
         of_groups = [[self._added(cause == each) for each in range(7)] for cause in found]
         rows = [[self._added(live), self._added(np.bitwise_count(at) >= 2)], *of_engines, *of_groups]

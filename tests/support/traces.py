@@ -8,8 +8,7 @@ import numpy as np
 from hypothesis import strategies as st
 from msgspec import Struct
 
-from pipeline.analysis.time.idle import IdleRules
-from pipeline.analysis.time.occupancy import BINS, CAUSES, Occupancy, occupancy
+from pipeline.analysis.time.occupancy import BINS, CAUSES, IdleRules, Occupancy, occupancy
 from pipeline.analysis.time.work import FINISHED, LOST, OPEN, Calls, Lives, read_work
 from pipeline.graph.plan import Block, Plan, StageNode
 from pipeline.graph.spec import GraphSpec, StageSpec
@@ -121,7 +120,7 @@ def rules_of(bins: int, lives: Lives, *, lockstep: bool = False, of_all: tuple[i
     """Sixty nanoseconds; the engines, and two of them on a device. `of_all`: the last admission and the last end of all replicas."""
     edges = np.rint(np.linspace(0, 60, bins + 1)).astype(np.int64)
     admitted, *ended = of_all or (int(lives.start.max()),)
-    return IdleRules(edges, ENGINES, np.array([1, 2, 4, 3], np.int64), lockstep, 3, admitted, *ended)
+    return IdleRules(edges, ENGINES, np.array([[True, True, False]]), lockstep, 3, admitted, *ended)
 
 
 def over_time(folder: Path, bins: int = BINS) -> Occupancy:

@@ -12,8 +12,7 @@ import numpy as np
 from msgspec import Struct
 
 from pipeline.analysis.arrays import Array
-from pipeline.analysis.time.spans import Spans, open_at, together, union, while_open
-from pipeline.analysis.time.work import OPEN, RunTimes
+from pipeline.analysis.time.work import OPEN, Lives, RunTimes
 
 
 class EngineTime(Struct, frozen=True):
@@ -51,9 +50,9 @@ def timeline(work: RunTimes) -> Timeline:
     flights = work.flights
     span_s = float(flights.end.max() - flights.submit.min()) / 1e9 if len(flights.end) else 0.0
     share = 1 / span_s if span_s else 0.0
-    busy = _busy(work)
-    busy_s = {role: _mean([mine[role].length / 1e9 if role in mine else 0.0 for mine in busy]) for role in work.engines}
-    overlap_s = _mean([while_open(together(*mine.values()), 2, len(mine)).length / 1e9 for mine in busy])
+    busy = [_busy(work, number) for number in work.replicas or (None,)]
+    busy_s = {role: _mean([each[0][place] for each in busy]) for place, role in enumerate(work.engines)}
+    overlap_s = _mean([overlap for _, overlap in busy])
     in_flight_s = _in_flight_s(work, flights.engine, work.engines)
     return Timeline(
         span_s=span_s,
@@ -66,17 +65,32 @@ def timeline(work: RunTimes) -> Timeline:
     )
 
 
-def _busy(work: RunTimes) -> list[dict[str, Spans]]:
-    """When each engine was busy, of each replica."""
-    flights = work.flights
-    return [
-        {
-            role: union(Spans(flights.submit[mine], flights.end[mine]))
-            for place, role in enumerate(work.engines)
-            if (mine := (flights.engine == place) & (True if number is None else flights.replica == number)).any()
-        }
-        for number in work.replicas or (None,)
-    ]
+def _busy(work: RunTimes, replica: int | None) -> tuple[list[float], float]:
+    """Seconds in which each engine was busy, and in which two or more were; on one replica of several."""
+    flights, busy, began, ended = work.flights, list[float](), list[Array](), list[Array]()
+    for place in range(len(work.engines)):
+        mine = (flights.engine == place) & (True if replica is None else flights.replica == replica)
+        instants, count = open_at(flights.submit[mine], flights.end[mine])
+        some = count > 0
+        busy.append(float(np.diff(instants)[some[:-1]].sum() / 1e9))
+        began.append(instants[some & ~np.roll(some, 1)])
+        ended.append(instants[~some & np.roll(some, 1)])
+    instants, count = open_at(np.concatenate(began), np.concatenate(ended))
+    return busy, float(np.diff(instants)[count[:-1] > 1].sum() / 1e9)
+
+
+def open_at(since: Array, until: Array) -> tuple[Array, Array]:
+    """The instants at which any span begins or ends, and how many are open from each until the next."""
+    instants = np.concatenate([since, until])
+    order = np.argsort(instants, kind="stable")
+    instants, count = instants[order], np.cumsum(np.where(order < len(since), 1, -1))
+    last = np.diff(instants, append=instants[-1:] + 1) != 0
+    return instants[last], count[last]
+
+
+def most_at_once(lives: Lives) -> int:
+    """The most chains that ever lived at once."""
+    return int(open_at(lives.start, lives.end)[1].max(initial=0))
 
 
 def _in_flight_s(work: RunTimes, of: Array, names: Sequence[str]) -> dict[str, float]:
@@ -91,7 +105,7 @@ def _tail_s(work: RunTimes) -> float | None:
     """The tail of the chains that are over."""
     lives, over = work.lives, work.lives.status != OPEN
     parts = [over & (lives.replica == number) for number in work.replicas] or [over]
-    found = [open_at(Spans(lives.start[mine], lives.end[mine])) for mine in parts if mine.any()]
+    found = [open_at(lives.start[mine], lives.end[mine]) for mine in parts if mine.any()]
     if not found:
         return None
     return (max(int(instants[-1]) for instants, _ in found) - min(_full_until(work, *each) for each in found)) / 1e9
