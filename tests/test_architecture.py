@@ -40,7 +40,7 @@ DOORS = {
     "tokenizers": ["engines/tokenizer"],
     "starlette": ["view/", "serve/"],
     "uvicorn": ["view/", "serve/server"],
-    "numba": ["analysis/quality/draws", "analysis/time/occupancy"],
+    "numba": ["analysis/time/occupancy"],
     "scipy": ["calibration/"],
     "math_verify": ["grading/expressions"],
     "latex2sympy2_extended": ["grading/expressions"],

@@ -1,10 +1,8 @@
 """The figures of a run that the papers print, with intervals: tables of runs enter, a `Compared` for each run leaves.
 
-A figure is worked out when it is first asked for, and what it is made of is read then. Figures over the same problems share the draws of
-the bootstrap.
+A figure is worked out when it is first asked for, and what it is made of is read then.
 """
 
-from collections.abc import Iterable
 from functools import cached_property
 from typing import Any
 
@@ -14,7 +12,7 @@ from msgspec import Struct
 from pipeline.analysis.arrays import Array
 from pipeline.analysis.compare.runs import RunTable
 from pipeline.analysis.quality.by_problem import Quality
-from pipeline.analysis.quality.estimates import NOTHING, Estimate, Sums, estimate, gain, outcomes, ratio, share, sums
+from pipeline.analysis.quality.estimates import NOTHING, Estimate, factor, gain, outcomes, ratio, share
 from pipeline.analysis.quality.reward_agreement import Agreement, agreement
 from pipeline.analysis.quality.samples import interval_of
 from pipeline.analysis.quality.selection import ThoughtChoices
@@ -40,9 +38,10 @@ class Difference(Figures):
         self._run, self._base = run, base
         self._both = _common(run, base, run.finished, base.finished)
 
-    @cached_property
-    def _paired(self) -> "_PairedSums":
-        return _PairedSums(self._run, self._base, self._both, ("tokens", "latency_s"))
+    def _pair(self, name: str) -> tuple[Array, Array]:
+        """A column of the other run and of this one, over the problems that both finished."""
+        ours, theirs = self._both
+        return getattr(self._base, name)[theirs], getattr(self._run, name)[ours]
 
     @cached_property
     def over(self) -> str:
@@ -57,47 +56,35 @@ class Difference(Figures):
     @cached_property
     def accuracy_gain(self) -> Estimate:
         """Accuracy of this run less that of the other."""
-        every = _common(self._run, self._base, np.ones(len(self._run.graded)), np.ones(len(self._base.graded)))
-        pair = _PairedSums(self._run, self._base, every, ("right", "graded"))
-        return gain(*pair["right", "graded"])
+        run, base = self._run, self._base
+        ours, theirs = _common(run, base, np.ones(len(run.graded)), np.ones(len(base.graded)))
+        return gain(run.right[ours], run.graded[ours], base.right[theirs], base.graded[theirs])
 
     @cached_property
     def speed_up(self) -> Estimate:
         """Latency of the other over that of this run: r of SpecCoT table 2."""
-        return ratio(*self._paired["latency_s",][::-1])
+        return factor(self._pair("latency_s"))
 
     @cached_property
     def token_factor(self) -> Estimate:
         """The part of `speed_up` that is shorter text: committed tokens of the other over those of this run."""
-        return ratio(*self._paired["tokens",][::-1])
+        return factor(self._pair("tokens"))
 
     @cached_property
     def rate_factor(self) -> Estimate:
         """The part of `speed_up` that is speed: committed tokens per second of latency in this run over those in the other. The product of
         both factors is `speed_up`."""
-        return estimate(lambda tokens, s, base, base_s: tokens / base * (base_s / s), *self._paired["tokens", "latency_s"])
+        return factor(self._pair("tokens")[::-1], self._pair("latency_s"))
 
     @cached_property
     def thinking_speed_up(self) -> Estimate:
         """The same of the thinking stage alone: the speed-up of SCoT table 1."""
         ours, theirs = self._both
-        return ratio(self._base.details.thinking_s[theirs], self._run.details.thinking_s[ours])
+        return factor((self._base.details.thinking_s[theirs], self._run.details.thinking_s[ours]))
 
 
 Places = tuple[Array, Array]
 """Indices of the same problems in the arrays of two runs."""
-
-
-class _PairedSums:
-    """Columns of two runs over the problems that both have."""
-
-    def __init__(self, run: RunTable, base: RunTable, both: Places, names: Iterable[str]) -> None:
-        sides = zip(("our", "their"), (run, base), both, strict=True)
-        self._sums = sums({f"{whose} {name}": getattr(table, name)[places] for whose, table, places in sides for name in names})
-
-    def __getitem__(self, names: tuple[str, ...]) -> list[Sums]:
-        """The columns of the one run, then those of the other."""
-        return [self._sums[f"{whose} {name}"] for whose in ("our", "their") for name in names]
 
 
 def _common(run: RunTable, base: RunTable, ours: Array, theirs: Array) -> Places:
@@ -152,37 +139,9 @@ class Compared(Figures):
         """Its name."""
         return self.table.name
 
-    @cached_property
-    def _sums(self) -> dict[str, Sums]:
-        run = self.table
-        names = (
-            "finished",
-            "tokens",
-            "thought_tokens",
-            "answer_tokens",
-            "latency_s",
-            "steps",
-            "by_draft",
-            "fallbacks",
-            "unverified",
-            "verified",
-        )
-        return sums({name: getattr(run, name) for name in names})
-
-    @cached_property
-    def _details(self) -> dict[str, Sums]:
-        """Sums of the details, which are read for them."""
-        run, details = self.table, self.table.details
-        by_draft = (details.texts[kind].tokens for kind in ("accepted", "unverified") if kind in details.texts)
-        drafted = sum(by_draft, np.zeros(len(run.chains)))
-        columns = {"finished": run.finished, "chains": run.chains, "thinking_s": details.thinking_s}
-        columns |= {"written": run.thought_tokens - drafted / np.maximum(run.chains, 1)}
-        texts = {f"{kind}.{name}": getattr(text, name) for kind, text in details.texts.items() for name in text.__struct_fields__}
-        return sums(columns | texts)
-
-    def _mean(self, name: str) -> Estimate:
+    def _mean(self, values: Array) -> Estimate:
         """A figure per finished problem."""
-        return ratio(self._sums[name], self._sums["finished"])
+        return ratio(values, self.table.finished)
 
     @cached_property
     def resources(self) -> str:
@@ -211,54 +170,57 @@ class Compared(Figures):
     @cached_property
     def tokens(self) -> Estimate:
         """Committed tokens, of thought and answer."""
-        return self._mean("tokens")
+        return self._mean(self.table.tokens)
 
     @cached_property
     def thought_tokens(self) -> Estimate:
         """Tokens of the thought."""
-        return self._mean("thought_tokens")
+        return self._mean(self.table.thought_tokens)
 
     @cached_property
     def answer_tokens(self) -> Estimate:
         """Tokens sampled after the thought (SCoT table 3)."""
-        return self._mean("answer_tokens")
+        return self._mean(self.table.answer_tokens)
 
     @cached_property
     def latency_s(self) -> Estimate:
         """Seconds of a problem, from admission to the end; at larger batch sizes this includes waiting for other chains."""
-        return self._mean("latency_s")
+        return self._mean(self.table.latency_s)
 
     @cached_property
     def thinking_s(self) -> Estimate:
         """Seconds from the first call of a problem to the end of its thought (SCoT 4.2)."""
-        return ratio(self._details["thinking_s"], self._details["finished"])
+        return self._mean(self.table.details.thinking_s)
 
     @cached_property
     def target_thought_tokens(self) -> Estimate:
         """Tokens of the thought that were not drafted, per problem: those of the target in SCoT table 1."""
-        return ratio(self._details["written"], self._details["finished"])
+        run, texts = self.table, self.table.details.texts
+        drafted = sum((texts[kind].tokens for kind in ("accepted", "unverified") if kind in texts), np.zeros(len(run.chains)))
+        return self._mean(run.thought_tokens - drafted / np.maximum(run.chains, 1))
 
     @cached_property
     def longest_draft_tokens(self) -> Estimate:
         """Tokens of the longest candidate of each round, added up over a problem: those of the draft in SCoT table 1."""
-        return ratio(self._details["longest.tokens"], self._details["chains"]) if "longest.tokens" in self._details else NOTHING
+        longest = self.table.details.texts.get("longest")
+        return ratio(longest.tokens, self.table.chains) if longest else NOTHING
 
     @cached_property
     def fallback_rate(self) -> Estimate:
         """Steps written by a fallback over steps that were verified (SpecCoT 4.4.2)."""
-        return share(self._sums["fallbacks"], self._sums["verified"])
+        return share(self.table.fallbacks, self.table.verified)
 
     @cached_property
     def draft_share(self) -> Estimate:
         """Steps by the draft, accepted or unverified, over all steps (SpecReason 5.2); a graph without drafts has no share, rather than a
         share of 0."""
         known = self.table.verified.any() or self.table.unverified.any()
-        return share(self._sums["by_draft"], self._sums["steps"]) if known else NOTHING
+        return share(self.table.by_draft, self.table.steps) if known else NOTHING
 
     @cached_property
     def unverified_share(self) -> Estimate:
         """Steps that a gate let pass, which nothing verified, over all steps; a graph without a gate has no share."""
-        return share(self._sums["unverified"], self._sums["steps"]) if self.table.gated else NOTHING
+        return share(self.table.unverified, self.table.steps) if self.table.gated else NOTHING
 
     @cached_property
     def wall_time_s(self) -> float | None:
@@ -279,7 +241,7 @@ class Compared(Figures):
     @cached_property
     def text_tokens(self) -> dict[str, Estimate]:
         """Tokens of a text by its kind: `drafted`, `longest` of a round, `accepted`, `fallback`."""
-        return {kind: ratio(self._details[f"{kind}.tokens"], self._details[f"{kind}.count"]) for kind in self.table.details.texts}
+        return {kind: ratio(text.tokens, text.count) for kind, text in self.table.details.texts.items()}
 
     @cached_property
     def selection(self) -> Selection | None:
@@ -309,5 +271,4 @@ def _selection(choices: ThoughtChoices) -> Selection:
 
 
 def _quality(q: Quality) -> StepQuality:
-    of = sums({name: getattr(q, name) for name in q.__struct_fields__})
-    return StepQuality(ratio(of["drafted"], of["steps"]), ratio(of["selected"], of["selections"]))
+    return StepQuality(ratio(q.drafted, q.steps), ratio(q.selected, q.selections))
