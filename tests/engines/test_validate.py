@@ -1,6 +1,7 @@
 """Which requests are computed and which completions are answers: what the contract promises, and nothing else."""
 
 import math
+import re
 from contextlib import nullcontext
 from typing import Any
 
@@ -62,6 +63,33 @@ def test_an_answer_is_one(asked: dict[str, Any], given: dict[str, Any]) -> None:
 )
 def test_what_is_no_answer_is_told_in_one_clause(asked: dict[str, Any], given: dict[str, Any], says: str) -> None:
     assert flaw(asked, **given) == says
+
+
+@pytest.mark.parametrize(
+    ("flaw", "says"),
+    [
+        ({"prompt_ids": []}, "its prompt is empty"),
+        ({"prompt_ids": [1, 1 << 40]}, f"token id {1 << 40} is not in the model's vocabulary"),
+        ({"prompt_ids": [1, -1]}, "token id -1 is not in the model's vocabulary"),
+        ({"option_ids": (1, -2), "max_tokens": 1}, "token id -2 is not in the model's vocabulary"),
+        ({"option_ids": (1, 2), "max_tokens": 2}, "one token or text, not max_tokens=2, n=1"),
+        ({"option_ids": (1, 2), "max_tokens": 1, "n": 2}, "one token or text, not max_tokens=1, n=2"),
+        ({"option_ids": (1, 2), "max_tokens": 1, "scored_ids": (1,)}, "exclude each other"),
+        ({"scored_ids": (1,), "n": 2}, "n=2"),
+        ({"max_tokens": 0}, "max_tokens=0 is out of range"),
+        ({"n": 0}, "n=0 is out of range"),
+        ({"temperature": -1.0}, "temperature=-1.0 is out of range"),
+        ({"top_p": 0.0}, "top_p=0.0 is out of range"),
+        ({"top_k": -1}, "top_k=-1 is out of range"),
+        ({"min_p": 1.5}, "min_p=1.5 is out of range"),
+        ({"seed": 1 << 63}, f"seed={1 << 63} is out of range"),
+        ({"stop": ("",)}, "stop=('',) is out of range"),
+    ],
+    ids=str,
+)
+def test_what_no_engine_can_run_is_refused_in_one_sentence(flaw: dict[str, Any], says: str) -> None:
+    with pytest.raises(RequestRefused, match=rf"^request 'r': [^\n]*{re.escape(says)}[^\n]*$"):
+        validate_request(Request(**{"request_id": "r", "prompt_ids": [1], "max_tokens": 4} | flaw), 16, 10)
 
 
 @pytest.mark.parametrize(("prompt", "scored", "fits"), [(9, 0, True), (10, 0, False), (4, 5, True), (5, 5, False)])
