@@ -15,7 +15,7 @@ UNNOTICED_S = 0.5
 FIRST_BACKOFF_S = 0.5
 """Wait before the first repetition; it doubles with every further one, up to `LONGEST_BACKOFF_S`."""
 LONGEST_BACKOFF_S, LONGEST_RETRY_AFTER_S = 30.0, 300.0
-"""Longest pause, and longest one that an engine may ask for: a waiting call holds a place in flight."""
+"""Longest wait, and longest one that an engine may ask for: a waiting call keeps its place in flight."""
 
 
 class Clock:

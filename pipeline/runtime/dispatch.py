@@ -23,7 +23,7 @@ class Dispatcher:
         self._engine, self._clock = engine, clock
         self._caller = RetryingCaller(engine, spec, clock)
         self._gates: dict[Call, Gate] = {}
-        """Where each call waits that the queue has not let start."""
+        """By each call that waits."""
 
     async def call(
         self, record: ChainRecorder, chain: Chain, label: StageLabel, step_index: int, request: Request, ready: float
@@ -52,7 +52,7 @@ class Dispatcher:
         await self._caller.watch()
 
     async def _wait(self, call: Call, record: ChainRecorder, ready: float) -> float:
-        """Wait until the client queue lets `call` start and the engine is up; returns the time at which both hold."""
+        """Wait until the client queue lets `call` start and the engine is up; returns when that is."""
         record.waiting.begin(ready)
         try:
             if not self.lane.start(call):

@@ -102,7 +102,7 @@ class Executor:
                 watchers.cancel_scope.cancel()
 
     async def _start(self, feed: Feed, chains: anyio.abc.TaskGroup) -> None:
-        """Start chains as the feed gives them and the row sink and the schedule admit them."""
+        """Start chains as the feed gives them, once the row sink has room for them and the schedule lets them enter."""
         while (start := await feed.next()) is not None:
             await self._recorder.room()
             chains.start_soon(self._solve, start, await self._schedule.enter())

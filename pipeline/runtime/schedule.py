@@ -12,7 +12,6 @@ from pipeline.runtime.admission.admission import Admission, AdmissionMember
 
 Contexts = Mapping[str, Sequence[int]]
 """The token ids of a chain's prompt and thought, by role."""
-NO_CONTEXTS: Contexts = {}
 
 
 class Schedule:
@@ -26,7 +25,7 @@ class Schedule:
         self.admission = admission
         """What lets chains pause; None: nothing does."""
         self._paused: dict[AdmissionMember, anyio.Event] = {}
-        """Where each chain waits that pauses."""
+        """By each chain that pauses."""
         self._entrance: anyio.Event | None = None
         """Set when the caller that waits in `enter` should check again; None while none waits."""
 
@@ -39,7 +38,7 @@ class Schedule:
         self.live += 1
         return None if self.admission is None else self.admission.enter()
 
-    async def before_level(self, rank: int, member: AdmissionMember | None = None, contexts: Contexts = NO_CONTEXTS) -> None:
+    async def before_level(self, rank: int, member: AdmissionMember | None, contexts: Contexts) -> None:
         """Wait until stages of this rank may run, here only while the chain pauses; `rank` is the place of the first of them in the plan,
         `contexts` are those of the chain `member`."""
         if self.admission is None or member is None:
@@ -51,7 +50,7 @@ class Schedule:
         if not continues:
             await self._pause(member)
 
-    def leave(self, member: AdmissionMember | None = None) -> None:
+    def leave(self, member: AdmissionMember | None) -> None:
         """End the life of a chain that entered."""
         self.live -= 1
         if self.admission is not None and member is not None:
@@ -121,7 +120,7 @@ class Lockstep(Schedule):
         self._running += 1
         return member
 
-    async def before_level(self, rank: int, member: AdmissionMember | None = None, contexts: Contexts = NO_CONTEXTS) -> None:
+    async def before_level(self, rank: int, member: AdmissionMember | None, contexts: Contexts) -> None:
         """Wait for the phase of this rank."""
         await super().before_level(rank, member, contexts)
         gate = anyio.Event()
@@ -136,7 +135,7 @@ class Lockstep(Schedule):
                 self._running += 1
             raise
 
-    def leave(self, member: AdmissionMember | None = None) -> None:
+    def leave(self, member: AdmissionMember | None) -> None:
         self._running -= 1
         super().leave(member)
         self._advance()

@@ -1,7 +1,7 @@
-"""How a chain waits: at a gate until its call may start, and for an answer until the wait ends.
+"""How a chain waits: at a gate until its call may start, and for an answer until it comes or is given up.
 
-anyio's `Event` and `CancelScope` do both, and cost more than the call's place in the queue does. A future of asyncio and the task's own
-cancellation do the same for a third.
+One word for one thing: a chain enters, runs or pauses, and leaves; a call waits in the client queue until it starts, and again before its
+next attempt; a gate is where one waits until another opens it. anyio's `Event` and `CancelScope` do the same for three times the cost.
 """
 
 import asyncio

@@ -7,7 +7,7 @@ retries or records; the runtime does that once for all stages.
 from array import array
 from collections.abc import Mapping, Sequence
 from itertools import takewhile
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from msgspec import Struct, structs
 
@@ -85,6 +85,18 @@ class StageKind(Struct, frozen=True, kw_only=True):
     def name(self) -> str:
         """The word under `kind`."""
         return str(self.spec.__struct_config__.tag)
+
+
+class CallFreeStage:
+    """The common part of stages that call no engine."""
+
+    role: ClassVar[str] = ""
+
+    def check(self, candidates: int) -> str | None:
+        return None
+
+    def requests(self, chain: Chain) -> list[Request]:
+        return []
 
 
 class EngineStage:

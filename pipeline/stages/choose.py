@@ -4,12 +4,12 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, ClassVar, Literal
 
-from msgspec import Meta, structs
+from msgspec import Meta
 
 from pipeline.engine import Completion, Request
 from pipeline.graph.spec import Name, StageSpec
 from pipeline.reasoning.chain import Chain, Outcome, Scale, Span, Verdict
-from pipeline.reasoning.prompts import PromptBuilder
+from pipeline.reasoning.prompts import OptionPrompt, PromptBuilder
 from pipeline.stages.base import ALONE, TOO_LONG, EngineStage, StageKind, StagePlace
 from pipeline.stages.draft import DraftSpec
 
@@ -78,8 +78,20 @@ class ChooseStage(EngineStage):
         candidates = [chain.candidates[i] for i in chain.distinct_candidates()]
         if self.spec.unit == "thought":
             candidates = [self._unclosed(each) for each in candidates]
-        shown = [chain.translate(each, self.role) for each in candidates]
-        prompt = self.builder.choose(
+        prompt = self._asked(chain, [chain.translate(each, self.role) for each in candidates])
+        if self.spec.reject and chain.left(self.role, len(prompt.ids)) < 1:
+            return []
+        return [self.request(chain, prompt.ids, 1, option_ids=prompt.option_ids, judged=prompt.judged)]
+
+    def room_for(self, chain: Chain, candidates: int) -> int:
+        context, around = len(chain.contexts[self.context]), self._around.get(candidates)
+        if around is None or self.alone:
+            around = self._around[candidates] = len(self._asked(chain, [()] * candidates).ids) - context
+        return (chain.left(self.role, context + around) - 1) // candidates
+
+    def _asked(self, chain: Chain, shown: Sequence[Sequence[int]]) -> OptionPrompt:
+        """The question for the best of the candidates, which are shown as these ids."""
+        return self.builder.choose(
             chain.contexts[self.context],
             shown,
             unit=self.spec.unit,
@@ -87,24 +99,6 @@ class ChooseStage(EngineStage):
             problem=chain.problem.told(self.builder.prompts),
             begin=chain.begins[self.context],
         )
-        if self.spec.reject and chain.left(self.role, len(prompt.ids)) < 1:
-            return []
-        return [self.request(chain, prompt.ids, 1, option_ids=prompt.option_ids, judged=prompt.judged)]
-
-    def room_for(self, chain: Chain, candidates: int) -> int:
-        context = chain.contexts[self.context]
-        around = self._around.get(candidates)
-        if around is None or self.alone:
-            asked = self.builder.choose(
-                context,
-                [()] * candidates,
-                unit=self.spec.unit,
-                reject=self.spec.reject,
-                problem=chain.problem.told(self.builder.prompts),
-                begin=chain.begins[self.context],
-            )
-            around = self._around[candidates] = len(asked.ids) - len(context)
-        return (chain.left(self.role, len(context) + around) - 1) // candidates
 
     def _unclosed(self, candidate: Span) -> Span:
         """A whole thought without its closing reasoning tag, as the judge sees it (SCoT figure 3)."""
@@ -114,12 +108,12 @@ class ChooseStage(EngineStage):
         return Span(candidate.role, candidate.ids[:-1], candidate.text.removesuffix(mark))
 
     def apply(self, chain: Chain, completions: Sequence[Completion]) -> Outcome:
-        if not chain.candidates:
+        if not (distinct := chain.distinct_candidates()):
             return self.unjudged(chain)
         if not completions:
-            too_long = Verdict(kind="choose", chosen=None, label=TOO_LONG, value=0.0, scale=SCALE, mass=0.0)
-            return Outcome(verdict=structs.replace(too_long, distinct=len(chain.distinct_candidates())))
-        distinct = chain.distinct_candidates()
+            return Outcome(
+                verdict=Verdict(kind="choose", chosen=None, label=TOO_LONG, value=0.0, scale=SCALE, mass=0.0, distinct=len(distinct))
+            )
         options, logprobs = self.builder.options(self.spec.unit, len(distinct), self.spec.reject), completions[0].option_logprobs
         if options.none is not None:  # which a verdict has first, wherever its label stands
             logprobs = (logprobs[options.none], *logprobs[: options.none], *logprobs[options.none + 1 :])

@@ -7,17 +7,17 @@ line an entry point of the group `pipeline.stages` announces it, `shortest = "my
 import inspect
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 from msgspec import Struct
 
 from pipeline.data.problems import Problem
-from pipeline.engine import Completion, Request
+from pipeline.engine import Completion
 from pipeline.errors import ChainError, UsageError, with_place
 from pipeline.graph.plugins import register
 from pipeline.graph.spec import FunctionJudgeSpec, StageSpec
 from pipeline.reasoning.chain import Chain, Outcome, Scale, Verdict
-from pipeline.stages.base import StageKind
+from pipeline.stages.base import CallFreeStage, StageKind
 
 Judged = int | tuple[int | None, float] | None
 """The index of the accepted candidate, or None to reject all; or that and the number which the decision is based on."""
@@ -38,7 +38,7 @@ class FunctionJudgeKind(StageKind, frozen=True, kw_only=True):
         return self.function(problem, candidates)
 
 
-class FunctionJudge(Struct):
+class FunctionJudge(CallFreeStage, Struct):
     """A stage that asks a function which candidate to accept; without candidates nothing is asked."""
 
     name: str
@@ -47,15 +47,6 @@ class FunctionJudge(Struct):
     scale: Scale
     in_thread: bool
     """Whether the function may take long, so that it is called in a thread."""
-
-    role: ClassVar[str] = ""
-    """It calls no engine."""
-
-    def check(self, candidates: int) -> str | None:
-        return None
-
-    def requests(self, chain: Chain) -> list[Request]:
-        return []
 
     def apply(self, chain: Chain, completions: Sequence[Completion]) -> Outcome:
         """Raises `JudgeFailed`."""

@@ -4,10 +4,10 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import ClassVar, Literal
 
-from pipeline.engine import Completion, Request
+from pipeline.engine import Completion
 from pipeline.graph.spec import StageSpec
 from pipeline.reasoning.chain import Chain, Outcome, Reading, Span
-from pipeline.stages.base import StageKind
+from pipeline.stages.base import CallFreeStage, StageKind
 
 Statistic = Literal["mean", "min", "first_entropy", "margin", "repeats"]
 RANGES: Mapping[Statistic, tuple[float, float, str]] = {
@@ -52,23 +52,14 @@ class GateSpec(StageSpec, frozen=True, kw_only=True, tag="gate"):
             yield "flags", "applies to log probabilities, and `repeats` is a count of steps; drop it"
 
 
-class Gate:
+class Gate(CallFreeStage):
     """Looks at the pending candidate that looks surest, and flags it or lets it pass; without candidates it finds nothing.
 
     Candidates that were withheld, and one without log probabilities, are flagged.
     """
 
-    role = ""
-    """It calls no engine."""
-
     def __init__(self, name: str, spec: GateSpec, *others: object) -> None:
         self.name, self.spec = name, spec
-
-    def check(self, candidates: int) -> str | None:
-        return None
-
-    def requests(self, chain: Chain) -> list[Request]:
-        return []
 
     def apply(self, chain: Chain, completions: Sequence[Completion]) -> Outcome:
         values = {place: self._value(chain, chain.candidates[place]) for place in chain.distinct_candidates()}

@@ -12,7 +12,7 @@ from pipeline.engine import Completion, Request
 from pipeline.graph.prompts import LABELS
 from pipeline.graph.spec import Name, StageSpec, pending_drafts
 from pipeline.reasoning.chain import Chain, Outcome, Scale, Verdict
-from pipeline.reasoning.prompts import PromptBuilder
+from pipeline.reasoning.prompts import OptionPrompt, PromptBuilder
 from pipeline.stages.base import ALONE, EngineStage, StageKind, StagePlace
 from pipeline.stages.choose import probabilities
 
@@ -61,15 +61,15 @@ class ScoreStage(EngineStage):
     def requests(self, chain: Chain) -> list[Request]:
         if not chain.candidates:
             return []
-        candidate = chain.translate(chain.candidates[chain.pending_from], self.role)
-        told = chain.problem.told(self.builder.prompts)
-        prompt = self.builder.score(chain.contexts[self.context], candidate, problem=told, begin=chain.begins[self.context])
+        prompt = self._asked(chain, chain.translate(chain.candidates[chain.pending_from], self.role))
         return [self.request(chain, prompt.ids, 1, option_ids=prompt.option_ids, judged=prompt.judged)]
 
     def room_for(self, chain: Chain, candidates: int) -> int:
-        context, told = chain.contexts[self.context], chain.problem.told(self.builder.prompts)
-        asked = self.builder.score(context, (), problem=told, begin=chain.begins[self.context])
-        return (chain.left(self.role, len(asked.ids)) - 1) // candidates
+        return (chain.left(self.role, len(self._asked(chain, ()).ids)) - 1) // candidates
+
+    def _asked(self, chain: Chain, candidate: Sequence[int]) -> OptionPrompt:
+        told = chain.problem.told(self.builder.prompts)
+        return self.builder.score(chain.contexts[self.context], candidate, problem=told, begin=chain.begins[self.context])
 
     def apply(self, chain: Chain, completions: Sequence[Completion]) -> Outcome:
         if not completions:
