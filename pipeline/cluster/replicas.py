@@ -40,7 +40,7 @@ from pipeline.runtime.clock import Clock, backoff_s
 from pipeline.runtime.lane import Lane
 from pipeline.runtime.progress import Progress
 from pipeline.store.folder import FILE
-from pipeline.store.resume_state import ResumeState
+from pipeline.store.resume import ResumeState
 from pipeline.store.run_file import RunFile, Session, Status, Totals
 from pipeline.store.store import SHARDS, RunStore, shards_of
 from pipeline.system.machine import Gpu, Machine, core_count, look

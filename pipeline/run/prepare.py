@@ -32,8 +32,7 @@ from pipeline.remote.inputs import fetch_problems
 from pipeline.store.folder import FILE, hold_default, hold_output
 from pipeline.store.kept_problems import TABLE as KEPT
 from pipeline.store.kept_problems import Problems, keep_problems
-from pipeline.store.resume import forget_mismatched, read_resume_state
-from pipeline.store.resume_state import ResumeState
+from pipeline.store.resume import ResumeState, forget_mismatched, read_resume_state
 from pipeline.store.run_file import RunFile, RunInput, Session, host, versions
 from pipeline.store.store import RunStore, has_table, new_folder_id, shards_of
 from pipeline.text import storable

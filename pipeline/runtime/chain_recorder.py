@@ -15,7 +15,7 @@ from pipeline.runtime.clock import Clock, CoveredTime
 from pipeline.runtime.lane import Call
 from pipeline.runtime.progress import Progress
 from pipeline.runtime.rows import RowSink
-from pipeline.store.resume_state import ResumedCall, ResumedChain
+from pipeline.store.resume import ResumedCall, ResumedChain
 from pipeline.store.rows import MEASURED_IN, CallRow, ChainRow, StepRow
 
 NO_ANSWER = Completion(candidates=(), usage=Usage(input_tokens=0))

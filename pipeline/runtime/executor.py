@@ -27,7 +27,7 @@ from pipeline.runtime.progress import Progress
 from pipeline.runtime.rows import RowSink
 from pipeline.runtime.schedule import Schedule
 from pipeline.stages.base import Stage
-from pipeline.store.resume_state import ResumeState
+from pipeline.store.resume import ResumeState
 from pipeline.store.run_file import Totals
 from pipeline.tasks import unwrapped
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pipeline.graph.plan import Plan
 from pipeline.runtime.clock import Clock
 from pipeline.runtime.rows import NoRows, Setbacks
-from pipeline.store.resume_state import NO_STAGE, ResumeState
+from pipeline.store.resume import NO_STAGE, ResumeState
 from pipeline.store.rows import CallRow, ChainRow, counted
 from pipeline.store.run_file import Totals
 

@@ -1,151 +1,208 @@
-"""Resuming a run: its folder enters, changed options are refused by name, and the chains that are over or were begun leave.
+"""Resuming a run: its folder enters; which chains are over leaves, and what the engines have answered of those that are not.
 
-Every table is read once, in batches. Of a chain that is over its place and a hash of its id are held in memory; of one that was
-begun its calls and steps, which are at most as many chains as were live when the run ended.
+A chain is resumed by running its plan from the start while its recorded calls answer in place of the engines: the same seeds
+lead to the same requests, so that it comes to its last answered call as before, and from there on asks the engines.
 """
 
 from array import array
-from bisect import bisect_right
-from collections import Counter
+from bisect import bisect_left, bisect_right
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from msgspec import structs
+from msgspec import Struct, structs
 
-from pipeline.engine import Usage
-from pipeline.errors import InputError
-from pipeline.store.resume_state import NO_STAGE, ResumedCall, ResumedChain, ResumeMismatch, ResumeState
-from pipeline.store.rows import MEASURED_IN, confidences, counted
+from pipeline.confidence import Confidence
+from pipeline.engine import Candidate, Completion, FinishReason, Request, Tokenizer, Usage
+from pipeline.errors import ChainError, InputError
+from pipeline.store.query import Query
+from pipeline.store.rows import MEASURED_IN, confidences
 from pipeline.store.run_file import RunFile
-from pipeline.store.store import REMEDY, RunStore, read_batches
+from pipeline.store.store import REMEDY, RunStore
 
-Hashes: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
-# Columns that are read of `chains` and `calls`.
-OUTCOME = ("stop_reason", "correct", "reference_answer", "error_type", "error_stage", "steps", "calls")
-CHAIN = ("chain_id", "input_row", "sample_index", *OUTCOME)
+NO_STAGE = "no stage"
+"""The stage of a chain that failed before its first one."""
 USAGE = ("input_tokens", "cached_input_tokens", "output_tokens")
 ANSWER = ("output_token_ids", "finish_reason", "stop_reason", "option_logprobs", "scored_logprobs")
 RECORDED = ("chain_id", "error_type", "request_id", "prompt_digest", "client_wait_s", *USAGE, *ANSWER, *MEASURED_IN.values())
-CALL = ("engine", "submit_unix_ns", "end_unix_ns", *RECORDED)
-FAILED = ("chain_id", "error_type")
-MISMATCH = ResumeMismatch.__name__
+"""The columns of `calls` that a `ResumedCall` is made of."""
 
 
-def take_again(stop_reason: str, retry_failed: bool) -> bool:
-    """Whether a chain with this `stop_reason` is to be solved further or again."""
-    return stop_reason == "cancelled" or (retry_failed and stop_reason == "error")
+class ResumeMismatch(ChainError):
+    """A resumed chain committed another step than the run folder holds."""
+
+    def __init__(self, step_index: int) -> None:
+        super().__init__(f"step {step_index} differs from the one in the run folder; some of its calls are missing")
+        self.step_index = step_index
+
+
+class ResumedCall(Struct, frozen=True, kw_only=True):
+    """One call that an engine answered in an earlier session; its fields are columns of the calls table."""
+
+    request_id: str
+    prompt_digest: int | None
+    """`Request.digest` of what it was asked."""
+    usage: Usage
+    wait_s: float
+    """Seconds that it waited before it was sent, the column `client_wait_s`."""
+    output_token_ids: Sequence[Sequence[int]]
+    """Token ids of each candidate; the two fields below have one entry for each candidate as well."""
+    finish_reason: Sequence[FinishReason]
+    stop_reason: Sequence[str | None]
+    option_logprobs: Sequence[float]
+    scored_logprobs: Sequence[float]
+    confidences: Sequence[Confidence | None] = ()
+
+    def completion(self, tokenizer: Tokenizer) -> Completion:
+        """The completion that the engine gave, with texts decoded from the recorded ids."""
+        known = self.confidences or [None] * len(self.output_token_ids)
+        each = zip(self.output_token_ids, self.finish_reason, self.stop_reason, known, strict=True)
+        return Completion(
+            candidates=tuple(
+                Candidate(
+                    ids=tuple(ids),
+                    text=tokenizer.decode(ids),
+                    cumulative_logprob=None,
+                    finish_reason=finish,
+                    stop_reason=stop,
+                    confidence=confidence,
+                )
+                for ids, finish, stop, confidence in each
+            ),
+            option_logprobs=tuple(self.option_logprobs),
+            scored_logprobs=tuple(self.scored_logprobs),
+            usage=self.usage,
+        )
+
+
+class ResumedChain(Struct, kw_only=True):
+    """The rows of one unfinished chain in the run folder; each call is taken out when the chain comes to it."""
+
+    calls: dict[str, ResumedCall] = {}
+    """Its answered calls, by their requests' ids."""
+    attempts: int = 0
+    """Its rows in the calls table, failed ones included."""
+    steps: list[tuple[int, ...]] = []
+    """Token ids of its steps in the steps table, in order."""
+    lives: dict[int, tuple[int, int]] = {}
+    """When its first call could have been sent and its last one came back, for each time that it was live."""
+
+    def attempt(self, life: int, submit_unix_ns: int, wait_s: float, end_unix_ns: int) -> None:
+        """Count a row of the calls table, which the chain had in its `life` of that number."""
+        ready = submit_unix_ns - round(wait_s * 1e9)
+        since, until = self.lives.get(life, (ready, end_unix_ns))
+        self.lives[life] = min(since, ready), max(until, end_unix_ns)
+        self.attempts += 1
+
+    @property
+    def started_unix_ns(self) -> int | None:
+        """When its first call could have been sent."""
+        return min((since for since, _ in self.lives.values()), default=None)
+
+    @property
+    def lived_s(self) -> float:
+        """Seconds from its first call to its last one, without the time in which it was not live."""
+        return sum(until - since for since, until in self.lives.values()) / 1e9
+
+    def take(self, request: Request) -> ResumedCall | None:
+        """Take out the answered call of this request; None where there is none, or one of the same id had another prompt."""
+        call = self.calls.pop(request.request_id, None)
+        return None if call is None or call.prompt_digest not in (None, request.digest()) else call
+
+    def holds(self, index: int, ids: Sequence[int]) -> bool:
+        """True if the steps table has the chain's step number `index` (from 0). Raises `ResumeMismatch` where it has other `ids`."""
+        if index >= len(self.steps):
+            return False
+        if self.steps[index] != tuple(ids):
+            raise ResumeMismatch(index)
+        return True
+
+
+class ResumeState(Struct, kw_only=True):
+    """Everything that earlier sessions of a run left behind; empty for a new run."""
+
+    over: Sequence[int] = ()
+    """The places in the input of the chains that are over, in ascending order."""
+    chains: dict[str, ResumedChain] = {}
+    """The chains that were begun and are not over, by `chain_id`."""
+    done: int = 0
+    """Chains that finished."""
+    failed: int = 0
+    """Chains that failed."""
+    graded: int = 0
+    """Chains that count as right or wrong; see `rows.counted`."""
+    correct: int = 0
+    """Chains whose answer is right."""
+    errors: Counter[tuple[str, str]] = Counter()
+    """The number of chains that failed, by the error and the stage in which they met it (`NO_STAGE` before the first)."""
+    decisions: Counter[str] = Counter()
+    """Rows of the steps table, by their decision."""
+    output_tokens: dict[str, int] = {}
+    """Output tokens of all calls, by role."""
+    last_call_unix_ns: int | None = None
+    """When the last call of any chain came back; None without calls."""
+
+    def is_over(self, order: int) -> bool:
+        """True if the chain at the place `order` of the input needs nothing more."""
+        found = bisect_left(self.over, order)
+        return found < len(self.over) and self.over[found] == order
+
+    def chain(self, chain_id: str) -> ResumedChain:
+        """Take out what the run folder holds of this chain; an empty `ResumedChain` where it holds nothing."""
+        return self.chains.pop(chain_id, None) or ResumedChain()
+
+
+COUNTS = """
+    SELECT count(*) FILTER (stop_reason <> 'error') AS done, count(*) FILTER (stop_reason = 'error') AS failed, count(counted) AS graded,
+           count(*) FILTER (counted) AS correct, (SELECT max(end_unix_ns) FROM calls) AS last_call_unix_ns FROM ended"""
+# A chain with steps of two sessions does not count its rows; guidance is a row that no chain counts.
+LACKING = f"""
+    WITH whole AS (SELECT * FROM ended WHERE error_type IS DISTINCT FROM '{ResumeMismatch.__name__}')
+    SELECT 'steps', coalesce(sum(steps), 0) - (SELECT count(*) FROM steps SEMI JOIN whole USING (chain_id) WHERE decision <> 'guidance')
+    FROM whole
+    UNION ALL SELECT 'calls', coalesce(sum(calls), 0) - (SELECT count(*) FROM calls SEMI JOIN whole USING (chain_id)) FROM whole"""
+UNENDED_STEPS = "SELECT chain_id, step_token_ids FROM steps ANTI JOIN ended USING (chain_id) ORDER BY chain_id, step_index"
+UNENDED_CALLS = f"SELECT submit_unix_ns, end_unix_ns, {', '.join(RECORDED)} FROM calls ANTI JOIN ended USING (chain_id)"
+
+
+def taken_again(retry_failed: bool) -> list[str]:
+    """The values of `stop_reason` of chains that are to be solved further or again."""
+    return ["cancelled", "error"] if retry_failed else ["cancelled"]
 
 
 def read_resume_state(folder: Path, samples: int, retry_failed: bool, sessions: Sequence[int]) -> ResumeState:
     """What earlier `sessions`, which started at these instants, left in the folder of a run of `samples` chains for each problem.
 
-    Raises `InputError` where its tables cannot be read.
+    In memory are the places of the chains that are over, and the rows of those that were begun: at most as many as were live when the run
+    ended. Raises `InputError` where the tables cannot be read.
     """
-    resume_state = ResumeState(decisions=Counter(), errors=Counter())
-    over, needed = _read_chains(folder, resume_state, samples, retry_failed)
-    there = {"steps": _read_steps(folder, resume_state, over), "calls": _read_calls(folder, resume_state, over, sessions)}
-    for table, rows in there.items():
-        if lacking := max(0, needed[table] - rows):
-            raise InputError(str(folder / table), f"lacks {lacking:,} of the rows that `chains` counts; {REMEDY}")
-    return resume_state
-
-
-def drop_unfinished(folder: Path, retry_failed: bool) -> None:
-    """Remove the rows of chains that are to be solved again from the table `chains`."""
-
-    def kept(rows: pa.Table) -> pa.Table:
-        return rows.filter(pa.array([not take_again(each, retry_failed) for each in rows["stop_reason"].to_pylist()], pa.bool_()))
-
-    RunStore(folder).rewrite("chains", kept)
-
-
-def forget_mismatched(folder: Path, run: RunFile) -> None:
-    """Remove all rows of the chains that failed because a resumed step came out differently, so that they begin anew.
-
-    Rows that rest on others go first, and the `run.json` of a finished run says before that it was interrupted, so that the run can
-    be resumed if this is cut short.
-    """
-    chains = [
-        row["chain_id"] for batch in read_batches(folder, "chains", FAILED) for row in batch.to_pylist() if row["error_type"] == MISMATCH
-    ]
-    if not chains:
-        return
-    if run.status == "finished":
-        structs.replace(run, status="interrupted").write(folder)
-    ids, store = pa.array(chains, pa.string()), RunStore(folder)
-
-    def kept(rows: pa.Table) -> pa.Table:
-        return rows.filter(pc.invert(pc.is_in(rows["chain_id"], ids)))
-
-    for table in ("rewards", "chains", "steps", "calls"):
-        store.rewrite(table, kept)
-
-
-def _read_chains(folder: Path, resume_state: ResumeState, samples: int, retry_failed: bool) -> tuple[Hashes, Counter[str]]:
-    """Add the table `chains` to `resume_state`; the sorted hashes of the `chain_id`s of chains that are over, and how many steps and calls
-    these count."""
-    over, places, needed = array("q"), array("q"), Counter[str]()
-    for batch in read_batches(folder, "chains", CHAIN):
-        for row in batch.to_pylist():
-            if take_again(row["stop_reason"], retry_failed):
-                continue
-            if row["input_row"] < 1 or row["sample_index"] >= samples:
-                what = f"{row['chain_id']!r} is sample {row['sample_index']} of row {row['input_row']}, in a run of {samples} a row, from 1"
-                raise InputError(str(folder / "chains"), f"has a chain that is not part of the run: {what}")
-            places.append((row["input_row"] - 1) * samples + row["sample_index"])
-            over.append(hash(row["chain_id"]))
-            if row["error_type"] != MISMATCH:  # it has steps of both sessions
-                needed.update(steps=row["steps"], calls=row["calls"])
-            if row["stop_reason"] == "error":
-                resume_state.failed += 1
-                resume_state.errors[row["error_type"], row["error_stage"] or NO_STAGE] += 1
-            resume_state.done += row["stop_reason"] != "error"
-            verdict = counted(row["correct"], row["stop_reason"], row["reference_answer"])
-            resume_state.graded += verdict is not None
-            resume_state.correct += bool(verdict)
-    resume_state.over = array("q", sorted(places))
-    return np.sort(np.frombuffer(over, np.int64)) if over else np.empty(0, np.int64), needed
-
-
-def _read_steps(folder: Path, resume_state: ResumeState, over: Hashes) -> int:
-    """Add the table `steps`; the number of its rows of chains that are over, without guidance, which no chain counts."""
-    rows = 0
-    for batch in read_batches(folder, "steps", ["chain_id", "decision", "step_token_ids"]):
-        for count in pc.value_counts(batch.column("decision")).to_pylist():
-            resume_state.decisions[count["values"]] += count["counts"]
-        begun = _begun(batch, over)
-        rows += _counted(batch) - _counted(begun)
-        for row in begun.to_pylist():
-            _resumed(resume_state, row).steps.append(tuple(row["step_token_ids"]))
-    return rows
-
-
-def _read_calls(folder: Path, resume_state: ResumeState, over: Hashes, sessions: Sequence[int]) -> int:
-    """Add the table `calls`; the number of its rows of chains that are over."""
-    rows = 0
-    for batch in read_batches(folder, "calls", CALL):
-        for sums in pa.Table.from_batches([batch]).group_by("engine").aggregate([("output_tokens", "sum")]).to_pylist():
-            role, sampled = sums["engine"], resume_state.output_tokens
-            sampled[role] = sampled.get(role, 0) + sums["output_tokens_sum"]
-        ended = pc.max(batch.column("end_unix_ns")).as_py() or 0
-        resume_state.last_call_unix_ns = max(ended, resume_state.last_call_unix_ns or 0) or None
-        begun = _begun(batch, over)
-        rows += batch.num_rows - begun.num_rows
-        for row in begun.to_pylist():
-            resumed, submit = _resumed(resume_state, row), row["submit_unix_ns"]
-            resumed.attempt(bisect_right(sessions, submit), submit, row["client_wait_s"], row["end_unix_ns"])
+    with Query(folder) as query:
+        query.execute("CREATE TEMP TABLE ended AS FROM chains WHERE stop_reason NOT IN $again", again=taken_again(retry_failed))
+        for table, rows in query.stream(LACKING):
+            if rows > 0:
+                raise InputError(str(folder / table), f"lacks {rows:,} of the rows that `chains` counts; {REMEDY}")
+        state = query.row(COUNTS, ResumeState)
+        places = query.columns("SELECT (input_row - 1) * $samples + sample_index AS place FROM ended ORDER BY 1", samples=samples)
+        state.over = array("q", places["place"].tobytes())
+        failed = query.stream("SELECT error_type, error_stage, count(*) FROM ended WHERE stop_reason = 'error' GROUP BY ALL ORDER BY ALL")
+        state.errors = Counter({(error, stage or NO_STAGE): count for error, stage, count in failed})
+        state.decisions = Counter(dict(query.stream("SELECT decision, count(*) FROM steps GROUP BY 1 ORDER BY 1")))
+        state.output_tokens = dict(query.stream("SELECT engine, sum(output_tokens)::BIGINT FROM calls GROUP BY 1 ORDER BY 1"))
+        chains: defaultdict[str, ResumedChain] = defaultdict(ResumedChain)
+        for chain, ids in query.stream(UNENDED_STEPS):
+            chains[chain].steps.append(tuple(ids))
+        for submit, end, *values in query.stream(UNENDED_CALLS):
+            row = dict(zip(RECORDED, values, strict=True))
+            resumed = chains[row["chain_id"]]
+            resumed.attempt(bisect_right(sessions, submit), submit, row["client_wait_s"], end)
             if row["error_type"] is None:
                 resumed.calls[row["request_id"]] = recorded_call(row)
-    return rows
-
-
-def _counted(steps: pa.RecordBatch) -> int:
-    """How many of these steps a chain counts."""
-    return sum(decision != "guidance" for decision in steps.column("decision").to_pylist())
+    state.chains = dict(chains)
+    return state
 
 
 def recorded_call(row: Mapping[str, Any]) -> ResumedCall:
@@ -160,18 +217,26 @@ def recorded_call(row: Mapping[str, Any]) -> ResumedCall:
     )
 
 
-def _resumed(resume_state: ResumeState, row: Mapping[str, Any]) -> ResumedChain:
-    resumed = resume_state.chains.get(row["chain_id"])
-    if resumed is None:
-        resumed = resume_state.chains[row["chain_id"]] = ResumedChain()
-    return resumed
+def drop_unfinished(folder: Path, retry_failed: bool) -> None:
+    """Remove from `chains` the rows of those that are to be solved again."""
+    RunStore(folder).rewrite("chains", partial(_without, "stop_reason", taken_again(retry_failed)))
 
 
-def _begun(batch: pa.RecordBatch, over: Hashes) -> pa.RecordBatch:
-    """The rows of `batch` that belong to chains which are not over."""
-    column = batch.column("chain_id")
-    column = column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
-    hashes = np.fromiter(map(hash, column.dictionary.to_pylist()), np.int64)
-    places = np.minimum(np.searchsorted(over, hashes), max(len(over) - 1, 0))
-    begun = over[places] != hashes if len(over) else np.ones(len(hashes), np.bool_)
-    return batch.filter(pa.array(begun[column.indices.to_numpy(zero_copy_only=False)]))
+def forget_mismatched(folder: Path, run: RunFile) -> None:
+    """Remove all rows of the chains that failed because a resumed step came out differently, so that they begin anew.
+
+    Rows that rest on others go first, and the `run.json` of a finished run says before that it was interrupted, so that the run can
+    be resumed if this is cut short.
+    """
+    with Query(folder) as query:
+        found = query.stream("SELECT chain_id FROM chains WHERE error_type = $mismatch", mismatch=ResumeMismatch.__name__)
+        chains = [chain for (chain,) in found]
+    if chains and run.status == "finished":
+        structs.replace(run, status="interrupted").write(folder)
+    for table in ("rewards", "chains", "steps", "calls") if chains else ():
+        RunStore(folder).rewrite(table, partial(_without, "chain_id", chains))
+
+
+def _without(column: str, values: Sequence[str], rows: pa.Table) -> pa.Table:
+    """The `rows` that have none of the `values` in this column."""
+    return rows.filter(pc.invert(pc.is_in(rows[column], pa.array(values, pa.string()))))

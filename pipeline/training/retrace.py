@@ -28,8 +28,7 @@ from pipeline.runtime.dispatch import Dispatcher
 from pipeline.runtime.schedule import Schedule
 from pipeline.stages.build import build_stages, builders_of
 from pipeline.store.kept_problems import solved_problems
-from pipeline.store.resume import RECORDED, recorded_call
-from pipeline.store.resume_state import ResumedCall, ResumedChain
+from pipeline.store.resume import RECORDED, ResumedCall, ResumedChain, recorded_call
 from pipeline.store.rows import UNFINISHED
 from pipeline.store.run_file import RunFile
 from pipeline.store.store import read_batches

@@ -15,7 +15,7 @@ from pipeline.runtime.admission.cache import CacheLimit
 from pipeline.runtime.clock import Clock
 from pipeline.runtime.lane import Call, Lane
 from pipeline.runtime.progress import Progress
-from pipeline.store.resume_state import ResumeState
+from pipeline.store.resume import ResumeState
 from pipeline.store.rows import CallRow
 from tests.support.paths import ROOT, SIM
 from tests.support.rows import blank

@@ -25,7 +25,7 @@ from pipeline.runtime.progress import Progress
 from pipeline.runtime.schedule import SCHEDULES
 from pipeline.stages.build import build_stages
 from pipeline.store.recorder import open_recorder
-from pipeline.store.resume_state import ResumeState
+from pipeline.store.resume import ResumeState
 from pipeline.store.store import RunStore
 from tests.support.paths import ROOT, SIM
 

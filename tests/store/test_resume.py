@@ -2,7 +2,7 @@
 
 import pytest
 
-from pipeline.store.resume_state import ResumedChain, ResumeMismatch
+from pipeline.store.resume import ResumedChain, ResumeMismatch
 
 
 def test_a_step_is_recorded_once_and_another_in_its_place_is_refused() -> None:
