@@ -45,7 +45,7 @@ def test_a_column_may_name_it(installed: None, tmp_path: Path) -> None:
     assert isinstance(first, Problem)
     assert first.grader == "bag"
     assert isinstance(second, BadRow)
-    assert second.what == "`grader` is 'bagg', expected math, numeric, letter or bag"
+    assert second.what == "`grader` is 'bagg'; did you mean `bag`?"
     assert as_kind("bag") == "bag"
 
 
