@@ -27,9 +27,7 @@ import traceback
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
-from typing import Any, TypeVar
-
-E = TypeVar("E", bound=BaseException)
+from typing import Any
 
 
 def install_command(extra: str) -> str:
@@ -84,7 +82,7 @@ class MissingExtra(UsageError):
 
     def __init__(self, what: str, package: str, extra: str, result: Any = None) -> None:
         super().__init__(f"{what} needs the package `{package}`, which is not installed: {install_command(extra)}")
-        self.what, self.package, self.extra, self.result = what, package, extra, result
+        self.result = result
 
 
 class RunError(PipelineError):
@@ -143,20 +141,15 @@ class BadRow(ChainError):
 
 
 class Withdrawn(ChainError):
-    """Whoever asked for the chain no longer wants it, for the reason `why`."""
-
-    def __init__(self, why: str) -> None:
-        super().__init__(why)
-        self.why = why
+    """Whoever asked for the chain no longer wants it."""
 
 
 class NeverGenerated(ChainError):
-    """A recorded run holds no answer to the request, for the reason `why`. The message names no chain, so that equal failures can be
+    """A recorded run holds no answer to a request, for the reason `why`. The message names no chain, so that equal failures can be
     grouped."""
 
-    def __init__(self, request_id: str, why: str) -> None:
+    def __init__(self, why: str) -> None:
         super().__init__(f"needs text that was never generated: {why}")
-        self.request_id, self.why = request_id, why
 
 
 class EngineUnavailable(ChainError):
@@ -173,7 +166,6 @@ class BadCompletion(EngineUnavailable):
 
     def __init__(self, role: str, request_id: str, flaw: str) -> None:
         super().__init__(role, f"gave no valid answer to request {request_id!r}: {flaw}")
-        self.request_id, self.flaw = request_id, flaw
 
 
 class RequestRefused(ChainError):
@@ -185,7 +177,6 @@ class ContextOverflow(RequestRefused):
 
     def __init__(self, input_tokens: int, max_model_len: int) -> None:
         super().__init__(f"a prompt of {input_tokens} tokens leaves no room in a context of {max_model_len}")
-        self.input_tokens, self.max_model_len = input_tokens, max_model_len
 
 
 @contextmanager
@@ -211,13 +202,6 @@ def with_place(error: BaseException) -> str:
     if isinstance(error, PipelineError) or not frames:
         return str(error)
     return f"{error} ({frames[-1].filename}, line {frames[-1].lineno})"
-
-
-def is_interrupt(error: BaseException) -> bool:
-    """Whether an error, or every one in a group, says that the user interrupted."""
-    if isinstance(error, BaseExceptionGroup):
-        return all(map(is_interrupt, error.exceptions))
-    return isinstance(error, KeyboardInterrupt | Interrupted)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -247,12 +231,3 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
         return f"known are {', '.join(f'`{each}`' for each in known)}" if known else "none are known here"
     like = get_close_matches(name, known, n=MAX_NAMES, cutoff=0.0)
     return f"{len(known):,} known, such as {', '.join(f'`{each}`' for each in like)}"
-
-
-def first_of(group: BaseExceptionGroup[Any], kind: type[E]) -> E | None:
-    """The first error of type `kind` in a group, groups within it included; None where there is none."""
-    for error in group.exceptions:
-        found = first_of(error, kind) if isinstance(error, BaseExceptionGroup) else error
-        if isinstance(found, kind):
-            return found
-    return None

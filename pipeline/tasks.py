@@ -8,7 +8,7 @@ from typing import TypeVar
 import anyio
 from anyio.abc import TaskGroup
 
-from pipeline.errors import PipelineError, first_of
+from pipeline.errors import PipelineError
 
 T = TypeVar("T")
 
@@ -34,8 +34,9 @@ def unwrapped(*kinds: type[PipelineError]) -> Iterator[None]:
     try:
         yield
     except BaseExceptionGroup as group:
-        found = (first_of(group, kind) for kind in kinds or (PipelineError,))
-        error = next((each for each in found if each is not None), None)
+        error: BaseException | None = next(filter(None, (group.subgroup(kind) for kind in kinds or (PipelineError,))), None)
+        while isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
         if error is None:
             raise
         raise error from error.__cause__

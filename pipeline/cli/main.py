@@ -17,7 +17,7 @@ import click
 
 from pipeline.cli.commands import SETTINGS, CommandEntry, Commands, Opened, usage_sentence
 from pipeline.cli.terminal import discard_stdout, notices_end, print_error
-from pipeline.errors import Interrupted, OutOfMemory, PipelineError, RunError, is_interrupt, is_out_of_memory, reason
+from pipeline.errors import Interrupted, OutOfMemory, PipelineError, RunError, is_out_of_memory, reason
 
 GRAPH = {
     "check": CommandEntry("check a graph and its engines, and print the plan", "author.graph:check"),
@@ -134,8 +134,8 @@ def run_command(arguments: Sequence[str]) -> int:
         return int(ending.code or 0)
     except (click.exceptions.Abort, Interrupted, KeyboardInterrupt):
         return 130
-    except BaseExceptionGroup as group:  # a task group raises what came as it ended
-        if not is_interrupt(group):
+    except BaseExceptionGroup as group:
+        if group.split((Interrupted, KeyboardInterrupt))[1]:
             raise
         return 130
     except click.ClickException as error:

@@ -180,7 +180,7 @@ class _Record:
         candidates, distinct = self._chain.candidates, tuple(self._chain.distinct_candidates())
         self._asked.append(AskedRequest(label=label, request=request, candidates=candidates, distinct=distinct))
         if (answered := self._recorded.take(request)) is None:
-            raise NeverGenerated(request.request_id, "the recorded run made no such call")
+            raise NeverGenerated("the recorded run made no such call")
         self.ended = "length" not in answered.finish_reason
         return answered
 

@@ -11,7 +11,6 @@ import anyio.lowlevel
 import pytest
 
 from pipeline.cli.signals import DRAINING, STOP_SIGNALS, restored_handlers, stop_at_first_signal, stop_on_signal
-from pipeline.errors import is_interrupt
 from pipeline.run.loop import Stop, in_loop
 
 
@@ -116,9 +115,3 @@ def test_a_sweep_stops_at_the_first_one_that_is_not_ignored() -> None:
             await send(signal.SIGTERM, lambda: stop.aborted)
 
     anyio.run(main)
-
-
-def test_an_interrupt_in_a_group_is_told_from_errors() -> None:
-    interrupt = BaseExceptionGroup("", [KeyboardInterrupt()])
-    assert is_interrupt(interrupt)
-    assert not is_interrupt(BaseExceptionGroup("", [interrupt, ValueError()]))

@@ -154,9 +154,8 @@ def test_an_answered_attempt_is_found_in_any_part(recorded: Path) -> None:
 )
 def test_why_there_is_no_answer_is_said(recorded: Path, fields: dict[str, Any], says: str) -> None:
     asked = request(**{"request_id": "p#0/1/draft", "max_tokens": len(SAID), **fields})
-    with pytest.raises(NeverGenerated, match=f"needs text that was never generated: .*{says}") as caught:
+    with pytest.raises(NeverGenerated, match=f"needs text that was never generated: .*{says}"):
         RecordedText("draft", str(recorded)).output(asked, 100)
-    assert caught.value.request_id == asked.request_id
 
 
 def test_how_sure_the_model_was_is_told_where_it_was_recorded(recorded: Path) -> None:

@@ -83,15 +83,15 @@ class RecordedText:
         call = self._calls.get((request.request_id, request.digest()))
         if call is None:
             what = "the recorded run answered no such call: the chain took another path, or the graph uses another wording or adapter"
-            raise NeverGenerated(request.request_id, what)
+            raise NeverGenerated(what)
         if flaw := mismatch(call, request):
-            raise NeverGenerated(request.request_id, flaw)
+            raise NeverGenerated(flaw)
         found = output_of(call, request, min(request.max_tokens, max_model_len - len(request.prompt_ids)), self.tokenizer)
         if found is None:
             what = f"the call allows {request.max_tokens} tokens, but a recorded text was cut at {call.max_tokens}"
-            raise NeverGenerated(request.request_id, what)
+            raise NeverGenerated(what)
         if request.logprobs and any(each.ids and each.confidence is None for each in found.candidates):
-            raise NeverGenerated(request.request_id, "no log probabilities of this text were recorded")
+            raise NeverGenerated("no log probabilities of this text were recorded")
         return found
 
 
