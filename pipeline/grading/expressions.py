@@ -8,7 +8,7 @@ what has no value there, such as most sets, is left to math-verify. Importing th
 import gc
 import logging
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from fractions import Fraction
 from functools import lru_cache
@@ -56,7 +56,7 @@ def equal(answer: str, reference: str) -> Grade:
     if said and expected:
         a, b = said[0], expected[0]
         with suppress(TypeError, ValueError, ArithmeticError, AttributeError, NotImplementedError):  # sympy's, where it cannot tell
-            if (found := _rounded(a, b, precision(reference)) or _decimals(answer, reference, a, b) or _same(a, b)) is not None:
+            if (found := _decimals(answer, reference, a, b) or _same(a, b)) is not None:
                 return found
     return Grade(bool(verify(expected, said, allow_set_relation_comp=True, timeout_seconds=None)), "math-verify")
 
@@ -76,22 +76,16 @@ def _exact(read: Any) -> Any:
     return read
 
 
-def _rounded(a: Any, b: Any, least: Fraction) -> Grade | None:
-    """Whether a number is the one that a reference in double precision rounds; None where it is not, or there is no such reference."""
-    value = _number(a, {}) if least and isinstance(a, Expr) and not a.free_symbols else None
-    return None if value is None or not abs(value - b) < Rational(least) else Grade(True, "a number, and what was computed of it")
-
-
 def _decimals(answer: str, reference: str, a: Any, b: Any) -> Grade | None:
-    """Whether a decimal is the rounded value of the other side's irrational number; None unless one side is a decimal of
-    `LEAST_FIGURES` and the other one is such a number."""
-    for text, decimal, other in ((answer, a, b), (reference, b, a)):
-        if (found := _DECIMAL.fullmatch(text)) is None or len(text.strip("+-0.").replace(".", "")) < LEAST_FIGURES:
+    """Whether a decimal is the rounded value of the other side's number, where that is irrational and the decimal has `LEAST_FIGURES`;
+    a reference in double precision may round any number, but only True is sure of it. None where nothing is sure."""
+    for text, decimal, other, least in ((answer, a, b, Fraction(0)), (reference, b, a, precision(reference))):
+        long = (found := _DECIMAL.fullmatch(text)) and len(text.strip("+-0.").replace(".", "")) >= LEAST_FIGURES
+        if not (least or long) or not isinstance(other, Expr) or other.free_symbols or (value := _number(other, {})) is None:
             continue
-        if not isinstance(other, Expr) or other.free_symbols or not isinstance(decimal, Rational):
-            continue
-        value = _number(other, {})
-        if value is not None and not value.is_rational:
+        if least and abs(value - decimal) < Rational(least):
+            return Grade(True, "a number, and what was computed of it")
+        if found and long and not value.is_rational:
             return Grade(bool(abs(value - decimal) <= Rational(1, 2 * 10 ** len(found[1]))), "a decimal, and the number that it may round")
     return None
 
@@ -129,13 +123,11 @@ def _same_values(a: Any, b: Any) -> Grade | None:
     return Grade(True, f"equal to {DIGITS} digits" + (f" at {real or len(other)} points" if names else ""))
 
 
-def _points(names: Sequence[Any]) -> Iterator[Mapping[Any, Any]]:
+def _points(names: Sequence[Any]) -> Sequence[Mapping[Any, Any]]:
     """The points at which two expressions are compared: natural numbers where all variables are named like counters."""
-    if len(names) > len(POINTS[0]):
-        return
     natural = bool(names) and {str(name) for name in names} <= _COUNTERS
-    for values in NATURAL if natural else POINTS if names else ((),):
-        yield dict(zip(names, values, strict=False))
+    points = NATURAL if natural else POINTS if names else ((),)
+    return [dict(zip(names, values, strict=False)) for values in points if len(names) <= len(values)]
 
 
 def _rational(value: Any) -> Any:

@@ -49,7 +49,7 @@ _DATES = [
     )
 ]
 _TIME = re.compile(
-    r"(?P<hour>\d{1,2})(?:\s?:\s?(?P<minute>[0-5]\d))?(?:\s?:\s?(?P<second>[0-5]\d))?\s?(?P<half>[ap]\.?\s?m\.?|o'clock)?", re.IGNORECASE
+    r"(?P<hour>[01]?\d|2[0-3])(?:\s?:\s?(?P<minute>[0-5]\d))?(?:\s?:\s?(?P<second>[0-5]\d))?\s?(?P<half>[ap]\.?\s?m\.?|o'clock)?", re.I
 )
 Moment = tuple[int | None, ...]
 """Month, day and year of a date; hour, minute, second and half of the day of a time. What was not said is None."""
@@ -64,7 +64,7 @@ _INVERSE = re.compile(r"\^\s*\{?\s*-1\s*\}?")
 _HEAD = re.compile(r"^([A-Za-z])\s*\(\s*[a-z]\s*\)$")
 _CALL = re.compile(r"^(?:Matrix|array|np\.array)\((.*)\)$", re.DOTALL)
 _BASE = re.compile(r"^(\d[\dA-F]*)_\{?(\d+)\}?$")
-_WORDS, _WORD = re.compile(r"[A-Za-z' -]+", re.ASCII), re.compile(r"[A-Za-z]{4}", re.ASCII)
+_WORDS = re.compile(r"(?=.*[A-Za-z]{4})[A-Za-z' -]+", re.ASCII)
 _SCIENTIFIC = re.compile(r"(?<![\w.}])(\d+(?:\.\d+)?)[eE](\+?\d+|-\d+)(?![\w.(])", re.ASCII)
 _PROSE = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{4,}")
 _SAYINGS = {
@@ -108,9 +108,9 @@ def _moment(text: str) -> Moment | None:
         day, year = (int(said[part]) if said.get(part) else None for part in ("d", "y"))
         if day is not None and month > 12 and text[-4:].isdigit():
             month, day = day, month
-        return (month, day, year) if month <= 12 and (day or 1) <= 31 else None
+        return month, day, year
     found = _TIME.fullmatch({"noon": "12:00 pm", "midnight": "12:00 am"}.get(text.casefold(), text))
-    if found is None or not (found["minute"] or found["half"]) or int(found["hour"]) > 23:
+    if found is None or not (found["minute"] or found["half"]):
         return None
     hour, half = int(found["hour"]), (found["half"] or "o")[0].casefold()
     morning = hour < 12 if half == "o" and hour > 12 else None if half == "o" else half == "a"
@@ -160,9 +160,6 @@ def _signs(text: str) -> list[str]:
     """The two answers that `a \\pm b` stands for, all upper signs and all lower ones; any other `text` alone."""
     if not re.search(r"\\(?:pm|mp)(?![a-z])", text):
         return [text]
-    if "=" in text:
-        name, _, text = text.rpartition("=")
-        return [f"{name}={each}" for each in _signs(text)]
     return [text.replace(r"\pm", sign).replace(r"\mp", other) for sign, other in (("+", "-"), ("-", "+"))]
 
 
@@ -261,8 +258,6 @@ def _same_one(answer: str, reference: str, leaf: Leaf) -> Grade:
         y, other = split_unit(b, symbols=True)
     if (times := factor(unit, other)) is None or (unit and is_percentage(b)) or (other and is_percentage(a)):
         return Grade(False, f"different units, {unit or '%'} and {other or '%'}")
-    if not x.strip() or not y.strip():
-        return Grade(False, "a unit without a value")
     return _values(x.strip() if times == 1 else rf"({times})\cdot({_expression(x)})", y.strip(), leaf)
 
 
@@ -280,13 +275,12 @@ def _words(a: str, b: str) -> Grade | None:
     said, other = (re.sub(r"\s+", " ", text).casefold().replace(", ", ",").strip(". ") for text in (a, b))
     if _SAYINGS.get(said, said) == _SAYINGS.get(other, other):
         return Grade(True, "the same words")
-    return Grade(False, "different words") if _is_prose(a) or _is_prose(b) else None
+    return Grade(False, "different words") if any(map(_is_prose, (a, b))) else None
 
 
 def _is_prose(text: str) -> bool:
-    """True if a text is words: only letters, of which four are together, or several such words; `p - q` is an expression."""
-    only_words = _WORDS.fullmatch(text) is not None and _WORD.search(text) is not None
-    return only_words or len(_PROSE.findall(split_unit(text)[0])) > 2
+    """True if a text is only letters, of which four are together, or has several such words; `p - q` is an expression."""
+    return _WORDS.fullmatch(text) is not None or len(_PROSE.findall(split_unit(text)[0])) > 2
 
 
 def _brackets(a: str, b: str, leaf: Leaf) -> Grade | None:
@@ -342,13 +336,11 @@ def _rows(text: str) -> list[list[str]]:
 
 def _ratios(a: str, b: str, leaf: Leaf) -> Grade | None:
     """Whether two ratios are proportional; None where neither text is one, and where one of two terms is compared with a fraction."""
-    if ":" in a + b:
-        a, b = (_TO.sub(":", text) for text in (a, b))
-    mine, theirs = (split(text, (":",)) for text in (a, b))
+    mine, theirs = (split(_TO.sub(":", text) if ":" in a + b else text, (":",)) for text in (a, b))
     terms = (*mine, *theirs)
     if len(terms) == 2 or not all(re.search(r"\d|^\W*[a-zA-Z]\W*$", term) and not _RELATED.search(term) for term in terms):
         return None
-    if len(mine) == len(theirs) and (_moment(a) is None or _moment(b) is None):
+    if len(mine) == len(theirs):
         pairs = [(rf"({x})\cdot({theirs[0]})", rf"({y})\cdot({mine[0]})") for x, y in zip(mine, theirs, strict=True)]
         return _all("ratios", (leaf(_expression(x), _expression(y)) for x, y in pairs))
     if {len(mine), len(theirs)} == {1, 2}:
@@ -410,20 +402,16 @@ def _values(a: str, b: str, leaf: Leaf) -> Grade:
     """Whether two expressions are equal. A percentage on one side only counts as its number or a hundredth of it; number bases must
     agree if both are given."""
     percent, expected = is_percentage(a), is_percentage(b)
-    if percent or expected:
-        a, b = a.rstrip("% "), b.rstrip("% ")
-        over = rf"\frac{{{a if percent else b}}}{{100}}"
-        found = _values(a, b, leaf)
-        if found.correct or percent == expected:
-            return found
-        return _all("a percentage", [leaf(_expression(over), _expression(b)) if percent else leaf(_expression(a), _expression(over))])
+    a, b = a.rstrip("% "), b.rstrip("% ")
     mine, theirs = _BASE.match(a), _BASE.match(b)
     if mine or theirs:
         (x, base), (y, other) = ((found[1], found[2]) if found else (text, None) for found, text in ((mine, a), (theirs, b)))
         return Grade(x == y and (base is None or other is None or base == other), "digits and number bases")
-    if same_answer(a, b):
-        return Grade(True, "the same text in one notation, or the same number")
-    return leaf(_expression(a), _expression(b))
+    x, y = _expression(a), _expression(b)
+    found = Grade(True, "the same text in one notation, or the same number") if same_answer(a, b) else leaf(x, y)
+    if found.correct or percent == expected:
+        return found
+    return leaf(rf"\frac{{{x}}}{{100}}", y) if percent else leaf(x, rf"\frac{{{y}}}{{100}}")
 
 
 def _expression(text: str) -> str:

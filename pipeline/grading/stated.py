@@ -54,7 +54,7 @@ _KEY = re.compile(r"(?:^|[_ ])(?:answer|solution|result|choice|option)$", re.I)
 _BOX = r"\\(?:boxed|fbox|framebox(?:\[[^\]\n]{0,20}\]){0,2})\s*"
 _BRACE = re.compile(rf"{_BOX}\{{|\\\\(?!(?:boxed|fbox|framebox))|\\[{{}}]|[{{}}]")
 _UNBRACED = re.compile(
-    rf"{_BOX}(-?\d(?:[\d.,]*\d)?|\\[dt]?frac\s*\{{[^{{}}]*\}}\s*\{{[^{{}}]*\}}|\\text\w*\s*\{{[^{{}}]*\}}|[A-Za-z](?![A-Za-z]))"
+    rf"{_BOX}(-?\d(?:[\d.,]*\d)?|\\[dt]?frac\s*(?:\{{[^{{}}]*\}}\s*\{{[^{{}}]*\}}|\d\d)|\\text\w*\s*\{{[^{{}}]*\}}|[A-Za-z](?![A-Za-z]))"
 )
 _NEW_SENTENCE = re.compile(r"[.!?][\"')$*]*\s|[\u3002\uff01\uff1f]|\n\s*\n|\n\s*(?:[-*]|\d+\.)\s")
 _ANOTHER = re.compile(
@@ -113,7 +113,7 @@ _LETTERS = re.compile(
 )
 _REASON = re.compile(r",? (?:because|since|as) ")
 _RIGHT_OPTION = re.compile(
-    r"(?:(?<![\w\\'])\(?([A-Z])\)?\s+(?:is|must be|would be|seems)\s+"
+    r"(?:(?<![\w\\'])\(?([A-Za-z])\)?\s+(?:is|must be|would be|seems)\s+"
     r"(?:(?:the|clearly|indeed|thus|therefore|definitely|only) ){0,3}(?:correct|right|best|answer)\b"
     r"|(?:\b(?:choose|chose|pick|select|go(?:ing)? with|opt for|[Ii]t(?:'s| is| must be))\s+|选择?\s*)"
     r"(?:[Oo]ption |[Cc]hoice |[Aa]nswer )?\(?([A-Z])(?![\w'])"
@@ -296,7 +296,7 @@ def _first_or_right(text: str) -> str | None:
         if found := choice(_REASON.split(line, maxsplit=1)[0]):
             return found
     right = ["".join(groups) for groups in _RIGHT_OPTION.findall(text)]
-    return right[-1] if right else None
+    return right[-1].upper() if right else None
 
 
 def choice(text: str) -> str | None:
