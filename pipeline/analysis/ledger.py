@@ -182,7 +182,7 @@ def read_ledger(db: Query) -> Ledger:
         output[each.engine][each.outcome] += each.sampled - each.ended * written
         output[each.engine]["cut"] += each.ended * written
     _enter_drafts(db, run, calls, output)
-    _settle(db, run, output)
+    _reconcile(db, run, output)
     return Ledger(engines={role: _engine(run, role, calls, entries) for role, entries in output.items()})
 
 
@@ -205,9 +205,9 @@ def _enter_drafts(db: Query, run: RunFile, calls: Sequence[CallSums], output: Ma
         output[sums.engine]["rejected"] -= kept + cut
 
 
-def _settle(db: Query, run: RunFile, output: Mapping[str, Counter[str]]) -> None:
-    """Move tokens that calls sampled and no thought holds: a response is thought and answer in one call, and a step's text may have been
-    cut. Reads the token ids of all steps, which takes long, only where the sums of calls and thoughts differ."""
+def _reconcile(db: Query, run: RunFile, output: Mapping[str, Counter[str]]) -> None:
+    """Move tokens that calls sampled and no thought holds: one call may return thought and answer, and a step's text may be cut.
+    Reads the token ids of all steps, which is slow, only where the sums of calls and thoughts differ."""
     thoughts = db.scalar("SELECT coalesce(sum(thought_tokens), 0) FROM chains WHERE finished")
     if thoughts == sum(entries[outcome] for entries in output.values() for outcome in ("committed", *WRITTEN)):
         return

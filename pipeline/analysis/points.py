@@ -27,7 +27,7 @@ from pipeline.store.run_file import RunFile
 from pipeline.store.store import readable
 
 TARGET, THE_TARGET = "target", "the target alone"
-"""The name of the baseline's graph, and what it is called in sentences; another baseline is called by its label."""
+"""The baseline's graph, and its name in sentences; another baseline goes by its label."""
 
 
 class Coordinates(Struct, frozen=True, kw_only=True):
@@ -252,7 +252,7 @@ def spread(values: Iterable[float | None]) -> Spread | None:
 
 
 class Crossing(Struct, frozen=True, kw_only=True):
-    """Where a curve is above, and where below that of the target alone, in problems per second."""
+    """Where a curve is above and where below the target alone, in problems per second."""
 
     ratios: dict[int, Spread]
     """By batch size, the curve's throughput over the target's: of the medians, and least and greatest of all pairs of repeats."""
@@ -301,7 +301,7 @@ def _ratios(
     under: Mapping[int, Sequence[Point]],
     figure: Callable[[Point], float | None],
 ) -> dict[int, Spread]:
-    """A figure of one curve over that of another by batch size, without the sizes of which a point has none, or 0."""
+    """The ratio of a figure between two curves by batch size, without sizes where a point has none, or 0."""
     found = {}
     for size in sizes:
         ours, theirs = (sorted(value for point in curve[size] if (value := figure(point))) for curve in (over, under))

@@ -90,7 +90,7 @@ def _kinds(folder: Path) -> Iterator[tuple[int, bool | None, str, str | None]]:
 
 
 def chains_of(run: RunFile, state: str, over: int) -> int | None:
-    """The number of chains of a run, of which so many are `over`: more than its input has where a later session had a smaller limit.
+    """The number of chains of a run, at least those that are `over`: more than its input has if a later session had a smaller limit.
 
     None for a server's that is at work or was killed, as `run.json` has it from the end of a session.
     """

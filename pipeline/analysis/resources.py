@@ -53,7 +53,7 @@ class Resources(Struct, frozen=True, order=True):
     flops_per_s: float = 0.0
     """Sum over distinct simulated devices."""
     replays: int = 0
-    """Distinct recorded runs that answered in place of engines."""
+    """Distinct recorded runs that were replayed."""
     names: tuple[str, ...] = ()
     """Models of the GPUs, as far as engines tell, and names of simulated devices."""
 

@@ -98,7 +98,7 @@ def engines_file(found: Calibration) -> str:
 
 
 def fit_lines(found: Calibration) -> Iterator[str]:
-    """A line for each device: what it was fitted to, and how well."""
+    """A line per device: its data, and how well it was fitted."""
     for device, fit in found.fits.items():
         roles = [role for role, spec in found.specs.items() if spec.device.name == device]
         calls = ", ".join(f"{found.calls[role]:,} calls of {role}" for role in roles)
@@ -159,13 +159,13 @@ def _check_same(folders: Sequence[Path], runs: Sequence[RunFile]) -> None:
     for folder, run in zip(folders, runs, strict=True):
         for role, given in run.engines.items():
             if runs[0].engines.get(role, given) != given:
-                raise UsageError(f"{folder}: its engine {role!r} differs from that of {folders[0]}; use runs on the same engines")
+                raise UsageError(f"{folder}: its engine {role!r} differs from {folders[0]}; use runs on the same engines")
         if _sharing(run) != _sharing(runs[0]):
             raise UsageError(f"of {folder} and {folders[0]} one was under CUDA MPS and one not; use runs that shared a GPU alike")
 
 
 def _spec(folder: Path, run: RunFile, role: str) -> SimSpec:
-    """The simulated engine for `role`, with `UNIT_RATES` in place of the rates that are to be fitted."""
+    """The simulated engine for `role`, with `UNIT_RATES` for the rates to fit."""
     if isinstance(simulated := run.plan.engines[role], SimSpec):
         return structs.replace(simulated, device=structs.replace(simulated.device, **UNIT_RATES))
     facts: Mapping[str, Any] = run.engine_facts.get(role, {})

@@ -165,7 +165,7 @@ class Lengths(Struct, frozen=True, kw_only=True):
     candidates: float
     """Mean number of candidates of a verified step."""
     correlation: float
-    """Correlation of the logarithms of the lengths of a step's candidates, taken for that of whether they are right as well."""
+    """Correlation of the logarithms of the lengths of a step's candidates, which also stands for the correlation of their being right."""
 
     @property
     def of_all(self) -> float | None:
@@ -234,7 +234,7 @@ def text_of(role: str, lengths: Lengths) -> SimTextSpec:
 
 
 def acceptance_of_all(acceptance: float, unverified: float, auc: float) -> float:
-    """The acceptance of all steps, where that of those which a gate flagged is `acceptance` and the share `unverified` passed it.
+    """The acceptance of all steps, given the `acceptance` of those that a gate flagged and the share `unverified` that passed it.
 
     The gate's statistic is taken for normal with variance 1, with a mean that is d = sqrt(2) times the normal quantile of `auc` higher of
     steps that would be accepted, as simulated drafts have it. It flags below some z: so a share p of all steps would be accepted where

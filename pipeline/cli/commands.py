@@ -29,7 +29,7 @@ class Opened(ExitStack):
         """The URLs that paths of this machine stand for."""
 
     def named(self, text: str) -> str:
-        """A message with URLs in place of the paths that stand for them."""
+        """A message with each local path replaced by its URL."""
         for path, url in self.urls.items():
             text = text.replace(path, url)
         return text
@@ -130,7 +130,7 @@ class CommandEntry(Struct, frozen=True):
 
 
 def _give_memory_back() -> None:
-    """Let memory go back to the system as it is freed: a quarter of that of a simulated run of 40,000 chains.
+    """Let memory go back to the system as it is freed: a quarter of it in a simulated run of 40,000 chains.
 
     Arrow's own allocator keeps some 60 MiB of the rows that a run writes (bench/overhead.py), and glibc what lies between longer-lived
     objects; other C libraries have no such settings. To be called before Arrow is imported. See mallopt(3).

@@ -1,6 +1,6 @@
 """The display of a run on stderr, how its engines start and how far it is: lines that change on a terminal, elsewhere plain lines.
 
-A thread of its own reads counters that only the run changes; the run never waits for the display.
+A separate thread reads counters that only the run changes; the run never waits for the display.
 """
 
 import sys
@@ -77,7 +77,7 @@ def repeated(seconds: float, work: Callable[[], object]) -> Iterator[None]:
 
 
 class Meter:
-    """What the display says of a run of so many chains. Rates are of the last half minute, see `RecentRates`; `look` brings them up to
+    """The text of the display for a run of `total` chains. Rates are of the last half minute, see `RecentRates`; `look` brings them up to
     date."""
 
     def __init__(
@@ -125,7 +125,7 @@ class Meter:
         ]
 
     def unusual(self) -> list[str]:
-        """What a person should know even of a run that is told in short."""
+        """What even a short display must say."""
         return [
             *([f"{paused} paused"] if (paused := self._paused()) else []),
             *self._restarts(),
@@ -177,7 +177,7 @@ class Starts(Listener):
         self._began = dict.fromkeys(specs, self._first)
         self._phases = {role: ("waiting to start", at) for role, at in self._began.items()}
         self._plain = notice_settings().verbose and not has_panel()
-        """Every phase is a line of its own."""
+        """Print a line per phase."""
         self._heard, self.verbose = False, notice_settings().verbose
 
     def phase(self, role: str, phase: str) -> None:

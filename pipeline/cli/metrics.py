@@ -1,6 +1,6 @@
 """Metrics of a run for Prometheus, on a port of this machine: the `Work` of the run is read whenever they are asked for.
 
-Engines have the metrics that vLLM's server has, under the same names with `pipeline` in place of `vllm`, and with the label `engine`
+Engines have the metrics that vLLM's server has, under the same names with `pipeline` for `vllm`, and with the label `engine`
 next to `model_name` (https://docs.vllm.ai/en/stable/usage/metrics): a dashboard for vLLM fits once its prefix is changed.
 """
 

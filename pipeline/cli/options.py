@@ -21,7 +21,7 @@ Address = tuple[str, int] | None
 SHORT = {"limit": "-n", "output": "-o"}
 """Short names of options of a run."""
 LEFT_OUT = {"samples": "that of --preset, else 1", "output": "runs/GRAPH-TIME"}
-"""Options of a run of which it matters that they were left out, and what they are then."""
+"""Options of a run that are shown even if left out, with the value they then have."""
 
 
 def _column(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:

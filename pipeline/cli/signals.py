@@ -1,7 +1,7 @@
 """Signals that ask a run to stop. The first lets live chains end, for a bounded time; the second stops at once.
 
 A signal that was ignored when the program started stays ignored, as POSIX wants it: `nohup` ignores SIGHUP, and a shell that is not
-interactive ignores SIGINT in what it starts in the background. While no run listens, Ctrl-C is a `KeyboardInterrupt`.
+interactive ignores SIGINT in background jobs. While no run listens, Ctrl-C is a `KeyboardInterrupt`.
 """
 
 import asyncio

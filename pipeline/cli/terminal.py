@@ -42,7 +42,7 @@ class Notices:
         """Close the file; nothing goes there any more."""
         file, self._file = self._file, None
         if file is not None:
-            with suppress(OSError):  # what it could not write was said when it could not
+            with suppress(OSError):  # the failed write was reported already
                 file.close()
 
     def _keep(self, line: str) -> None:

@@ -25,7 +25,7 @@ AT_ONCE = 4096
 
 
 def form_of(path: Path, asked: Form | None = None) -> Form:
-    """The format that was `asked` for, else that of the name of a file; raises `UsageError`. Text may be compressed, with `.gz`."""
+    """The format that was `asked` for, else by the file's name; raises `UsageError`. Text may be compressed, with `.gz`."""
     inner = path.name.lower().removesuffix(".gz")
     form = asked or SUFFIXES.get(Path(inner).suffix)
     if form is None:
@@ -36,7 +36,7 @@ def form_of(path: Path, asked: Form | None = None) -> Form:
 
 
 def write_rows(path: Path, columns: Mapping[str, pa.DataType] | pa.Schema, rows: Iterable[Row], form: Form | None = None) -> int:
-    """Write `rows` with these `columns` to a file in this format, or else that of its name; the number of rows.
+    """Write `rows` with these `columns` to a file in this format, else by its name; return the number of rows.
 
     Values of text columns that are no text become JSON, and in JSON lines all values stay as they are. Raises `UsageError` for an unknown
     format, `OSError` where the file cannot be written; then no file is left.

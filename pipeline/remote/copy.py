@@ -3,7 +3,7 @@
     STAGING/HASH/state.json     which version of each file is in the store, and the lock of this machine
     STAGING/HASH/NAME/          the run folder
 
-A run writes the rows of a call, then those of its step, then that of the chain. So the sizes of the files are taken in the reverse
+A run writes the rows of calls, then their step's, then the chain's. So the sizes of the files are taken in the reverse
 order, and up to these sizes they are uploaded in the order in which they are written: each chain in the store has its steps and calls
 there, at every moment, and a write-ahead file that ends in the middle of a row is what a killed process leaves, too. Downloads go the
 other way round.

@@ -175,7 +175,7 @@ class Writer:
             copy.upload(self._store, self._check_mine)
             self._check_mine()
         except Lost as error:
-            raise RunFolderError(f"{error}; what it has is in {copy.folder}") from error
+            raise RunFolderError(f"{error}; its rows so far are in {copy.folder}") from error
         except StoreError as error:
             remedy = f"the run is whole in {copy.folder}, and `pipeline resume {copy.url}` uploads the rest"
             raise RunFolderError(f"{copy.url}: not everything is uploaded: {error.what}; {remedy}") from error

@@ -83,7 +83,7 @@ class ObjectStore:
         return True
 
     def write(self, name: str, content: bytes | Iterator[bytes]) -> str:
-        """Write an object, in place of one with that name; its tag."""
+        """Write or replace an object; return its tag."""
         with self._answered(name):
             tag: str = self._obstore.put(self._store, self._key(name), content)["e_tag"]
         return tag

@@ -1,4 +1,4 @@
-// Draws the page's plots when they come near and shows its transcripts when they are opened. What it puts in is text, never markup.
+// Draws the page's plots when they come near and shows its transcripts when they are opened. It inserts text, never markup.
 "use strict";
 (() => {
   const parsed = new Map();

@@ -102,7 +102,7 @@ def _groups(study: Study, points: list[Point]) -> Iterator[Section]:
 
 
 def sweep_section(points: list[Point]) -> Section:
-    """A section on a sweep: where curves cross that of the target alone, figures of the curves, and their tables."""
+    """A section on a sweep: where curves cross the target alone, their figures and tables."""
     return Section(
         title="Throughput by batch size",
         notices=[

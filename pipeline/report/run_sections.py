@@ -25,7 +25,7 @@ from pipeline.report.transcripts import Transcripts, read_transcripts
 from pipeline.store.query import Query
 from pipeline.store.run_file import Host, RunFile
 
-SIMULATED = "Simulated: every time on this page is that of a simulated clock, and every text was made up by a simulated engine."
+SIMULATED = "Simulated: every time on this page is from a simulated clock, and every text was made up by a simulated engine."
 MEASURED = "Measured: times are those of real engines on the machine below."
 REPLAYED = "Replayed on a simulated clock: texts of replayed engines are those of a recorded run, times are simulated."
 MEANS = (

@@ -71,7 +71,7 @@ class MeanRewards(Struct, frozen=True):
     """Mean rewards over the steps that were drafted and have one decision, or over all."""
 
     decision: str
-    """A decision, or `all`. The committed text of an `accepted` step is the candidate that the verifier selected, that of a `fallback` step
+    """A decision, or `all`. The committed text of an `accepted` step is the candidate that the verifier selected, in a `fallback` step it
     replaced the candidates."""
     steps: int
     drafted: float | None

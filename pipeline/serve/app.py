@@ -1,4 +1,4 @@
-"""The application of a server: which URL is answered by what, who may ask, and what of it is told of the server itself."""
+"""The application of a server: its routes, who may call them, and what they reveal of the server."""
 
 import hmac
 import time
@@ -62,7 +62,7 @@ class Guarded:
             return ApiError("a web page of another site sent this request; only programs may", code="cross_site", status=403)
         given = headers.get("authorization", "").encode("latin-1")
         if path.startswith("/v1") and self._expected is not None and not hmac.compare_digest(given, self._expected):
-            what = "wrong API key; send that of the server as `Authorization: Bearer KEY`"
+            what = "wrong API key; send the server's as `Authorization: Bearer KEY`"
             return ApiError(what, code="invalid_api_key", status=401)
         return None
 

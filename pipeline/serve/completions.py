@@ -206,7 +206,7 @@ class StreamedReply(Response):
 
 
 def bounded(receive: Receive, most: int) -> Receive:
-    """A `receive` whose body has at most so many bytes, and comes within `BODY_S`; it raises `ApiError`."""
+    """A `receive` that raises `ApiError` for a body that is too large, or takes longer than `BODY_S`."""
     size, whole, deadline = 0, False, anyio.current_time() + BODY_S
 
     async def bounded_receive() -> Any:

@@ -17,7 +17,7 @@ class BaselinePlan(Struct, frozen=True, kw_only=True):
     options: RunOptions
     """Its options, without its folder."""
     notices: tuple[str, ...]
-    """Notices for the user about what it gets of the engines that it does not use."""
+    """Notices about the memory it gets from unused engines."""
 
     def next_to(self, folder: Path) -> RunOptions:
         """Its options where the run is in `folder`; what is there of it already is resumed."""

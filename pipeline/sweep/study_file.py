@@ -35,7 +35,7 @@ class EnginesEntry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     engines: Text
     """An engines file, or the name of a bundled one."""
     name: Text
-    """What it is called in tables and folders."""
+    """Its name in tables and folders."""
     set: dict[str, Param] = {}
     """Values as of `--set`, such as `engines.draft.lora_path`."""
 
@@ -46,9 +46,9 @@ class DataEntry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     data: Text
     """As an entry of `data`."""
     limit: Count | None = None
-    """Only the first so many problems."""
+    """Only the first N problems."""
     random: Text | None = None
-    """Only so many problems at random, as `N:SEED`."""
+    """Only N random problems: `N:SEED`."""
     columns: dict[str, str] = {}
     """Columns of the file, as of `--column`: problem, answer, problem_id, options or grader."""
 
@@ -63,7 +63,7 @@ class TableEntry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class PartKeys(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The keys of a part of a study; a key that is left out is that of the study, or has its default."""
+    """The keys of a part of a study; a key that is left out comes from the study, or has its default."""
 
     systems: Annotated[tuple[Text | SystemEntry, ...], Meta(min_length=1)] | UnsetType = UNSET
     """The graphs that solve the problems, by name or file, each beside the baseline."""
@@ -76,9 +76,9 @@ class PartKeys(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     data: Annotated[tuple[Text | DataEntry, ...], Meta(min_length=1)] | UnsetType = UNSET
     """Data sets: the name of a recipe, whose problems are bundled or in `data/NAME.parquet`, or a file of problems."""
     limit: Count | UnsetType | None = UNSET
-    """Only the first so many problems of each data set."""
+    """Only the first N problems of each data set."""
     random: Text | UnsetType | None = UNSET
-    """Only so many problems of each data set at random, as `N:SEED`."""
+    """Only N random problems of each data set: `N:SEED`."""
     preset: Text | UnsetType | None = UNSET
     """Settings of a paper, as of `--preset`."""
     set: dict[str, Param] | UnsetType = UNSET

@@ -96,7 +96,7 @@ def carry_out(plan: SweepPlan, observer: Observer | None = None, done: Done | No
         try:
             run_missing(prepared, finished, observer, attend)
         except PipelineError as failure:
-            if not finished.points and not isinstance(failure, Interrupted):  # whoever interrupts is told how to resume
+            if not finished.points and not isinstance(failure, Interrupted):  # an interrupt explains how to resume
                 raise
             error = failure
     points = [finished.points[each.name] for each in plan.points if each.name in finished.points]
@@ -106,7 +106,7 @@ def carry_out(plan: SweepPlan, observer: Observer | None = None, done: Done | No
 def run_missing(prepared: PreparedSweep, finished: "FinishedPoints", observer: Observer, attend: Attend | None) -> None:
     """Run the points that are not finished yet, simulated ones first; raises the error that ends a run early, `Interrupted` included."""
     missing = [each for each in prepared.planned_points if each.name not in finished.points]
-    simulated = [each for each in missing if each.system.virtual]  # each with a clock of its own: it does not depend on the order
+    simulated = [each for each in missing if each.system.virtual]  # each has its own clock: the order does not matter
     count = min(prepared.options.workers or core_count(), len(simulated))
     alone = SweepRunner(prepared, observer, finished.add)
     if count > 1:

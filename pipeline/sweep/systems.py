@@ -120,7 +120,7 @@ def _on(file: Path | None, name: str, options: SweepOptions) -> list[SweepSystem
 
 
 def _baseline_on(file: Path, options: SweepOptions) -> SweepSystem:
-    """The target alone on an engines `file` of its own, with the memory of the other engines in it."""
+    """The target alone on its own engines `file`, with the memory of the other engines in it."""
     alone = _system(_baseline(options), file, _name(file), options, baseline=True)
     if str(file).startswith(REPLAY):
         return alone
@@ -197,7 +197,7 @@ def _shared(systems: Sequence[SweepSystem]) -> dict[str, EngineSpec]:
     for system in systems:
         for role, spec in system.plan.engines.items():
             if specs.setdefault(role, spec) != spec:
-                raise GraphError(str(system.graph), f"engine {role!r} differs from that of earlier graphs; give one for all with --engines")
+                raise GraphError(str(system.graph), f"engine {role!r} differs from earlier graphs; give one for all with --engines")
     return specs
 
 

@@ -50,7 +50,7 @@ class Origin(Struct, frozen=True, kw_only=True):
     problem_hash: str
     """64-bit hash of the problem's text, ignoring white space and case: the same in every run and file."""
     prompts: str | None
-    """The bundled prompts file of the run; null: the run had prompts of its own."""
+    """The bundled prompts file of the run; null: the run had its own prompts."""
 
 
 def tokenizer_hash(tokenizer: Tokenizer) -> str:

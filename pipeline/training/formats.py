@@ -54,7 +54,7 @@ class Wanted(Struct, frozen=True, kw_only=True):
 
     format: Format
     tokens: bool = False
-    """Token ids in place of text; a selection has both."""
+    """Token ids rather than text; a selection has both."""
     completion: Part = "thought"
     """Of `sft`: what is to be learnt."""
     engine: str | None = None

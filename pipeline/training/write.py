@@ -46,7 +46,7 @@ class WrittenData(Struct):
 def write_training_data(
     path: Path, runs: Sequence[Path], wanted: Wanted, held_out: HeldOutProblems, form: Form | None = None
 ) -> WrittenData:
-    """Write the rows of all `runs` to the file `path` in this format, or else that of its name, `.parquet` or `.jsonl`.
+    """Write the rows of all `runs` to the file `path` in this format, else by its name: `.parquet` or `.jsonl`.
 
     Raises `UsageError` for runs that cannot give what is `wanted`, that give no rows or whose problems are in `held_out`, `InputError` for
     folders that cannot be read, `RunFolderError` where the file cannot be written; then no file is left.

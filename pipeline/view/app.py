@@ -62,7 +62,7 @@ class _Server(uvicorn.Server):
 
 
 def serve_view(folder: Path, port: int, opened: Callable[[str], None]) -> None:
-    """Serve the runs in `folder` on a port of 127.0.0.1, 0 for a free one; `opened` is told the URL when it can be asked for.
+    """Serve the runs in `folder` on a port of 127.0.0.1, 0 for a free one; `opened` gets the URL once it answers.
 
     Raises `UsageError` where `folder` holds no runs, or the port cannot be listened on, and `Interrupted` at Ctrl-C.
     """

@@ -1,4 +1,4 @@
-// Asks for pages anew while runs go on, fetches their slow parts, and listens to keys. Pages work without it; what it puts in comes from
+// Asks for pages anew while runs go on, fetches their slow parts, and listens to keys. Pages work without it; all it inserts comes from
 // this server's own pages, in which all text of runs is text.
 "use strict";
 (() => {

@@ -239,7 +239,7 @@ def test_runs_of_other_engines_are_refused(recorded: list[Path], tmp_path: Path)
             graph=SPECCOT, engines=SIM, settings=("engines.draft.max_in_flight=3",), input=(str(write_problems(tmp_path, 2)),), output=other
         )
     )
-    with pytest.raises(UsageError, match=r"other: its engine '(draft|target)' differs from that of .*b1; use runs on the same engines"):
+    with pytest.raises(UsageError, match=r"other: its engine '(draft|target)' differs from .*b1; use runs on the same engines"):
         calibrate([recorded[0], other])
     (tmp_path / "empty").mkdir()
     with pytest.raises(InputError, match=r"run\.json: cannot be read: no such file"):

@@ -331,7 +331,7 @@ def test_a_run_that_another_machine_takes_over_stops_uploading(
 
         way.fault_after = take_over
         done = pipeline(*COMMAND, "--input", write_problems(tmp_path), "--output", url)
-    what = "process 7 of other has taken the run over, and nothing more is uploaded from this one; what it has is in"
+    what = "process 7 of other has taken the run over, and nothing more is uploaded from this one; its rows so far are in"
     assert (done.returncode, f"error: {url}: {what} {machines.folder(prefix)}" in done.stderr) == (1, True), done.stderr
     assert store.read(f"{prefix}/run.lock") == other
     assert "run.json" not in store.names(prefix)

@@ -193,7 +193,7 @@ def test_graphs_that_name_other_engines_are_refused_also_where_one_is_the_baseli
     for name, engines in (("speccot", "sim-2xh100"), ("target", "sim-1xh200")):
         text = (ROOT / f"graphs/{name}.yaml").read_text().replace("engines: engines/tiny.yaml", f"engines: {engines}")
         (tmp_path / f"{name}.yaml").write_text(text)
-    with pytest.raises(GraphError, match="engine 'target' differs from that of earlier graphs; give one for all with --engines"):
+    with pytest.raises(GraphError, match="engine 'target' differs from earlier graphs; give one for all with --engines"):
         systems(graphs=(tmp_path / "speccot.yaml",))
 
 

@@ -135,9 +135,9 @@ def test_a_problem_in_both_splits_is_refused(tmp_path: Path) -> None:
         (
             "select",
             choices(1)[0] | {"tokenizer": "other"},
-            "made with another tokenizer than that of m (column `model`: bundled:tiny-target)",
+            "come from another tokenizer than m's (column `model`: bundled:tiny-target)",
         ),
-        ("draft", origin(PROBLEM, tokenizer="other") | {"input_ids": [5, 6], "labels": [-100, 6]}, "made with another tokenizer"),
+        ("draft", origin(PROBLEM, tokenizer="other") | {"input_ids": [5, 6], "labels": [-100, 6]}, "come from another tokenizer"),
         ("select", choices(1)[0] | {"right": [9]}, "`right` is [9]; expected indices of `option_ids`, at least one"),
         ("draft", reply(PROBLEM, "", split="test"), "matching regex"),
     ],

@@ -28,7 +28,7 @@ class Comparison(Struct, frozen=True, kw_only=True):
     """The figures of several runs and their differences."""
 
     baseline: str
-    """The baseline's name; with several data sets that of the first."""
+    """The baseline's name; with several data sets, the first one's."""
     baselines: dict[str, str]
     """The baseline of each data set, by its name, in the order given: runs are compared over the same data alone."""
     runs: tuple[Compared, ...]

@@ -1,6 +1,6 @@
 """The figures of a run that the papers print, with intervals: tables of runs enter, a `Compared` for each run leaves.
 
-A figure is worked out when it is first asked for, and what it is made of is read then.
+A figure is computed, and its data read, on first use.
 """
 
 from functools import cached_property
@@ -55,14 +55,14 @@ class Difference(Figures):
 
     @cached_property
     def accuracy_gain(self) -> Estimate:
-        """Accuracy of this run less that of the other."""
+        """Accuracy of this run minus the other's."""
         run, base = self._run, self._base
         ours, theirs = _common(run, base, np.ones(len(run.graded)), np.ones(len(base.graded)))
         return gain(run.right[ours], run.graded[ours], base.right[theirs], base.graded[theirs])
 
     @cached_property
     def speed_up(self) -> Estimate:
-        """Latency of the other over that of this run: r of SpecCoT table 2."""
+        """Latency of the other run over this one's: r of SpecCoT table 2."""
         return factor(self._pair("latency_s"))
 
     @cached_property
@@ -126,7 +126,7 @@ class Compared(Figures):
     def __init__(self, table: RunTable, base: RunTable, dataset: str = "") -> None:
         self.table = table
         self.dataset = dataset
-        """The name of what it solved; see `data_sets`."""
+        """The data set that it solved; see `data_sets`."""
         self.over_baseline = Difference(table, base)
 
     def as_dict(self) -> dict[str, Any]:

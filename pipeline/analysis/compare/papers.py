@@ -60,7 +60,7 @@ class System(Struct, frozen=True):
     """One system of a table."""
 
     label: str
-    """Its name in the paper, or what it is."""
+    """Its name in the paper, or a description."""
     asked: str
     """The graph, and the params that a run must have to be this system, as `graph scot candidates=1`."""
 
@@ -76,7 +76,7 @@ class Layout(Struct, frozen=True, kw_only=True):
 
     sql: str
     names: frozenset[str] | None = None
-    """All words of the query of a bundled table, which names what it needs; of a user's query nobody knows."""
+    """All words of a bundled table's query, which names the columns it reads; unknown for a user's query."""
     title: str
     source: str = ""
     """Paper, table or figure, and section."""
@@ -120,7 +120,7 @@ def bundled_tables() -> dict[str, Path]:
 
 
 def table_file(name: str) -> Path:
-    """The file of a table, given its name or that of an SQL file; raises `UsageError` where there is none."""
+    """The file of a table, given the table's name or an SQL file; raises `UsageError` if there is none."""
     if name.endswith(".sql"):
         return Path(name)
     known = bundled_tables()

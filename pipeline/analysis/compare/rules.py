@@ -24,7 +24,7 @@ ASKED = ("system", "problem", "examples", "delimiter", "thought")
 
 Kind = Literal["budget", "exits", "sampling", "prompts", "candidates", "text", "lengths", "models", "backends", "devices", "token_level"]
 DECIDED: tuple[Kind, ...] = ("budget", "exits", "sampling", "prompts", "text", "lengths")
-"""Kinds of what decides which work a system has to do; the others are what it does it with."""
+"""Kinds of settings that decide how much work a system does; the others are its resources."""
 ENGINE: Mapping[str, tuple[Kind, str]] = {
     "backend": ("backends", "the backend of its {role} is {ours}, the baseline's {theirs}"),
     "model": ("models", "its {role} is {ours}, the baseline's {theirs}"),

@@ -59,7 +59,7 @@ ALIKE = (
 )
 """Fields of a `RunTable` that have to agree in runs that are pooled, in addition to those of the input."""
 SPLITS = ("train", "validation", "test", "dev", "data", "problems")
-"""File names that say nothing without that of their folder."""
+"""File names that mean nothing without their folder's."""
 
 
 class _Ends(Struct, frozen=True):
@@ -361,7 +361,7 @@ def _details(folders: Sequence[Path], plan: Plan, ids: Sequence[str], samples: A
 
 
 def data_sets(runs: Iterable[RunTable]) -> dict[str, str]:
-    """The name of what each run solved, by the run's name: that of the file, or of the folder of a file such as `test.parquet`.
+    """The data set of each run, by the run's name: the name of its file, or of the folder of a file such as `test.parquet`.
 
     Files are the same where their bytes are; different ones with one name are named with their folder, or else by their SHA-256.
     """

@@ -61,7 +61,7 @@ class Study(Struct, frozen=True, kw_only=True):
 
     @property
     def heading(self) -> str:
-        """Its title, and what it is from."""
+        """Its title and source."""
         small = ", in its small form" if self.small else ""
         return f"{self.title} ({self.source}{small})" if self.source else f"{self.title}{small}"
 

@@ -1,6 +1,6 @@
 """The run of the target alone that belongs to a run (`run --baseline`): the run's folder enters, the comparison with it leaves.
 
-Its folder is called after that of the run, next to it, so that both are found wherever they are moved together.
+Its folder is named after the run's and lies next to it, so that both are still found after they are moved together.
 """
 
 from collections.abc import Collection
@@ -20,7 +20,7 @@ from pipeline.store.folder import FILE
 from pipeline.store.run_file import RunFile
 
 SUFFIX = "-target"
-"""What the name of the baseline's folder adds to that of the run's."""
+"""Appended to the name of the run's folder for the baseline's."""
 
 
 def baseline_folder(run: Path) -> Path:

@@ -1,4 +1,4 @@
-"""What is known of a run in numbers: `Summary`, and what it is made of."""
+"""The figures of a run: `Summary` and its parts."""
 
 from msgspec import Struct
 
@@ -66,8 +66,7 @@ class Baseline(Struct, frozen=True, kw_only=True):
 
 
 class Left(Struct, frozen=True, kw_only=True):
-    """What is left of a run that ended before its chains were over, and what it would take if its chains are as those so far. What is not
-    known is null."""
+    """The work left when a run ended before its chains did, and its cost if the rest is like the chains so far. Null: unknown."""
 
     chains: int
     begun: int

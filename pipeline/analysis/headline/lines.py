@@ -49,7 +49,7 @@ class Headline(Struct, frozen=True, kw_only=True):
 
 
 def headline(found: Summary, place: str = "") -> Headline:
-    """The summary in ten lines. `place`: the run folder as it is named in commands; empty: no command is told."""
+    """The summary in ten lines. `place`: the run folder as commands name it; empty: suggest no command."""
     rows = (*_failed(found, place), *_accuracy(found), *_empty(found), *_drafting(found), *_tokens(found))
     rows = (*rows, *_engines(found), *_baseline(found, place), *_limit(found), *_simulated(found))
     return Headline(about=_about(found), head=_head(found), rows=rows, commands=_commands(found, place) if place else ())

@@ -79,7 +79,7 @@ def spearman(one: Array, other: Array) -> float | None:
     ranks = [_ranks(values) for values in (one, other)]
     if any(np.ptp(each) == 0 for each in ranks):
         return None
-    # From 2.4 on numpy types what it returns as a matrix or a number.
+    # From 2.4 on, numpy types the result as a matrix or a number.
     return float(np.corrcoef(np.array(ranks))[0, 1])  # type: ignore[index, unused-ignore]
 
 

@@ -78,7 +78,7 @@ def interval(problem: Array, correct: Array) -> Interval | None:
 
 
 def interval_of(samples: Array, right: Array) -> Interval:
-    """`interval`, given the number of samples of each problem, one or more, and that of the right ones among them."""
+    """`interval`, given how many samples each problem has (at least one) and how many of them are right."""
     problems, total = len(samples), int(samples.sum())
     mean = float(right.sum()) / total
     if problems in (1, total) or mean in (0.0, 1.0):

@@ -80,8 +80,8 @@ class DeviceOccupancy(Spent, frozen=True, kw_only=True):
 class Occupancy(Struct, frozen=True, kw_only=True):
     """A run over time, without the pauses between the sessions of a run that was resumed.
 
-    Of a run with several replicas chains and requests are those of all of them; seconds, of engines, devices and overlap, are means over
-    the replicas, so that busy and idle ones still add up to the length of a bin. The batch size is that of each replica.
+    With several replicas, chains and requests are counted over all of them; seconds of engines, devices and overlap are means over the
+    replicas, so that busy and idle seconds still add up to the length of a bin. The batch size is per replica.
     """
 
     span_s: float

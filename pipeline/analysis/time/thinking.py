@@ -30,7 +30,7 @@ class _Queued(Struct, frozen=True):
 def read_thinking(db: Query, plan: Plan, among: str = "chains") -> list[Thinking]:
     """The thinking about each problem that has a finished chain; `among`: a table whose `chain_id` are the chains that are asked for.
 
-    Of a response that holds thought and answer, the thought's part of the decode time is that of its tokens.
+    If a response holds thought and answer, the decode time is split between them by tokens.
     """
     whole = [node.name for node in plan.stages() if node.spec.finishes and not node.spec.answers]
     axis = Axis(0, RunFile.read(db.folders[0]).pauses)

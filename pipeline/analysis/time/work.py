@@ -189,7 +189,7 @@ def read_work(db: Query) -> RunTimes:
     known = [at for at in (calls.first, calls.last, chains.first, chains.last, run.started_unix_ns, run.ended_unix_ns) if at]
     axis = Axis(min(known, default=0), run.pauses)
     replicas = sorted({*(calls.replicas or ()), *(chains.replicas or ())})
-    # What one process solved after shards were merged counts as that of the first replica.
+    # Work of a single process after shards were merged counts for the first replica.
     _add_tables(db, axis, calls.last or 0, "coalesce(replica, 0)" if len(replicas) > 1 else "replica")
     lives = db.columns(f'SELECT start, "end", status, coalesce(replica, {NO_REPLICA})::INTEGER AS replica FROM lives ORDER BY chain')
     return RunTimes(

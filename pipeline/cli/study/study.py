@@ -27,7 +27,7 @@ from pipeline.sweep.sweep import SweepResult, carry_out
 @command()
 @click.argument("file", type=click.Path(path_type=Path), metavar="NAME|FILE")
 @option("--small", is_flag=True, help="Its small form, on what is bundled: minutes on two cores.")
-@option("--dry-run", is_flag=True, help="Print what it would run, and stop.")
+@option("--dry-run", is_flag=True, help="Print the runs it would make, and stop.")
 @option(
     "--workers",
     type=click.IntRange(1, 1024),

@@ -1,7 +1,7 @@
 """The file of a training as strict values: YAML and `--set` enter, a config leaves, or what is wrong with it.
 
-A default is the value of SCoT's paper (Wang et al.) where it states one, else that of its published code, else one chosen here; the field
-says which. Paths count from the working folder, as those of models and adapters in engines files do.
+A default comes from SCoT's paper (Wang et al.), else from its published code, else it was chosen here; the field says which. Paths are
+relative to the working folder, like models and adapters in engines files.
 """
 
 from collections.abc import Sequence

@@ -105,7 +105,7 @@ class Encoder:
             with boundary(InputError, where, foreign=(RequestRefused, GraphError, ValueError)):
                 return self._reply(where, row)
         if row.tokenizer != self._hash:
-            what = f"its token ids were made with another tokenizer than that of {self._model} (column `model`: {row.model})"
+            what = f"its token ids come from another tokenizer than {self._model}'s (column `model`: {row.model})"
             raise InputError(where, f"{what}; export them for this model")
         if isinstance(row, SftTokensRow):
             return {"input_ids": np.array(row.input_ids), "labels": np.array(row.labels)}

@@ -2,7 +2,7 @@
 
 Both trainers are `SFTTrainer`s. The draft's uses its loss as it is. The target's has its own loss, of one position alone, and asks the
 model for the logits of that position only, so that a prompt of several whole thoughts does not cost a vocabulary for each of its tokens.
-Everything random is seeded, and a checkpoint holds the state of it: training that continues from one computes what it would have computed.
+Everything random is seeded, and a checkpoint holds the state of it: training that continues from one ends as if it had never stopped.
 """
 
 import gc
