@@ -6,9 +6,7 @@ import pytest
 
 from pipeline.errors import GraphError, UsageError
 from pipeline.graph.bundled import FOLDERS, FileKind, find_file
-from pipeline.options import RunOptions, resume_options
 from pipeline.run.prepare import load_plan
-from pipeline.run.run import run
 
 ROOT = Path(__file__).parent.parent
 
@@ -52,15 +50,3 @@ def test_a_graph_names_engines_beside_it_or_bundled_ones(tmp_path: Path) -> None
     graph.write_text(text.replace("engines/tiny.yaml", "tinny"))
     with pytest.raises(GraphError, match=r"mine\.yaml, line \d+: \$\.engines: no engines file is named `tinny`.*did you mean `tiny`\?"):
         load_plan(graph)
-
-
-def test_a_run_by_names_goes_on_from_another_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "problems.csv").write_text("problem\nWhat is 1 + 1?\n")
-    options = RunOptions(graph=Path("target"), engines=Path("sim-instant"), input=(str(Path("problems.csv")),), output=tmp_path / "run")
-    assert run(options).exit_code == 0
-    (tmp_path / "elsewhere").mkdir()
-    monkeypatch.chdir(tmp_path / "elsewhere")
-    kept = resume_options(tmp_path / "run")
-    assert (kept.graph, kept.engines) == (ROOT / "graphs/target.yaml", ROOT / "graphs/engines/sim-instant.yaml")
-    assert run(kept).nothing_to_do

@@ -33,12 +33,9 @@ def test_the_entropy_of_the_likeliest_tokens_is_a_lower_bound_with_the_error_tha
         assert -1e-9 <= true - found.first_entropy <= max(rest, 0) * math.log(max(vocabulary - k, 1)) + 1e-9
 
 
-def test_a_sure_model_has_no_entropy_and_a_margin_of_one() -> None:
-    found = confidence_of([0.0], [[0.0, -math.inf]])
-    assert found == Confidence(mean=0.0, min=0.0, first_entropy=0.0, margin=1.0)
-
-
-def test_beside_one_token_all_others_count_as_the_next() -> None:
+def test_the_ends_of_the_margin() -> None:
+    """Beside one token all others count as the next."""
+    assert confidence_of([0.0], [[0.0, -math.inf]]) == Confidence(mean=0.0, min=0.0, first_entropy=0.0, margin=1.0)
     found = confidence_of(logs(0.75, 0.25), [logs(0.75), logs(0.25)])
     assert found is not None
     assert found.margin == pytest.approx((0.5 + 0.0) / 2)

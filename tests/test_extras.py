@@ -42,12 +42,6 @@ def test_every_extra_is_named_where_it_is_needed() -> None:
     assert EXTRAS.keys() - named == {"dev"}
 
 
-def test_the_training_packages_that_are_looked_for_are_those_of_the_extra() -> None:
-    from pipeline.cli.train import NEEDED
-
-    assert set(NEEDED) <= PACKAGES["train"]
-
-
 def test_the_extra_vllm_installs_the_versions_that_are_supported() -> None:
     low, high = (".".join(map(str, bound)) for bound in VERSIONS)
     assert f"vllm>={low},<{high}" in EXTRAS["vllm"][0].replace(" ", "")

@@ -1,6 +1,5 @@
 """Figures of the docs are those of their results files, and pages are as their scripts wrote them."""
 
-import json
 import re
 from pathlib import Path
 
@@ -52,12 +51,6 @@ def test_docs_have_what_the_results_files_have_and_no_figure_is_typed_in(name: s
     assert figures.rendered(text) == text, "`python bench/figures.py --render` writes it"
     assert text.count("<!-- figures:") == len(figures.BLOCK.findall(text)), "a marker is not closed"
     assert typed_in(text, sentences=not name.startswith("docs/")) == []  # a guide says what is set, such as limits
-
-
-@pytest.mark.parametrize("line", ["It takes 7.3 s.", "| run | 1,815 |", "with 410 MiB at most", "91.3% of the time", "1.21 times as fast"])
-def test_a_figure_that_is_typed_in_is_found(line: str) -> None:
-    assert typed_in(f"Before.\n{line}\nAfter.") == [line]
-    assert typed_in(f"<!-- figures: mini -->\n{line}\n<!-- /figures -->") == []
 
 
 def test_every_results_file_is_declared_and_every_table_shown() -> None:
@@ -121,16 +114,3 @@ def test_no_figure_is_made_of_a_run_with_failed_chains(tmp_path: Path) -> None:
     with pytest.raises(ClickException, match="run: 1 chains failed; no figure is made of such a run"):
         runs.whole(run(options))
     assert runs.whole(run(structs.replace(options, limit=2, output=tmp_path / "whole"))).done == 2
-
-
-def test_what_is_continued_is_as_old_as_its_beginning(tmp_path: Path) -> None:
-    folder = tmp_path / "runs"
-    first = figures.go_on(str(ROOT / "bench/papers.py"), folder)
-    kept = json.loads((folder / figures.KEPT).read_bytes())
-    (folder / figures.KEPT).write_text(json.dumps(kept | {"commit": "abc"}))
-    again = figures.go_on(str(ROOT / "bench/papers.py"), folder)
-    assert (first.measured["commit"], again.measured["commit"]) == (kept["commit"], "abc")
-    (folder / figures.KEPT).unlink()
-    (folder / "target").mkdir()
-    with pytest.raises(ClickException, match="of a state of the code that is not recorded: move it away"):
-        figures.go_on(str(ROOT / "bench/papers.py"), folder)

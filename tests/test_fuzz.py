@@ -5,7 +5,7 @@ import io
 import json
 import shutil
 from collections.abc import Callable, Sequence
-from datetime import date, datetime, time
+from datetime import datetime
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -81,42 +81,30 @@ def text_files(draw: st.DrawFn) -> tuple[str, bytes]:
     return name, raw
 
 
-PROBLEM_COLUMNS: list[Any] = [
+ODD_COLUMNS: list[Any] = [
     pa.array(["1 + 1?", "2 + 2?", None]),
-    pa.array(["1 + 1?", "", "2 + 2?"], pa.large_string()),
     pa.array(["a", "b", "a"]).dictionary_encode(),
-    pa.array([b"\xff", b"ok", b"\x00"], pa.binary()),
     pa.array([b"\xff\xfe", b"ok", b"z"], pa.binary()).view(pa.string()),
     pa.array([["a"], [], None], pa.list_(pa.string())),
     pa.array([{"a": 1}, {"a": None}, None], pa.struct([("a", pa.int64())])),
     pa.array([[("k", 1)], [], None], pa.map_(pa.string(), pa.int64())),
-    pa.array([1, 2, 3]),
     pa.nulls(3),
     pa.array(["x" * 2_000_000, "fine", "y" * 1_000_000]),
     pa.array(["p", "q", "r"], pa.string_view()),
-]
-OTHER_COLUMNS: list[Any] = [
-    *PROBLEM_COLUMNS,
     pa.array([Decimal("1.50"), Decimal(2), None], pa.decimal128(30, 10)),
-    pa.array([Decimal(10) ** 60, None, None], pa.decimal256(76, 2)),
-    pa.array([date(2024, 1, 1), None, None]),
     pa.array([datetime(2024, 1, 1), datetime(1, 1, 1), None], pa.timestamp("us", "UTC")),
     pa.array([2**62, -(2**62), 0], pa.timestamp("s")),
-    pa.array([2**62, -(2**62), 0], pa.duration("s")),
-    pa.array([time(1), None, None]),
     pa.array([float("nan"), float("inf"), -0.0]),
-    pa.array([1.5, 2.0, None], pa.float16()),
     pa.array([2**63, 1, 2], pa.uint64()),
-    pa.array([True, None, False]),
 ]
 
 
 @st.composite
 def parquet_files(draw: st.DrawFn) -> bytes:
     """A valid Parquet file with columns of odd types, none or two of a name, with or without rows."""
-    columns = [("problem", draw(st.sampled_from(PROBLEM_COLUMNS)))]
+    columns = [("problem", draw(st.sampled_from(ODD_COLUMNS)))]
     names = st.sampled_from(["answer", "problem_id", "options", "grader", "problem", "other\x1b[1m"])
-    columns += draw(st.lists(st.tuples(names, st.sampled_from(OTHER_COLUMNS)), max_size=4))
+    columns += draw(st.lists(st.tuples(names, st.sampled_from(ODD_COLUMNS)), max_size=4))
     rows = draw(st.sampled_from([0, 1, 3]))
     table = pa.Table.from_arrays([column.slice(0, rows) for _, column in columns], names=[name for name, _ in columns])
     out = io.BytesIO()
@@ -130,18 +118,11 @@ def parquet_files(draw: st.DrawFn) -> bytes:
 
 def some_parquet() -> list[bytes]:
     """Files to damage."""
-    numbers = range(40)
-    table = pa.table({"problem": [f"{i} + 1?" for i in numbers], "problem_id": [f"p{i}" for i in numbers], "answer": list(numbers)})
-    forms: list[dict[str, Any]] = [
-        {"compression": "none"},
-        {"compression": "zstd"},
-        {"row_group_size": 7, "use_dictionary": False},
-        {"data_page_version": "2.0"},
-    ]
+    table = pa.table({"problem": [f"{i} + 1?" for i in range(40)], "answer": list(range(40))})
     files = []
-    for options in forms:
+    for options in ({"compression": "zstd"}, {"compression": "none", "row_group_size": 7}, {"data_page_version": "2.0"}):
         out = io.BytesIO()
-        pq.write_table(table, out, **options)
+        pq.write_table(table, out, **options)  # type: ignore[arg-type]
         files.append(out.getvalue())
     return files
 

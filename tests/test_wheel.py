@@ -70,14 +70,6 @@ def test_the_example_in_the_help_is_that_of_the_readme(environment: Path, tmp_pa
     assert shown == [line for line in README.commands() if line in shown]
 
 
-def test_a_wheel_has_all_models_and_adapters(environment: Path) -> None:
-    ours, theirs = (
-        {path.relative_to(root) for path in (root / "pipeline/models").rglob("*") if path.is_file()} for root in (ROOT, site(environment))
-    )
-    assert ours == theirs
-    assert {path.name for path in theirs} >= {"model.safetensors", "adapter_config.json", "adapter_model.safetensors"}
-
-
 def test_commands_of_a_wheel_find_what_is_bundled(environment: Path, tmp_path: Path) -> None:
     """One after the other in one process."""
     (tmp_path / "problems.csv").write_text("problem\nWhat is 1 + 1?\n")
@@ -97,7 +89,11 @@ def test_commands_of_a_wheel_find_what_is_bundled(environment: Path, tmp_path: P
     assert [words for words in commands.values() if words not in done.stdout + done.stderr] == []
 
 
-def test_a_wheel_says_what_it_is(environment: Path) -> None:
+def test_a_wheel_says_what_it_is_and_brings_the_models(environment: Path) -> None:
+    here, there = (
+        {path.relative_to(root) for path in (root / "pipeline/models").rglob("*") if path.is_file()} for root in (ROOT, site(environment))
+    )
+    assert here == there
     (about,) = site(environment).glob("speculative_pipeline-*.dist-info")
     metadata = (about / "METADATA").read_text()
     assert "\nName: speculative-pipeline\n" in metadata
