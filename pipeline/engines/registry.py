@@ -1,6 +1,5 @@
 """The engines of a plan together, whatever backends they have: opened and closed, and what is to be said of them before they start."""
 
-import os
 from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 
@@ -37,13 +36,11 @@ async def open_engines(specs: Mapping[str, EngineSpec]) -> AsyncIterator[dict[st
 
 
 def notices(specs: Mapping[str, EngineSpec]) -> list[str]:
-    """What a person should know before these engines start: plug-ins that cannot be loaded, foreign code, missing keys, shared GPUs."""
+    """What a person should know before these engines start: plug-ins that cannot be loaded, foreign code, shared GPUs."""
     trusting = [(role, getattr(spec, "model", role)) for role, spec in specs.items() if getattr(spec, "trust_remote_code", False)]
-    keys = [(role, name) for role, spec in specs.items() if (name := getattr(spec, "api_key_env", None)) and not os.environ.get(name)]
     return [
         *(f"warning: {each}" for each in broken_plugins()),
         *(f"warning: engine {role!r}: trust_remote_code is on, so code that comes with {model!r} will run" for role, model in trusting),
-        *(f"warning: engine {role!r}: the environment variable {name} (api_key_env) is not set" for role, name in keys),
         *taking_turns(specs),
     ]
 

@@ -1,7 +1,7 @@
 """What engines tell the user about themselves: phases of their start, and lines that their programs print.
 
-The start of a large model takes minutes, so its progress should be visible. A backend says a phase with `tell_phase` in the task
-that opens its engines; the program of a worker says it in the same way while it loads. Without a listener nothing happens.
+The start of a large model takes minutes, so its progress should be visible. A backend tells the `current_listener` of the task that opens
+its engines; the program of a worker sends its phases while it loads. Without a listener nothing happens.
 """
 
 from collections.abc import Iterator
@@ -32,11 +32,6 @@ _listener: ContextVar[Listener] = ContextVar("listener", default=_NOBODY)
 def current_listener() -> Listener:
     """Who hears of engines that are opened now."""
     return _listener.get()
-
-
-def tell_phase(role: str, phase: str) -> None:
-    """Say that the engine `role` begins with this phase of its start."""
-    current_listener().phase(role, phase)
 
 
 @contextmanager

@@ -7,7 +7,7 @@ import pytest
 
 from pipeline.cli.live import Starts
 from pipeline.cli.terminal import NoticeOptions, notices_as
-from pipeline.engines.startup import READY, Listener, listening, tell_phase
+from pipeline.engines.startup import READY, Listener, current_listener, listening
 from pipeline.run.prepare import load_plan
 from tests.support.commands import pipeline
 from tests.support.paths import ROOT, SIM
@@ -57,10 +57,10 @@ def test_phases_go_to_who_listens_and_to_nobody_else() -> None:
         def phase(self, role: str, phase: str) -> None:
             heard.append((role, phase))
 
-    tell_phase("target", "unheard")
+    current_listener().phase("target", "unheard")
     with listening(Ear()):
-        tell_phase("target", "loading weights")
-    tell_phase("target", "unheard again")
+        current_listener().phase("target", "loading weights")
+    current_listener().phase("target", "unheard again")
     assert heard == [("target", "loading weights")]
 
 

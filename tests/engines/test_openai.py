@@ -123,16 +123,6 @@ def test_a_server_that_does_not_keep_to_max_tokens_is_cut_short() -> None:
     assert [(each.ids, each.text, each.finish_reason) for each in found.candidates] == [(ids, TOKENIZER.decode(ids), "length")]
 
 
-@pytest.mark.parametrize("field", ["reasoning_content", "reasoning"])
-def test_a_text_that_stands_elsewhere_is_read(field: str) -> None:
-    def moved(answer: dict[str, Any]) -> None:
-        first(answer).update({field: first(answer)["text"], "text": ""})
-
-    found = after(edited(moved), ask(), HOSTED)
-    assert isinstance(found, Completion)
-    assert found.candidates[0].text == written().removesuffix("<|end|>")
-
-
 # What is sent.
 
 
@@ -213,9 +203,8 @@ def test_a_wrong_key_is_named_by_its_variable(monkeypatch: pytest.MonkeyPatch, e
     assert KEY not in "".join(traceback.format_exception(caught.value))
 
 
-@pytest.mark.parametrize("value", ["  \n", "two words", "schlüssel"])
-def test_a_variable_that_holds_no_key_is_named(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
-    monkeypatch.setenv("SMALL_KEY", value)
+def test_a_variable_that_holds_no_key_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SMALL_KEY", "two words")
     with pytest.raises(GraphError, match=r"SMALL_KEY.* is not set, or is no key"):
         answers(VLLM, api_key_env="SMALL_KEY")
 
@@ -256,6 +245,7 @@ def at(fails: Mapping[str, Any]) -> Any:
         (HOSTED, {}, {"server": "vllm"}, "which `server: generic` would change: it answered 400: Unrecognized"),
         (VLLM, {"/completions": status(404)}, {}, "it answered 404: not now"),
         (VLLM, {"/models": status(503, "loading")}, {}, "answered 503: loading"),
+        (VLLM, {"/completions": status(503, "loading")}, {}, "answered 503: loading"),
         (VLLM, {"/models": hang}, {}, r"has not answered for 0\.5 s; start it, or check base_url"),
         (VLLM, {"": status(302, "", {"Location": "https://login.invalid/"})}, {}, "redirects to https://login.invalid/, which is not"),
         (VLLM, {"/models": raw(b'{"data": [{"id": "b"}]}')}, {}, "does not serve 'tiny'; known are"),

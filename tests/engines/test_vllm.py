@@ -1,6 +1,5 @@
 """Engine `vllm` on the CPU build: token-level speculation, adapters, death, and nothing left behind."""
 
-import json
 import math
 import os
 import signal
@@ -14,30 +13,17 @@ import psutil
 import pytest
 from anyio.from_thread import BlockingPortal
 from msgspec import structs
-from safetensors.numpy import save_file
 
 from pipeline.engine import Completion, Engine, Request
-from pipeline.engines.process.engine import WorkerEngine
 from pipeline.engines.vllm.backend import open_vllm
 from pipeline.errors import EngineDead
+from tests.support.adapters import write_adapter
 from tests.support.engines import PLAIN, ask_all, prompt_of
 
 pytestmark = [pytest.mark.vllm, pytest.mark.skipif(find_spec("vllm") is None, reason="vllm is not installed here")]
-_ADAPTER = "adapter_model.safetensors"
 TOKENS = 3
 """At most as many are speculated at a time."""
 PROBLEMS = [f"Finn has {n} coins. Finn finds {n // 2 + 1}. Finn loses 3. How many coins has Finn now?" for n in range(5, 25)]
-
-
-def adapter(folder: Path) -> Path:
-    """A LoRA adapter of rank 24 that turns the attention of the target's first layer upside down."""
-    config = {"peft_type": "LORA", "r": 24, "lora_alpha": 24, "target_modules": ["o_proj"], "task_type": "CAUSAL_LM", "bias": "none"}
-    (folder / "adapter_config.json").write_text(json.dumps(config))
-    noise = np.random.default_rng(0)
-    place = "base_model.model.model.layers.0.self_attn.o_proj"
-    sides = {"lora_A": (24, 128), "lora_B": (128, 24)}
-    save_file({f"{place}.{side}.weight": noise.normal(size=shape).astype("float32") for side, shape in sides.items()}, folder / _ADAPTER)
-    return folder
 
 
 def asked(engine: Engine, problem: str, **options: object) -> Request:
@@ -64,7 +50,7 @@ def test_speculation_keeps_the_distribution(portal: BlockingPortal, vllm_engines
     assert mean_logprob(speculating) == pytest.approx(mean_logprob(vllm_engines["target"]), abs=0.05)
 
 
-def test_speculation_is_counted(portal: BlockingPortal, speculating: Engine) -> None:
+def test_speculation_is_counted_and_a_choice_works_under_it(portal: BlockingPortal, speculating: Engine) -> None:
     engine = speculating
     portal.call(engine.generate, asked(engine, PROBLEMS[0]))
     counted = engine.statistics().speculation
@@ -73,10 +59,6 @@ def test_speculation_is_counted(portal: BlockingPortal, speculating: Engine) -> 
     assert 0 < counted.accepted_tokens < counted.draft_tokens <= TOKENS * counted.drafts
     assert sum(counted.accepted_by_position) == counted.accepted_tokens
     assert sorted(counted.accepted_by_position, reverse=True) == list(counted.accepted_by_position)
-
-
-def test_a_choice_works_under_speculation(portal: BlockingPortal, speculating: Engine) -> None:
-    engine = speculating
     options = tuple(engine.tokenizer.encode(digit)[-1] for digit in "0123")
     answer: Completion = portal.call(engine.generate, asked(engine, PROBLEMS[0], max_tokens=1, option_ids=options))
     assert answer.candidates[0].ids[0] in options
@@ -92,27 +74,15 @@ def test_scored_tokens_have_the_models_own_log_probabilities(portal: BlockingPor
     assert scored.candidates == ()
 
 
-def test_what_only_vllm_refuses_fails_one_request(portal: BlockingPortal, vllm_engines: Mapping[str, Engine]) -> None:
-    engine = vllm_engines["draft"]
-    with pytest.raises(Exception, match="request 'r': temperature must be in"):
-        portal.call(engine.generate, asked(engine, PROBLEMS[0], request_id="r", temperature=4.0))
-    assert portal.call(engine.generate, asked(engine, PROBLEMS[0], max_tokens=2)).candidates
-
-
-def descendants(engine: WorkerEngine) -> list[psutil.Process]:
-    return [psutil.Process(engine.pid), *psutil.Process(engine.pid).children(recursive=True)]
-
-
-def alive(processes: list[psutil.Process]) -> list[psutil.Process]:
-    return [p for p in psutil.wait_procs(processes, timeout=10)[1] if p.status() != psutil.STATUS_ZOMBIE]
-
-
 def test_an_adapter_is_part_of_every_request_and_a_killed_engine_leaves_nothing_behind(
     portal: BlockingPortal, vllm_engines: Mapping[str, Engine], tmp_path: Path
 ) -> None:
     """One engine of its own for both."""
     plain = portal.call(ask_all, vllm_engines["target"], [asked(vllm_engines["target"], problem) for problem in PROBLEMS])
-    spec = structs.replace(PLAIN.specs()["target"], lora_path=str(adapter(tmp_path)))
+    draw = np.random.default_rng(0).normal
+    sides = (draw(size=(24, 128)).astype("float32"), draw(size=(128, 24)).astype("float32"))
+    folder = write_adapter(tmp_path, {"model.layers.0.self_attn.o_proj": sides})  # turns the attention of the first layer upside down
+    spec = structs.replace(PLAIN.specs()["target"], lora_path=str(folder))
     found: list[psutil.Process] = []
 
     async def scene() -> None:
@@ -120,7 +90,7 @@ def test_an_adapter_is_part_of_every_request_and_a_killed_engine_leaves_nothing_
             engine = engines["target"]
             adapted = await ask_all(engine, [asked(engine, problem) for problem in PROBLEMS])
             assert sum(a.candidates[0].text == b.candidates[0].text for a, b in zip(plain, adapted, strict=True)) <= 2
-            found.extend(descendants(engine))
+            found.extend([psutil.Process(engine.pid), *psutil.Process(engine.pid).children(recursive=True)])
             deaths: list[EngineDead] = []
 
             async def ask(seed: int) -> None:
@@ -140,4 +110,4 @@ def test_an_adapter_is_part_of_every_request_and_a_killed_engine_leaves_nothing_
                 await engine.generate(asked(engine, PROBLEMS[0]))
 
     portal.call(scene)
-    assert alive(found) == []
+    assert [each for each in psutil.wait_procs(found, timeout=10)[1] if each.status() != psutil.STATUS_ZOMBIE] == []

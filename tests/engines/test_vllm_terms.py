@@ -74,7 +74,8 @@ def test_everything_is_said_and_nothing_left_to_the_models_defaults(terms: Any) 
         assert said == (1, 0.6, 0.9, 20, 0.1, ["\n\n"], [5])
         assert params.max_tokens == 37  # the context has 40 places
         assert params.detokenize
-    assert not terms.sampling_params(request(), 40, speculates=False)[0].detokenize
+    (greedy,) = terms.sampling_params(request(n=3), 40, speculates=False)
+    assert not greedy.detokenize
 
 
 @pytest.mark.parametrize("speculates", [False, True])
@@ -89,36 +90,18 @@ def stamps(queued: float, scheduled: float, first: float, last: float) -> Any:
     return SimpleNamespace(queued_ts=queued, scheduled_ts=scheduled, first_token_ts=first, last_token_ts=last)
 
 
-def whole(ids: Sequence[int], cached: int = 0, finish: str = "stop", metrics: Any = None, **lacking: Any) -> Any:
+def whole(ids: Sequence[int], cached: int | None) -> Any:
     """A final `RequestOutput` of a prompt of three tokens."""
-    said = output(ids, finish)
-    vars(said).update(lacking)
-    return SimpleNamespace(prompt_token_ids=[1, 2, 3], num_cached_tokens=cached, outputs=[said], metrics=metrics, prompt_logprobs=None)
+    return SimpleNamespace(prompt_token_ids=[1, 2, 3], num_cached_tokens=cached, outputs=[output(ids)], metrics=None, prompt_logprobs=None)
 
 
-def test_greedy_candidates_are_computed_once(terms: Any) -> None:
-    asked = request(n=3)
-    assert len(terms.sampling_params(asked, 40, speculates=False)) == 1
-    completion = terms.completion(asked, [whole([4, 9], 2)], decode, EOS)
-    assert [c.ids for c in completion.candidates] == [(4,)] * 3
-    assert (completion.usage.input_tokens, completion.usage.cached_input_tokens, completion.usage.output_tokens) == (3, 2, 2)
-
-
-@pytest.mark.parametrize(
-    ("cached", "states"),
-    [
-        ((0, 2, 2), 0),  # the first computes the prompt, the others find it
-        ((2, 0, 2), 0),
-        ((2, 2, 2), 2),
-        ((None, None, None), 0),
-    ],
-)
-def test_of_several_candidates_the_one_with_the_least_in_the_cache_speaks(terms: Any, cached: Sequence[Any], states: int) -> None:
-    asked = request(n=3, temperature=1.0)
-    outputs = [whole([4], found, "stop") for found in cached]
-    completion = terms.completion(asked, outputs, decode, EOS)
-    assert completion.usage.cached_input_tokens == states
-    assert completion.usage.output_tokens == 3
+def test_greedy_candidates_are_computed_once_and_of_others_the_one_with_the_least_in_the_cache_speaks(terms: Any) -> None:
+    greedy = terms.completion(request(n=3), [whole([4, 9], 2)], decode, EOS)
+    assert [c.ids for c in greedy.candidates] == [(4,)] * 3
+    assert (greedy.usage.input_tokens, greedy.usage.cached_input_tokens, greedy.usage.output_tokens) == (3, 2, 2)
+    for cached, states in (((2, 0, 2), 0), ((2, 2, 2), 2), ((None, None, None), 0)):
+        sampled = terms.completion(request(n=3, temperature=1.0), [whole([4], each) for each in cached], decode, EOS)
+        assert (sampled.usage.cached_input_tokens, sampled.usage.output_tokens) == (states, 3)
 
 
 def test_stamps_become_durations(terms: Any) -> None:
@@ -148,14 +131,10 @@ def test_any_argument_reaches_vllm_beside_what_this_package_sets(terms: Any) -> 
         AsyncEngineArgs(**arguments(terms, args={"no_such": 1}))
 
 
-def test_the_cpu_build_has_defaults_that_args_override(terms: Any) -> None:
-    found = arguments(terms, on_cpu=True, args={"max_model_len": 20_000, "kv_cache_memory_bytes": 1})
-    assert (found["enable_chunked_prefill"], found["max_num_batched_tokens"], found["kv_cache_memory_bytes"]) == (False, 20_000, 1)
-
-
-def test_adapters_have_slots_of_their_rank(terms: Any, tmp_path: Path) -> None:
+def test_the_cpu_build_has_defaults_that_args_override_and_adapters_have_slots_of_their_rank(terms: Any, tmp_path: Path) -> None:
     path = str(write_adapter(tmp_path, noise(0), r=4, rank_pattern={"k_proj": 20}))
-    found = arguments(terms, on_cpu=True, adapters={"a": path, "b": path})
+    found = arguments(terms, on_cpu=True, args={"max_model_len": 20_000, "kv_cache_memory_bytes": 1}, adapters={"a": path, "b": path})
+    assert (found["enable_chunked_prefill"], found["max_num_batched_tokens"], found["kv_cache_memory_bytes"]) == (False, 20_000, 1)
     assert (found["max_loras"], found["max_lora_rank"]) == (2, 32)
     assert "max_loras" not in arguments(terms)
 
@@ -166,7 +145,6 @@ def test_adapters_have_slots_of_their_rank(terms: Any, tmp_path: Path) -> None:
         ({"args": {"model": "x"}}, "args must not hold `model`: set it next to `args`"),
         ({"args": {"max_loras": 2}}, "args must not hold `max_loras`: `adapters` and `lora_path` set it"),
         ({"devices": (1,), "args": {"tensor_parallel_size": 2}}, "`devices` names the GPUs 1, but `tensor_parallel_size` is 2"),
-        ({"devices": (1, 1), "args": {"tensor_parallel_size": 2}}, "`devices` names the GPUs 1, 1, but"),
     ],
 )
 def test_what_is_set_elsewhere_is_refused(fields: dict[str, Any], said: str) -> None:

@@ -10,7 +10,6 @@ but `NoAnswer` is raised. What every engine's answer must be, `pipeline.engines.
 
 import math
 import re
-from codecs import BOM_UTF8
 from collections.abc import Mapping
 from typing import Annotated, Any, NamedTuple
 
@@ -163,8 +162,6 @@ class Choice(Struct, frozen=True):
     """Any other is no end of a text: a server that was stopped, a filter, a call of a tool."""
     index: int | None = None
     text: str | None = None
-    reasoning_content: str | None = None
-    reasoning: str | None = None
     token_ids: tuple[Annotated[int, Meta(ge=0, lt=1 << 31)], ...] | None = None
     logprobs: Logprobs | None = None
     stop_reason: Stop | UnsetType = UNSET
@@ -172,13 +169,6 @@ class Choice(Struct, frozen=True):
     prompt_logprobs: tuple[dict[str, TokenLogprob] | None, ...] | None = None
     prompt_token_ids: Raw = _NULL
     """The prompt, which vLLM repeats with every candidate."""
-
-    @property
-    def written(self) -> str:
-        """The text, which some servers put elsewhere where all of it is a thought."""
-        if (text := self.text or self.reasoning_content or self.reasoning or self.text) is None:
-            raise _malformed("has no text")
-        return text
 
     @property
     def places(self) -> list[tuple[float, dict[str, float]]]:
@@ -217,10 +207,8 @@ def body_in(reply: Reply) -> Body:
     """The answer that a reply holds; raises `NoAnswer` for a refusal and for what is no answer."""
     if reply.status not in (200, 201):
         raise refusal_of(reply)
-    if reply.headers.get("Content-Type", "").startswith("text/event-stream"):
-        raise _malformed("streams, though not asked to")
     try:
-        return _BODY.decode(reply.content.removeprefix(BOM_UTF8))
+        return _BODY.decode(reply.content)
     except msgspec.ValidationError as error:
         words = words_in(reply.content)
         failure = NoAnswer("failing", f"answered with an error: {quoted(words)}") if words else _malformed(f"is not a completion: {error}")
@@ -349,7 +337,9 @@ def _end_of_text(request: Request, choice: Choice, terms: Terms) -> tuple[str, F
     # The stop reason of each text that can end a candidate; None for an end of sequence that is no stop id.
     stops: dict[str, Stop] = {terms.tokenizer.decode([token]): None for token in terms.tokenizer.eos_ids}
     stops |= {terms.tokenizer.decode([token]): token for token in request.stop_ids} | {stop: stop for stop in request.stop}
-    text, finish, trimmed = choice.written, choice.finish_reason, choice.stop_reason
+    text, finish, trimmed = choice.text, choice.finish_reason, choice.stop_reason
+    if text is None:
+        raise _malformed("has no text")
     if found := [(start, start + len(stop), reason) for stop, reason in stops.items() if (start := text.find(stop)) >= 0]:
         start, end, reason = min(found, key=lambda each: each[:2])
         return text[: start if reason is None else end], "stop", reason

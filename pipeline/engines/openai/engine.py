@@ -23,7 +23,7 @@ from pipeline.engines.models import resolve
 from pipeline.engines.openai.client import NoAnswer, Server, quoted, read_key
 from pipeline.engines.openai.completions import CLOSE, Body, Prompt, Terms, body_in, body_of, completion_of, prompt_of, refusal_of
 from pipeline.engines.openai.spec import OpenAISpec
-from pipeline.engines.startup import READY, tell_phase
+from pipeline.engines.startup import READY, current_listener
 from pipeline.engines.tokenizer import HFTokenizer
 from pipeline.engines.validate import validate_request
 from pipeline.errors import BadCompletion, EngineDead, EngineUnavailable, GraphError, RequestRefused, did_you_mean
@@ -213,8 +213,8 @@ async def open_openai(specs: Mapping[str, OpenAISpec]) -> AsyncIterator[Mapping[
 
 
 async def _open(role: str, spec: OpenAISpec, server: Server, one: anyio.CapacityLimiter) -> OpenAIEngine:
-    where, url = f"engine {role!r}", server.url
-    tell_phase(role, f"connecting to {url}")
+    where, url, phase = f"engine {role!r}", server.url, partial(current_listener().phase, role)
+    phase(f"connecting to {url}")
     models = await listed_models(where, server, spec.api_key_env)
     model = _served(where, url, models, spec.model)
     for name, served in spec.adapters.items():
@@ -222,9 +222,9 @@ async def _open(role: str, spec: OpenAISpec, server: Server, one: anyio.Capacity
     lengths = [length for length in (model.max_model_len, spec.max_model_len) if length is not None and length > 0]
     if (max_model_len := min(lengths, default=None)) is None:
         raise GraphError(where, f"{url} does not report the context length of {spec.model!r}; set max_model_len")
-    tell_phase(role, "loading the tokenizer")
+    phase("loading the tokenizer")
     tokenizer = await anyio.to_thread.run_sync(_load_tokenizer, role, spec, abandon_on_cancel=True, limiter=one)
-    tell_phase(role, "asking what the server can do")
+    phase("asking what the server can do")
     terms, body = await _terms(where, server, spec, tokenizer, model)
     facts: dict[str, Fact] = {"answers": "model", "servers": (url,), "server": model.owned_by or "unknown", "cannot": terms.cannot}
     facts |= {"prompts": "ids" if terms.ids else "text"} | (await _cache_facts(server) if model.owned_by == "vllm" else {})
@@ -237,7 +237,7 @@ async def _open(role: str, spec: OpenAISpec, server: Server, one: anyio.Capacity
         hidden = "a special token of its model: no thought ends unless the server shows those (llama-server: --special)"
         closing = [text for text, id_ in tokenizer.special_ids.items() if CLOSE.fullmatch(text) and tokenizer.hides(id_)]
         doubts += [f"returns text, and {text} is {hidden}" for text in closing]
-    tell_phase(role, READY)
+    phase(READY)
     return OpenAIEngine(role, server, terms, tokenizer, max_model_len, facts | {"doubts": tuple(f"its server {each}" for each in doubts)})
 
 
@@ -290,14 +290,7 @@ async def _terms(where: str, server: Server, spec: OpenAISpec, tokenizer: Tokeni
     # vLLM is sent a text, too: it repeats the ids that its own tokenizer makes of that.
     sent = Prompt(tokenizer.decode(request.prompt_ids), prompt.tokens) if ids else prompt
     try:
-        ask = partial(_asked, server, request, sent, terms, 1, ASK_S)
-        try:
-            body = await ask()
-        except NoAnswer as found:
-            if found.verdict not in ("busy", "failing"):
-                raise
-            await anyio.sleep(FIRST_PAUSE_S)
-            body = await ask()
+        body = await _asked(server, request, sent, terms, 1, ASK_S)
         if not ids:
             adds_bos = body.count("prompt_tokens") == prompt.tokens + 1
             terms = structs.replace(terms, adds_bos=adds_bos, logprobs=any(choice.logprobs for choice in body.choices))
