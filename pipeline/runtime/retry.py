@@ -22,7 +22,6 @@ CHECKS = 32
 _SHORTEST_S = 1e-6
 """A clock may not show a shorter sleep than this many seconds."""
 
-
 UNREADABLE = 4
 """The maximum number of repetitions of a request that got an invalid answer: with its seed it mostly gets the same one again."""
 

@@ -8,8 +8,6 @@ import re
 from collections.abc import Callable
 from typing import Protocol
 
-from msgspec import Struct
-
 from pipeline.errors import EngineDead, RunError
 from pipeline.runtime.retry import CallCancelled
 from pipeline.store.rows import CallRow, ChainRow, StepRow
@@ -106,24 +104,31 @@ class FirstRows(NoRows):
             raise RunError(f"{alike}; mend that, and resume with --retry-failed")
 
 
-class _Streak(Struct):
+class _Streak:
     """Failures of one engine since it answered last."""
 
-    since_ns: int
-    error: str = ""
-    """What the latest attempt met."""
-    next_attempt: int = 0
-    """Number of the attempt that follows it, from 1."""
-    waiting: dict[str, str] = {}
-    """By the id of each request that has failed, its chain."""
-    told: bool = False
+    def __init__(self, first: CallRow) -> None:
+        self.since_ns, self._latest, self.told = first.end_unix_ns, first, False
+        self.waiting: dict[str, str] = {}
+        """By the id of each request that has failed, its chain."""
+
+    def fail(self, row: CallRow, quiet: bool) -> bool:
+        """Take note of a failed attempt; whether to tell it now: not the first, as a final refusal has no second."""
+        self._latest, tells = row, quiet and row.attempt > 0 and not self.told
+        self.waiting[row.request_id] = row.chain_id
+        self.told = self.told or tells
+        return tells
+
+    def end(self, chain_id: str) -> None:
+        """A chain is over."""
+        self.waiting = {request: chain for request, chain in self.waiting.items() if chain != chain_id}
 
     @property
     def sentence(self) -> str:
         """Why nothing happens."""
-        count = len(self.waiting)
+        count, row = len(self.waiting), self._latest
         calls = "1 call waits for its next attempt" if count == 1 else f"{count} calls wait for their next attempt"
-        return f"{self.error}; {calls}, number {self.next_attempt}"
+        return f"{row.error_message or row.error_type}; {calls}, number {row.attempt + 2}"
 
 
 class Setbacks(NoRows):
@@ -147,14 +152,10 @@ class Setbacks(NoRows):
         if row.error_type in (CallCancelled.__name__, EngineDead.__name__):
             return
         if (streak := self._streaks.get(row.engine)) is None:
-            streak = self._streaks[row.engine] = _Streak(row.end_unix_ns)
-        streak.error, streak.next_attempt = row.error_message or row.error_type, row.attempt + 2
-        streak.waiting[row.request_id] = row.chain_id
-        quiet = row.engine not in self._answered or row.end_unix_ns - streak.since_ns >= QUIET_NS
-        if row.attempt and quiet and not streak.told:  # a refusal that is final has no second attempt
-            streak.told = True
+            streak = self._streaks[row.engine] = _Streak(row)
+        if streak.fail(row, row.engine not in self._answered or row.end_unix_ns - streak.since_ns >= QUIET_NS):
             self._tell(streak.sentence)
 
     def chain(self, row: ChainRow) -> None:
         for streak in self._streaks.values():
-            streak.waiting = {request: chain for request, chain in streak.waiting.items() if chain != row.chain_id}
+            streak.end(row.chain_id)

@@ -29,11 +29,6 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self._most_timers = FEW_TIMERS
         super().__init__(_JumpingSelector(self._jump))
 
-    @property
-    def timers(self) -> int:
-        """The number of timers that are kept, cancelled ones included."""
-        return len(self._timers)
-
     def time(self) -> float:
         """The virtual time in seconds."""
         return self._now

@@ -76,8 +76,10 @@ class GenerateStage(EngineStage):
         if not completions:
             return Outcome()
         [candidate] = completions[0].candidates
-        if self.spec.unit == "response":
-            return self._response(self.whole(candidate, self.begun(chain)))
+        if self.spec.unit == "response":  # one that was cut at its last token leaves what it wrote, and the chain continues
+            candidate = self.whole(candidate, self.begun(chain))
+            thought, answer = self._split(candidate)
+            return Outcome(step=thought, decision="written", answer=answer, finishes=candidate.finish_reason == "stop")
         [step] = self.spans([candidate], chain)
         return Outcome(step=step, decision=self._decision(chain))
 
@@ -89,11 +91,6 @@ class GenerateStage(EngineStage):
         if chain.candidates and str(self.spec.when).endswith(".passed"):
             return "unverified"
         return "first_steps" if self.spec.first_steps and not chain.candidates else "written"
-
-    def _response(self, candidate: Candidate) -> Outcome:
-        """The outcome of a response; one that was cut at its last token leaves what it wrote, and the chain continues."""
-        thought, answer = self._split(candidate)
-        return Outcome(step=thought, decision="written", answer=answer, finishes=candidate.finish_reason == "stop")
 
     def _within(self, answer: Span) -> Span:
         """What follows a thought, without what it has beyond the tokens of an answer."""

@@ -128,7 +128,8 @@ class LikelihoodStage(EngineStage):
             return self.unjudged(chain)
         distinct, answers = self._distinct(chain), iter(completions)
         logprobs = [next(answers).scored_logprobs if ids else () for ids in distinct.values()]
-        values = [self._statistic(each) for each in logprobs]
+        statistic = fmean if self.spec.statistic == "mean" else min
+        values = [statistic(each) if each else -math.inf for each in logprobs]
         best = max(range(len(values)), key=values.__getitem__)
         accepted = bool(logprobs[best]) and values[best] >= self.spec.threshold
         probs, mass = probabilities([math.fsum(each) if each else -math.inf for each in logprobs])
@@ -150,12 +151,6 @@ class LikelihoodStage(EngineStage):
     def _distinct(self, chain: Chain) -> dict[int, tuple[int, ...]]:
         """The token ids, in the engine's vocabulary, of each distinct candidate, by its index."""
         return {i: tuple(chain.translate(chain.candidates[i], self.role)) for i in chain.distinct_candidates()}
-
-    def _statistic(self, logprobs: Sequence[float]) -> float:
-        """The statistic that the spec names, in nats per token; -inf of a candidate without tokens."""
-        if not logprobs:
-            return -math.inf
-        return fmean(logprobs) if self.spec.statistic == "mean" else min(logprobs)
 
 
 KIND = StageKind(spec=ScoreSpec, build=ScoreStage)

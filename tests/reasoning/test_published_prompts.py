@@ -1,6 +1,6 @@
 """Prompts of the papers' code over the templates of R1 and QwQ, and every form that a graph can ask for, against hand-written ones."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -134,35 +134,24 @@ def test_a_score_has_the_form_that_its_graph_gives_it(chat: Chat, form: str, how
     assert judged(prompt, builder) == ["Two.\n\n"]
 
 
-@pytest.mark.parametrize(("none_at", "named", "none"), [("first", ["A", "B", "C"], "A"), ("last", ["A", "B", "C"], "C")])
-def test_the_option_that_rejects_all_has_the_first_or_the_last_label(none_at: str, named: list[str], none: str) -> None:
-    choose = ChoosePrompt(
-        turn="{{candidates}}{{none}}Which?",
-        candidate="<{{label}}> {{candidate}}\n",
-        none="<{{label}}> none\n",
-        none_at=none_at,  # type: ignore[arg-type]
-        labels=tuple("ABCD"),
-    )
-    builder = builder_of(R1, Prompts(choose=choose))
-    prompt = builder.choose(builder.generation(PROBLEM), [encoded(builder, text) for text in ("x\n", "y")])
-    shown = [label for label in named if label != none]
-    text = f"<{shown[0]}> x\n<{shown[1]}> y\n<{none}> none\nWhich?"
-    assert text in builder.tokenizer.decode(prompt.ids)
-    assert options(prompt, builder) == named
-    assert judged(prompt, builder) == [{shown[0]: "x\n", shown[1]: "y", none: ""}[label] for label in named]
-
-
 @pytest.mark.parametrize(
-    "turn", ["{{problem}}: {{candidates}} after {{thought}} which?", "{{problem}}: after {{thought}} {{candidates}} which?"]
+    "turn", ["{{candidates}}{{none}} after {{thought}} {{problem}}", "{{problem}}: after {{thought}} {{candidates}}{{none}}"]
 )
-def test_candidates_are_judged_wherever_the_thought_stands(turn: str) -> None:
-    choose = ChoosePrompt(form="alone", turn=turn, candidate="<{{label}}> {{candidate}}\n", none="", labels=tuple("ABCD"))
+@pytest.mark.parametrize(
+    ("none_at", "said", "named"),
+    [("first", "<B> x\n<C> y\n<A> none\n", ["", "x\n", "y"]), ("last", "<A> x\n<B> y\n<C> none\n", ["x\n", "y", ""])],
+)
+def test_candidates_are_judged_wherever_they_stand_and_none_has_the_first_or_the_last_label(
+    turn: str, none_at: str, said: str, named: list[str]
+) -> None:
+    wording = {"candidate": "<{{label}}> {{candidate}}\n", "none": "<{{label}}> none\n"}
+    choose: Any = ChoosePrompt(form="alone", turn=turn, none_at=none_at, labels=tuple("ABCD"), **wording)  # type: ignore[arg-type]
     builder = builder_of(R1, Prompts(choose=choose))
     begun = builder.generation(PROBLEM)
-    context = [*begun, *encoded(builder, "One.\n\n")]
     candidates = [encoded(builder, text) for text in ("x\n", "y")]
-    prompt = builder.choose(context, candidates, reject=False, problem=PROBLEM, begin=len(begun))
-    assert judged(prompt, builder) == ["x\n", "y"]
+    prompt = builder.choose([*begun, *encoded(builder, "One.\n\n")], candidates, problem=PROBLEM, begin=len(begun))
+    assert said in builder.tokenizer.decode(prompt.ids)
+    assert (options(prompt, builder), judged(prompt, builder)) == (["A", "B", "C"], named)
 
 
 def test_labels_and_marks_that_the_tokenizer_does_not_have_are_named() -> None:
@@ -171,7 +160,6 @@ def test_labels_and_marks_that_the_tokenizer_does_not_have_are_named() -> None:
     assert builder.flaw(builder.prompts.choose, ("1", "zxq")) == (
         "its engine's tokenizer has no single token for the label 'zxq' after 'Best candidate: '"
     )
-
     with pytest.raises(GraphError, match=r"its tokenizer has no token '\[/THINK\]', set in `prompts\.thought`"):
         builder_of(R1, Prompts(thought=Marks(open="[THINK]", close="[/THINK]")))
 
