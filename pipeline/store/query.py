@@ -12,7 +12,7 @@ columns and row groups that a query needs are read of them.
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import gettempdir
@@ -61,7 +61,6 @@ STREAMED = 1_000
 _WHOLE = '"a whole row"'
 """A row in SQL: a name that no column has."""
 _SETTINGS: dict[str, Any] = {"autoinstall_known_extensions": False, "autoload_known_extensions": False}
-_PATTERN = re.compile(r"[*?\[]")
 
 
 class Query:
@@ -89,7 +88,6 @@ class Query:
                 folder_id(folder)
             named = [*zip(self.names, folders, strict=True)]
             self._unopened = {table: [source for run in named for source in _sources(*run, table)] for table in TABLES if named}
-            self._offered: dict[str, Callable[[], None]] = {}
         except BaseException:
             self._connection.close()
             raise
@@ -120,7 +118,7 @@ class Query:
     def arrow(self, sql: str | Path, **params: Any) -> pa.Table:
         """The result of a query as an Arrow table."""
         with self._errors_of_files():
-            return self._relation(sql, params).to_arrow_table()
+            return self._connection.sql(self._named(sql), params=params).to_arrow_table()
 
     def stream(self, sql: str | Path, **params: Any) -> Iterator[tuple[Any, ...]]:
         """The rows of a query one after the other, for results that need not be in memory; no other query may be asked meanwhile."""
@@ -141,7 +139,7 @@ class Query:
     def batches(self, sql: str | Path, size: int = BATCH_ROWS, **params: Any) -> Iterator[pa.RecordBatch]:
         """The result of a query in Arrow batches of `size` rows, which need not be in memory together."""
         with self._errors_of_files():
-            yield from self._relation(sql, params).to_arrow_reader(size)
+            yield from self._connection.sql(self._named(sql), params=params).to_arrow_reader(size)
 
     def select(self, sql: str) -> "duckdb.DuckDBPyRelation":
         """The result of a user's query: `.df()` makes it a pandas DataFrame, `.pl()` one of Polars, `.arrow()` Arrow batches, and
@@ -152,18 +150,9 @@ class Query:
         import duckdb
 
         with self.errors_of_sql():
-            statements = self._connection.extract_statements(sql)
-            if len(statements) != 1:
-                raise UsageError(f"SQL: {len(statements)} statements; expected one query")
-            if statements[0].type != duckdb.StatementType.SELECT:
-                raise UsageError(
-                    f"SQL: {statements[0].type.name} statements are not allowed; expected a query that begins with SELECT, FROM or WITH"
-                )
-            return self._relation(sql)
-
-    def offer(self, table: str, make: Callable[[], None]) -> None:
-        """Call `make` for a further table when a query names it first."""
-        self._offered[table] = make
+            if [each.type for each in self._connection.extract_statements(sql)] != [duckdb.StatementType.SELECT]:
+                raise UsageError("SQL: expected one query, which begins with SELECT, FROM or WITH")
+            return self._connection.sql(self._named(sql))
 
     def copy(self, sql: str, path: Path, options: str) -> int:
         """Write the result of a query into a file; the number of rows. `options` are those of DuckDB's COPY.
@@ -213,16 +202,10 @@ class Query:
     def _execute(self, sql: str | Path, params: Mapping[str, Any]) -> "duckdb.DuckDBPyConnection":
         return self._connection.execute(self._named(sql), params)
 
-    def _relation(self, sql: str | Path, params: Mapping[str, Any] | None = None) -> "duckdb.DuckDBPyRelation":
-        return self._connection.sql(self._named(sql), params=params)
-
     def _named(self, sql: str | Path) -> str:
         """The text of a query, after making the tables that it names."""
         text = sql.read_text() if isinstance(sql, Path) else sql
-        words = set(re.findall(r"\w+", text.lower()))
-        for table in words & self._offered.keys():
-            self._offered.pop(table)()
-        for table in words & self._unopened.keys():
+        for table in words_of(text) & self._unopened.keys():
             self._open(table)
         return text
 
@@ -266,6 +249,11 @@ class Query:
         except duckdb.Error as error:
             tables = f"; the tables are {', '.join(TABLES)}" if isinstance(error, duckdb.CatalogException) else ""
             raise UsageError(f"SQL: {_said(error)}{tables}") from error
+
+
+def words_of(sql: str) -> set[str]:
+    """The words of a query in lower case, the names of its tables among them."""
+    return set(re.findall(r"\w+", sql.lower()))
 
 
 def check_readable(*folders: Path) -> None:
@@ -317,7 +305,7 @@ def _sources(run: str, folder: Path, table: str) -> Iterator[_Source]:
 
 def _path(file: Path) -> str:
     """A file in SQL that names it alone, whatever characters of patterns are in its path."""
-    return _quoted(_PATTERN.sub(r"[\g<0>]", str(file)))
+    return _quoted(re.sub(r"[*?\[]", r"[\g<0>]", str(file)))
 
 
 def _quoted(text: str) -> str:

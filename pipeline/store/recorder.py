@@ -7,7 +7,7 @@ added. Adding it never waits; only `room`, before a new chain, may.
 
 import math
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import anyio
@@ -28,62 +28,49 @@ CLOSE_S = 60.0
 """Most seconds for writing the last rows and the footers at the end."""
 
 
-class RecorderStatistics(Struct, frozen=True):
-    """Counts of the recorder at one moment."""
-
-    waiting: int
-    """Rows not yet written, those being written included."""
-    written: int
-    """Rows that the store has written."""
-
-
 class Recorder:
     """Collects the rows of a run and writes them to a store. Made by `open_recorder`; not for use from several threads."""
 
     def __init__(self, store: RunStore, virtual: bool) -> None:
         self._store, self._virtual = store, virtual
-        self._problems: list[ProblemRow] = []
-        self._calls: list[CallRow] = []
-        self._steps: list[StepRow] = []
-        self._chains: list[ChainRow] = []
-        self._waiting = self._being_written = self._written = 0
-        self._due = 0.0  # when the oldest waiting row is to be written, by the real clock
+        self._rows = _no_rows()
+        self._unwritten = self._being_written = 0
+        self.written = 0
+        """Rows that the store has written."""
         self.error: RunFolderError | None = None
         """The first write that failed."""
+        self._due = 0.0  # when the oldest waiting row is to be written, by the real clock
         self._shield = CancelScope()
         self._any_waiting, self._enough_waiting, self._drained = Event(), Event(), Event()
         self._writing = anyio.Lock()
 
+    @property
+    def waiting(self) -> int:
+        """Rows not yet written, those being written included."""
+        return self._unwritten + self._being_written
+
     def problem(self, row: ProblemRow) -> None:
         """Record one problem that came while the run went on; the store must have the table."""
-        self._problems.append(row)
-        self._count()
+        self._add("problems", row)
 
     def call(self, row: CallRow) -> None:
         """Record one engine request."""
-        self._calls.append(row)
-        self._count()
+        self._add("calls", row)
 
     def step(self, row: StepRow) -> None:
         """Record one committed step."""
-        self._steps.append(row)
-        self._count()
+        self._add("steps", row)
 
     def chain(self, row: ChainRow) -> None:
         """Record one finished chain, after its calls and steps."""
-        self._chains.append(row)
-        self._count()
+        self._add("chains", row)
 
     async def room(self) -> None:
         """Wait until fewer than `MOST_ROWS` rows are unwritten; raise `RunFolderError` once writing has failed."""
-        while self._waiting + self._being_written >= MOST_ROWS and not self.error:
+        while self.waiting >= MOST_ROWS and not self.error:
             await self._drained.wait()
         if self.error:
             raise self.error
-
-    def statistics(self) -> RecorderStatistics:
-        """Counts of rows since the start."""
-        return RecorderStatistics(self._waiting + self._being_written, self._written)
 
     async def write(self) -> None:
         """Write rows as they come, until cancelled; raise `RunFolderError` when the folder cannot be written."""
@@ -108,21 +95,24 @@ class Recorder:
             self._shield.cancel()
             raise RunFolderError(f"{self._store.folder}: the last rows were not written within {CLOSE_S:g} s")
 
-    def _count(self) -> None:
-        self._waiting += 1
-        if self._waiting == 1:
+    def _add(self, table: str, row: Struct) -> None:
+        self._rows[table].append(row)
+        self._unwritten += 1
+        if self._unwritten == 1:
             self._any_waiting.set()
             self._due = time.monotonic() + WRITE_EVERY_S
-        elif self._waiting == WRITE_ROWS or (self._virtual and time.monotonic() >= self._due):
+        elif self._unwritten == WRITE_ROWS or (self._virtual and time.monotonic() >= self._due):
             self._enough_waiting.set()
 
     async def _drain(self) -> None:
         """Hand all waiting rows to the store."""
         async with self._writing:
-            rows = self._take()
+            rows, self._rows = self._rows, _no_rows()
+            self._being_written, self._unwritten = self._unwritten, 0
+            self._any_waiting, self._enough_waiting = Event(), Event()
             try:
-                await self._call_store(self._store_rows, rows)
-                self._written += self._being_written
+                await self._call_store(self._append, rows)
+                self.written += self._being_written
             except RunFolderError as error:
                 self.error = self.error or error
                 raise
@@ -131,27 +121,22 @@ class Recorder:
                 self._drained.set()
                 self._drained = Event()
 
-    def _take(self) -> dict[str, Sequence[Struct]]:
-        rows: dict[str, Sequence[Struct]] = {"calls": self._calls, "steps": self._steps, "chains": self._chains}
-        rows = {"problems": self._problems, **rows} if self._problems else rows
-        self._problems, self._calls, self._steps, self._chains = [], [], [], []
-        self._being_written, self._waiting = self._waiting, 0
-        self._any_waiting, self._enough_waiting = Event(), Event()
-        return rows
-
-    def _store_rows(self, rows: dict[str, Sequence[Struct]]) -> None:
-        """Append problems, calls, steps, then chains. After a write that failed nothing more is written, so that no table gets ahead of the
-        calls that its rows rest on."""
-        if self.error is not None:
-            return
+    def _append(self, rows: dict[str, list[Struct]]) -> None:
+        """After a write that failed nothing more is written, so that no table gets ahead of the calls that its rows rest on."""
         for table, its_rows in rows.items():
-            self._store.append(table, its_rows)
+            if its_rows and self.error is None:
+                self._store.append(table, its_rows)
 
     async def _call_store(self, call: Callable[..., None], *args: object) -> None:
         if self._virtual:
             call(*args)
         else:
             await to_thread.run_sync(call, *args, abandon_on_cancel=True)
+
+
+def _no_rows() -> dict[str, list[Struct]]:
+    """For the tables in the order in which they are written: the rows of one rest on those of the tables before it."""
+    return {"problems": [], "calls": [], "steps": [], "chains": []}
 
 
 @asynccontextmanager

@@ -40,8 +40,8 @@ async def _record_some(folder: Path, blank: Blank, virtual: bool) -> None:
                 recorder.step(blank(StepRow))
                 recorder.chain(blank(ChainRow))
                 await recorder.room()
-    assert recorder.statistics().waiting == 0
-    assert recorder.statistics().written == 3006
+    assert recorder.waiting == 0
+    assert recorder.written == 3006
     assert pq.read_table(folder / "calls")["call_index"].to_pylist() == list(range(3000))
     assert [rows_of(folder, table) for table in ("steps", "chains")] == [3, 3]
 
@@ -64,10 +64,10 @@ async def test_virtual_rows_are_written_as_they_pile_up(tmp_path: Path, blank: B
         for _ in range(3):
             recorder.call(blank(CallRow))
         await anyio.sleep(3600)
-        assert recorder.statistics().written == 0
+        assert recorder.written == 0
         recorder.call(blank(CallRow))
         await anyio.sleep(1e-6)
-        assert (recorder.statistics().waiting, recorder.statistics().written) == (0, 4)
+        assert (recorder.waiting, recorder.written) == (0, 4)
 
 
 async def test_virtual_rows_wait_no_longer_by_the_real_clock(tmp_path: Path, blank: Blank, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,7 +76,7 @@ async def test_virtual_rows_wait_no_longer_by_the_real_clock(tmp_path: Path, bla
         recorder.call(blank(CallRow))
         recorder.call(blank(CallRow))
         await anyio.sleep(1e-6)
-        assert recorder.statistics().written == 2
+        assert recorder.written == 2
 
 
 @REAL
@@ -85,7 +85,7 @@ async def test_a_single_row_is_written_within_the_interval(tmp_path: Path, blank
     async with open_recorder(RunStore(tmp_path), virtual=False) as recorder:
         recorder.call(blank(CallRow))
         with anyio.fail_after(HANGS_S):
-            while not recorder.statistics().written:  # noqa: ASYNC110  (to poll is what a display does)
+            while not recorder.written:  # noqa: ASYNC110  (to poll is what a display does)
                 await anyio.sleep(0.002)
 
 
@@ -122,11 +122,11 @@ async def test_room_waits_for_a_slow_disk(tmp_path: Path, blank: Blank, monkeypa
         with anyio.move_on_after(0.03) as waited:
             await recorder.room()
         assert waited.cancelled_caught
-        assert recorder.statistics().waiting == 8
+        assert recorder.waiting == 8
         store.gate.set()
         with anyio.fail_after(HANGS_S):
             await recorder.room()
-        assert recorder.statistics().written == 8
+        assert recorder.written == 8
 
 
 async def test_room_lets_virtual_rows_be_written(tmp_path: Path, blank: Blank, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,7 +136,7 @@ async def test_room_lets_virtual_rows_be_written(tmp_path: Path, blank: Blank, m
         for _ in range(20):
             recorder.call(blank(CallRow))
         await recorder.room()
-        assert (recorder.statistics().waiting, recorder.statistics().written) == (0, 20)
+        assert (recorder.waiting, recorder.written) == (0, 20)
 
 
 async def _lose_the_folder(folder: Path, blank: Blank, virtual: bool) -> None:

@@ -1,7 +1,6 @@
 """`pipeline query RUN... SQL`: what run folders hold, asked in SQL."""
 
 from collections.abc import Iterable, Iterator, Mapping
-from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from pipeline.cli.terminal import print_json, print_line
 from pipeline.errors import RunFolderError, UsageError, boundary, reason
 from pipeline.export.answers_file import write_query
 from pipeline.files import whole_file
-from pipeline.store.query import Query
+from pipeline.store.query import Query, words_of
 
 FORMATS = (".parquet", ".csv", ".json", ".jsonl")
 MAX_ROWS = 100
@@ -50,7 +49,8 @@ def query(runs: tuple[Located, ...], sql: str, output: Path | None, overwrite: b
         check_output(output, overwrite)
     folders = [run.path for run in runs]
     with Query(*folders) as asked, asked.errors_of_sql():
-        asked.offer("runs", partial(_make_runs, asked))
+        if "runs" in words_of(text):
+            _make_runs(asked)
         found = asked.select(text)
         if output is not None:
             with boundary(RunFolderError, str(output), foreign=OSError):
