@@ -225,35 +225,6 @@ class Chain:
     thought: the state of the chain. Ids take four bytes each, as there are millions of them.
     """
 
-    __slots__ = (
-        "_delimiter",
-        "_distinct",
-        "_limits",
-        "_roles",
-        "_seed_prefix",
-        "_translator",
-        "answer",
-        "begins",
-        "budget",
-        "candidates",
-        "chain_id",
-        "content",
-        "contexts",
-        "ending",
-        "finished",
-        "next_index",
-        "order",
-        "pending_from",
-        "problem",
-        "readings",
-        "sample_index",
-        "sampling",
-        "thought",
-        "thought_tokens",
-        "verdicts",
-        "withheld",
-    )  # fmt: skip
-
     def __init__(
         self,
         problem: Problem,
