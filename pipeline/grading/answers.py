@@ -43,22 +43,22 @@ _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}")
 _UNLIKE = re.compile(r"\b(?:not|no|never|neither|than|least|most|between|except|unless|if|or)\b|n't\b", re.IGNORECASE)
 _BOUND = re.compile(r"\s*\w?\s*(?:[<>]|\\[gln]eq?(?![a-z]))")
 _LESS = re.compile(r"(?<=[A-Za-z}])\s?\^\s?\{?[23]\}?|\\unit|\\dollar", re.ASCII)
-"""What stands beside the number of a text: a power of its unit, and marks."""
+"""Ignored beside the number in a text: a power of its unit, and marks."""
 
 
 class Grade(Struct, frozen=True):
-    """Whether an answer is right, and why it could not be said if it could not."""
+    """Whether an answer is right, or why that is unknown."""
 
     correct: bool | None
     """None where there was nothing to compare, or the grader itself failed."""
     rule: str | None = None
-    """What decided it: `equal numbers`, `different letters`; None where the answers were not compared to the end."""
+    """The rule that decided: `equal numbers`, `different letters`; None if the comparison did not finish."""
     why: str | None = None
-    """What kept them from that (a time limit, a lost grader); None where nothing did."""
+    """Why the comparison did not finish (a time limit, a lost grader); None if it did."""
 
 
-def taken(kind: Kind, answer: str) -> str:
-    """The part of an answer or of a reference that is compared: what it marks as its answer, or else all of it."""
+def extract(kind: Kind, answer: str) -> str:
+    """The part of an answer or a reference that is compared: the part marked as the answer, else all of it."""
     if kind not in GRADER_KINDS:
         return answer
     parts, answer = parts_of(answer), visible(answer)
@@ -77,7 +77,7 @@ def same_answer(a: str, b: str) -> bool:
 
 
 def canonical(text: str) -> Canonical:
-    """What answers have in common that are the same by `same_answer`, and no others: the number that they are, or their text."""
+    """A key that answers share if and only if they are the `same_answer`: their number, or their text."""
     plain = text.strip()
     if len(plain) > LONGEST:
         return plain
@@ -96,8 +96,8 @@ def is_kind(name: str) -> bool:
 
 
 def form_of(kind: Kind, reference: str) -> Form:
-    """What a text that answers a problem with this reference is searched for."""
-    reference = taken(kind, reference)
+    """The form of the answer to look for in a text, given the reference."""
+    reference = extract(kind, reference)
     if kind == "letter" and choice(reference) is not None:
         return "letter"
     return "number" if kind == "numeric" or _read(reference).value is not None else "expression"
@@ -105,18 +105,18 @@ def form_of(kind: Kind, reference: str) -> Form:
 
 def quick_grade(kind: Kind, answer: str, reference: str) -> Grade | None:
     """The grade of `answer`; None where only a worker process can tell: mathematical equivalence, and announced graders."""
-    return ruling(kind, taken(kind, answer), taken(kind, reference))
+    return compare_texts(kind, extract(kind, answer), extract(kind, reference))
 
 
-def ruling(kind: Kind, answer: str, reference: str) -> Grade | None:
-    """What the texts of an answer and of its reference decide, both as they were `taken`; None where only a worker process can."""
+def compare_texts(kind: Kind, answer: str, reference: str) -> Grade | None:
+    """The grade of two texts from `extract`, without algebra; None where only a worker process can tell."""
     if kind not in GRADER_KINDS:
         return None
     if answer.strip() == reference.strip():
         return Grade(True, "the same text")
     letters, options = choice(answer), choice(reference)
     if options and (kind == "letter" or (letters and len(options) == 1)):
-        return _told("letters", letters == options)
+        return _graded("letters", letters == options)
     if max(len(answer), len(reference)) > LONGEST:
         return Grade(False, why=f"longer than {LONGEST:,} characters")
     mine, theirs = _read(answer), _read(reference)
@@ -125,7 +125,7 @@ def ruling(kind: Kind, answer: str, reference: str) -> Grade | None:
         values = _figure(answer), _figure(reference)
     if values[0] is not None and values[1] is not None:
         if 0 < abs(values[0] - values[1]) < precision(theirs.compact):
-            return _told("numbers, as far as the reference is rounded", True)
+            return _graded("numbers, as far as the reference is rounded", True)
         return _numbers(values[0], values[1], is_percentage(answer), is_percentage(reference))
     if mine.compact == theirs.compact != "":
         return Grade(True, "the same text in one notation")
@@ -190,7 +190,7 @@ def _read(text: str) -> _Text:
 
 
 def _is_sentence(cleaned: str) -> bool:
-    """True if a text is a sentence that says what something is, and not what it is not, nor a bound."""
+    """True if a text is a sentence that states something, neither a negation nor a bound."""
     return len(_WORD.findall(cleaned)) > 2 and not _UNLIKE.search(cleaned)
 
 
@@ -201,7 +201,7 @@ def _figure(text: str) -> Fraction | None:
     return _read(found[0]).value if len(found) == 1 and not _BOUND.match(text) else None
 
 
-def _told(what: str, correct: bool) -> Grade:
+def _graded(what: str, correct: bool) -> Grade:
     return Grade(correct, f"{'equal' if correct else 'different'} {what}")
 
 
@@ -209,5 +209,5 @@ def _numbers(answer: Fraction, reference: Fraction, percent: bool, expected: boo
     """Whether two numbers are equal; where one text alone is a percentage, whether it denotes the other number (50% is 0.5)."""
     if answer != reference and percent != expected:
         hundredth = (answer / 100, reference) if percent else (answer, reference / 100)
-        return _told("numbers, one of them a percentage", hundredth[0] == hundredth[1])
-    return _told("numbers", answer == reference)
+        return _graded("numbers, one of them a percentage", hundredth[0] == hundredth[1])
+    return _graded("numbers", answer == reference)

@@ -63,12 +63,12 @@ def equal(answer: str, reference: str) -> Grade:
 
 @lru_cache(PARSED)
 def parsed(text: str) -> Any:
-    """What math-verify reads in `text`. Its own time limits are off: they need signals, which C code does not check."""
+    """`text` as math-verify parses it, without its time limits: they need signals, which C code does not check."""
     return [_exact(each) for each in parse(f"${text}$", extraction_config=_EXTRACTION, parsing_timeout=None)]
 
 
 def _exact(read: Any) -> Any:
-    """`read` with decimals as rational numbers, and with the imaginary unit in place of `i` where that is its only letter."""
+    """`read` with decimals as rational numbers, and `i` as the imaginary unit if it is the only letter."""
     if isinstance(read, Expr):
         read = read.xreplace({each: Rational(str(each)) for each in read.atoms(Float)})
         if {str(symbol) for symbol in read.free_symbols} == {"i"}:
@@ -91,7 +91,7 @@ def _decimals(answer: str, reference: str, a: Any, b: Any) -> Grade | None:
 
 
 def _same(a: Any, b: Any) -> Grade | None:
-    """Whether two parsed things are equal; None where that cannot be told by values."""
+    """Whether two parsed things are equal; None where values cannot decide."""
     if isinstance(a, Expr) and isinstance(b, Expr):
         if any(isinstance(each, Symbol) and len(each.name) > 1 for each in (a, b)):
             return None  # a word, which math-verify compares with a product of its letters

@@ -1,7 +1,7 @@
 """The form of two answers, before any mathematics: both are split into parts in the same way, and `leaf` compares the parts.
 
-math-verify compares expressions well, and by design not what answers are wrapped in: several parts in any order, units, dates, words, a
-name before an equals sign. Only these forms are handled here, by the text; no expression is evaluated.
+math-verify compares bare expressions well, but not several parts in any order, units, dates, words, or a name before an equals sign. These
+forms are handled here, by the text; no expression is evaluated.
 """
 
 import re
@@ -33,7 +33,7 @@ _TEXTS = re.compile(r"(?:\\(?:text\w*|mbox)\s*\{|\")([^{}\"]*)[}\"]")
 _MODULO = re.compile(r"\s*\(?\s*\\?[bp]?mod(?![a-z])\s*\{?\s*(\d{1,99})\s*\}?\s*\)?$")
 _LETTERS = re.compile(r"[A-Za-z](?:\s*[A-Za-z])+")
 _CODE = re.compile(r"[A-Z](?:\s?[A-Z])+|[a-z]*o[a-z]*")
-"""What is text without being marked as such: several capitals, and words with an `o`, which is no variable."""
+"""Text that is not marked as such: several capitals, and words with an `o`, which is no variable."""
 _TO = re.compile(r"(?<=\d)\s+to\s+(?=\d)")
 _MONTHS = "january february march april may june july august september october november december".split()
 _MONTH = rf"(?P<name>{'|'.join(rf'{month[:3]}(?:{month[3:]}|t)?' for month in _MONTHS)})\.?"
@@ -52,13 +52,13 @@ _TIME = re.compile(
     r"(?P<hour>[01]?\d|2[0-3])(?:\s?:\s?(?P<minute>[0-5]\d))?(?:\s?:\s?(?P<second>[0-5]\d))?\s?(?P<half>[ap]\.?\s?m\.?|o'clock)?", re.I
 )
 Moment = tuple[int | None, ...]
-"""Month, day and year of a date; hour, minute, second and half of the day of a time. What was not said is None."""
+"""Month, day and year of a date; hour, minute, second and half of the day of a time. None: not given."""
 _BAR = r"(?:\||\\[lr]?[vV]ert|\\\|)"
 _QUANTITY = re.compile(
     r"(?:[A-Za-z]+|\\(?:text|mathrm|operatorname|mathbb|mathbf)\s*\{\s*\w+\s*\})\s*(?:_\{[^{}]*\}|_\w)?\s*(?:\([^()]*\)|\[[^\[\]]*\])"
     rf"|[a-zA-Z](?:\s*:\s*[a-zA-Z])+|[A-Wa-w](?:\s*\+\s*[A-Wa-w])+|\[[A-Z]{{3,}}\]|{_BAR}\s*(?:[a-wz]|[A-Z]{{2,}}|[A-Z]\w*_\S+|\\(?:vec|overline|overrightarrow|mathbf)\s*\{{[^{{}}]*\}}.*)\s*{_BAR}"
 )
-"""What has a value and is no unknown: a probability, a length, an absolute value, a function at a place."""
+"""Has a value and is no unknown: a probability, a length, an absolute value, a function at a point."""
 _RELATED = re.compile(r"[=<>,;]|\\(?:in|to|mid|neq?|[lg]eq?)(?![a-z])|(?<![\\A-Za-z])[A-Za-z]{4}")
 _INVERSE = re.compile(r"\^\s*\{?\s*-1\s*\}?")
 _HEAD = re.compile(r"^([A-Za-z])\s*\(\s*[a-z]\s*\)$")
@@ -120,19 +120,19 @@ def _moment(text: str) -> Moment | None:
 def _of_words(texts: Collection[str], leaf: Leaf) -> Leaf:
     """`leaf`, which takes no word for a product of its letters: neither one of the `texts` that are marked as such, nor capitals."""
 
-    def told(answer: str, reference: str) -> Grade:
+    def compare(answer: str, reference: str) -> Grade:
         sides = answer.strip(), reference.strip()
         if all(map(_LETTERS.fullmatch, sides)) and any(side in texts or _CODE.fullmatch(side) for side in sides):
             said, other = ("".join(side.split()).casefold() for side in sides)
             return Grade(said == other, "words, letter by letter")
         return leaf(answer, reference)
 
-    return told
+    return compare
 
 
 def _readings(text: str) -> list[tuple[str, ...]]:
     """Every way to split `text` into parts: with commas between digits as thousands separators, as it stands, with rows of numbers in
-    braces as those of a matrix, and a union, or `|x| > 3`, as one part or the other."""
+    braces as a matrix, and a union, or `|x| > 3`, as one part or the other."""
     grouped = _GROUPED.sub(lambda found: found[0].replace(",", ""), text) if re.match(r"[^(\[\\]|\\dollar", text) else text
     rows = text.replace("\\", "").replace("{", "[").replace("}", "]") if _BRACED.match(text) else text
     return [tuple(_parts(each)) for each in dict.fromkeys((grouped, text, rows, _OUTSIDE.sub(_outside, text.replace(r"\cup", " or "))))]
@@ -233,7 +233,7 @@ def _in_order(answer: Sequence[str], reference: Sequence[str], leaf: Leaf) -> Gr
 
 
 def _all(how: str, found: Iterable[Grade]) -> Grade:
-    """What grades of all parts come to: the first that is wrong, or `how` they were compared."""
+    """The grade of all parts together: the first wrong one, or `how` they were compared."""
     wrong = next((each for each in found if not each.correct), None)
     return Grade(wrong is None, f"{how}: {wrong.rule}" if wrong else how)
 
@@ -366,7 +366,7 @@ def _equations(a: str, b: str, leaf: Leaf) -> Grade | None:
 
 
 def _solved(sides: Sequence[str]) -> bool:
-    """True if the two sides are a name and a number: an equation that is still to be solved is no answer to what x is."""
+    """True if the two sides are a name and a number; any other equation is still to be solved."""
     return len(sides) == 2 and any(_plain_name(x) and not _has_letters(y) for x, y in (sides, sides[::-1]))
 
 

@@ -1,7 +1,7 @@
 """Grading of answers: a kind, an answer and a reference enter, a `Grade` leaves, in bounded time, whatever the texts are.
 
-What `grading.answers.ruling` decides starts no process. The rest is asked of worker processes, which alone load math-verify; each starts
-when it is first needed. A worker that computes for too long, crashes or is killed is replaced, and its question is answered all the same.
+`answers.compare_texts` decides most grades. The rest goes to worker processes, which alone load math-verify and start on demand. A worker
+that computes for too long, crashes or is killed is replaced, and its question is still answered.
 A `Grader` blocks, and may be used from several threads at once.
 """
 
@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from pipeline.errors import with_place
-from pipeline.grading.answers import Grade, Kind, ruling, taken
+from pipeline.grading.answers import Grade, Kind, compare_texts, extract
 from pipeline.grading.plugins import FunctionGrader, registered_grader
 from pipeline.system.machine import core_count
 from pipeline.system.worker_process import Program, WorkerProcess
@@ -61,9 +61,9 @@ class Grader:
         """The grade of `answer` to a `problem`, a row. Waits for a worker where one is needed; raises nothing."""
         if (own := registered_grader(kind)) is not None:
             return _called(own, answer, reference, problem)
-        question = kind, taken(kind, answer), taken(kind, reference)
+        question = kind, extract(kind, answer), extract(kind, reference)
         try:
-            return ruling(*question) or self._compared(*question)
+            return compare_texts(*question) or self._compared(*question)
         except OSError as error:
             return Grade(None, why=str(error))
 

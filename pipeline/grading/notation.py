@@ -1,7 +1,7 @@
-"""One way to write an answer: a text enters, and the same text leaves without what only says how it is laid out.
+"""One way to write an answer: a text enters, and the same text leaves without its layout.
 
-`clean` is what every comparison starts from: Markdown emphasis, dollars and layout commands go, digits of any script and characters that
-LaTeX has commands for are written in one way, a unit is marked, and words that count (`twenty-one`, `5th`) become figures.
+Every comparison starts with `clean`: Markdown emphasis, dollars and layout commands go, digits of any script and characters that LaTeX has
+commands for are written in one way, a unit is marked, and words that count (`twenty-one`, `5th`) become figures.
 Time is linear in the length of the text, and nothing raises.
 """
 
@@ -39,7 +39,7 @@ _ONLY_DIGITS = re.compile(r"-?\d+(?:\.\d+)?", re.ASCII)
 
 
 class _Characters(dict[int, str]):
-    """What each character is in ASCII and LaTeX, worked out when it is first met."""
+    """Each character in ASCII and LaTeX, computed on first use."""
 
     def __missing__(self, code: int) -> str:
         char = chr(code)
@@ -75,7 +75,7 @@ def _bounded(found: re.Match[str]) -> str:
 
 
 def compact(cleaned: str) -> str:
-    """What `clean` returned without the marks of units, dollars, percents and degrees, and without spaces that separate no digits."""
+    """The text from `clean` without the marks of units, dollars, percents and degrees, and without spaces that separate no digits."""
     return _LOOSE_SPACE.sub("", _MARK.sub(lambda found: found[1] or "", cleaned))
 
 
@@ -93,7 +93,7 @@ def in_ascii(text: str) -> str:
 
 
 def _unwrapped(found: re.Match[str]) -> str:
-    """What a `\\text{}` holds, marked as a possible unit where it stands behind something."""
+    """The content of a `\\text{}`, marked as a possible unit if it follows something."""
     words = re.sub(r"\s*\^\s*\{\s*(-?\d)\s*\}", r"^\1", found[2]).strip()
     if words in ("and", "or", "percent", "%"):
         return "%" if words[0] in "p%" else f" {words} "
@@ -210,10 +210,10 @@ _PROSE = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}")
 
 
 def in_figures(text: str) -> str:
-    """`text` with figures for numbers in words, if these are what it consists of, and with words such as `million` multiplied out."""
+    """`text` with figures for numbers in words, if it has hardly any others, and with words such as `million` multiplied out."""
     text = _SIZED.sub(_multiplied, _NTH.sub("", text))
-    told = _RUN.sub(_counted, text)
-    return told if len(_PROSE.findall(told)) <= 2 else text
+    counted = _RUN.sub(_counted, text)
+    return counted if len(_PROSE.findall(counted)) <= 2 else text
 
 
 def _in_latex(value: Fraction) -> str:

@@ -108,6 +108,6 @@ def grader_names() -> tuple[str, ...]:
 
 @cache
 def load_grader(name: str) -> Same:
-    """The announced grader of this name; raises `KeyError` where there is none, and what its import raises."""
+    """The announced grader of this name; raises `KeyError` if there is none, or the error of its import."""
     found: Same = entry_points(group=GRADERS)[name].load()
     return found

@@ -1,9 +1,9 @@
-"""Which answer a text states: a text enters, what it gives as its answer leaves.
+"""The answer that a text states: a text enters, its answer leaves.
 
 A text that ends in an answer says so: in its last `\\boxed{}`, in a line `#### ANSWER`, after `answer is`, `Answer:` or `Final Answer`, in
-several languages, or in bold in its last line. Several boxes in one sentence are one answer. From a text without these a reader takes what
-it ends with: the last number, option or expression, whichever the reference is. What a model answers counts before what it thought, and
-what it asks of tools is no answer. A thought is marked by `<think>`, which has many names and brackets: `[THINK]`, `<thinking>`,
+several languages, or in bold in its last line. Several boxes in one sentence are one answer. In a text without these
+the answer is the last number, option or expression, whichever the reference is. The text after the thought counts first; a call of a tool
+is no answer. A thought is marked by `<think>`, which has many names and brackets: `[THINK]`, `<thinking>`,
 `<|END_THINKING|>`, the channels of harmony.
 Time is linear in the length of the text, and nothing raises.
 """
@@ -17,7 +17,7 @@ import msgspec
 from pipeline.grading.notation import BOUND, SIZE, clean, in_ascii, in_figures, visible
 
 Form: TypeAlias = Literal["number", "letter", "expression"]
-"""What kind of thing a reference is, and so the answer that is looked for."""
+"""The form of a reference, and so of the answer to look for."""
 MAX_PHRASES = 4
 """Phrases such as `the answer is` that are looked at, from the end."""
 _SHORT = 500
@@ -30,13 +30,13 @@ OPEN = re.compile(
     rf"[<\[\u25c1]{_THOUGHT}[>\]\u25b7]|<\|(?:{_FROM})?{_THOUGHT}\|>|<\|inner_prefix\|>|<\|channel\|?>(?:analysis|thought)(?:<\|message\|>)?",
     re.I,
 )
-"""What begins a thought."""
+"""Begins a thought."""
 CLOSE = re.compile(
     rf"[<\[\u25c1]/{_THOUGHT}[>\]\u25b7]|<\|(?:/|{_TO}){_THOUGHT}\|>|<\|inner_suffix\|>|<channel\|>"
     r"|<\|end\|>|<\|channel\|>final<\|message\|>|assistantfinal",
     re.I,
 )
-"""What ends a thought."""
+"""Ends a thought."""
 _ANSWERED = re.compile(
     rf"(?:<{_ANSWER}>|\[{_ANSWER}\]|<\|{_FROM}{_ANSWER}\|>)(.*?)(?:</{_ANSWER}>|\[/{_ANSWER}\]|<\|{_TO}{_ANSWER}\|>|\Z)", re.I | re.S
 )
@@ -64,7 +64,7 @@ _ANOTHER = re.compile(
     r"|\\(?:approx|implies|to|R?rightarrow)",
     re.IGNORECASE,
 )
-"""What says that a second box corrects the first one, or says it again."""
+"""Between two boxes: the second corrects or repeats the first."""
 _LISTED = re.compile(r"[,;&\u3001\uff0c]|\b(?:and|or|while|whereas)\b|和|或|\A[^\w]*\Z")
 _NAMED = re.compile(r"(?<![\w\\])([A-Za-z](?:_\{?\w{1,3}\}?)?)\s*=\s*[$\\(\[\s]*\Z")
 _NOT = re.compile(r"(?:\bnot|n't be|rather than|instead of)[\s$\\(]*\Z", re.IGNORECASE)
@@ -131,7 +131,7 @@ class Parts(NamedTuple):
     """A text without its marks."""
 
     answer: str
-    """What follows the thought, or what stands between the marks of an answer."""
+    """The text after the thought, or between the marks of an answer."""
     thought: str = ""
     """Empty where nothing is marked as such."""
     marked: bool = False
@@ -157,7 +157,10 @@ def parts_of(text: str) -> Parts:
     keys = [key for key in said if _KEY.search(key)]
     if "name" in said and said.keys() & {"arguments", "parameters"}:
         return Parts("", thought)
-    return Parts(_as_text(said[keys[-1]]), thought, True) if keys else Parts(answer, thought)
+    if not keys:
+        return Parts(answer, thought)
+    value = said[keys[-1]]
+    return Parts(", ".join(map(str, value)) if isinstance(value, list) else str(value), thought, True)
 
 
 def _object(text: str) -> dict[str, Any] | None:
@@ -170,17 +173,13 @@ def _object(text: str) -> dict[str, Any] | None:
     return None
 
 
-def _as_text(value: Any) -> str:
-    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
-
-
 _Box = tuple[int, int, str]
-"""Where a box begins and ends, and what is in it."""
+"""Where a box begins and ends, and its content."""
 
 
 def boxed(text: str) -> str | None:
-    """What is in the last `\\boxed{...}` that is balanced and not blank, of nested ones in the inner, and in all boxes of a sentence that
-    are listed in it; None without one."""
+    """The content of the last `\\boxed{...}` that is balanced and not blank (of nested ones the inner), joined with the boxes listed
+    before it in its sentence; None without one."""
     return _joined(text, _boxes(text, closed=True))
 
 
@@ -223,10 +222,7 @@ def _joined(text: str, boxes: list[_Box]) -> str | None:
 
 
 def stated(text: str, form: Form | None = None) -> str | None:
-    """The answer that a whole `text` states, looked for as a thing of this `form`; None where it states none.
-
-    What follows the thought counts before it.
-    """
+    """The answer that a whole `text` states, in this `form`; None if it states none. The text after the thought counts first."""
     parts = parts_of(text)
     parts = parts._replace(answer=in_ascii(parts.answer), thought=in_ascii(parts.thought))
     if (found := declared(parts, form)) is not None:
@@ -235,8 +231,8 @@ def stated(text: str, form: Form | None = None) -> str | None:
 
 
 def stated_in(answer: str, thought: str, form: Form | None = None) -> str | None:
-    """What a chain gives as its answer: what the text of its `answer` marks as such, else the last box of its `thought`, else the whole
-    text of the answer. None where it has neither."""
+    """The answer of a chain: the part marked in its `answer`, else the last box of its `thought`, else the whole `answer`; None if all are
+    empty."""
     said, before = parts_of(answer), parts_of(thought)
     box = boxed(f"{before.thought}{before.answer}{said.thought}") or ""
     found = _given(said._replace(thought=box), form) or (_given(before, form) if before.thought else None)
@@ -244,12 +240,12 @@ def stated_in(answer: str, thought: str, form: Form | None = None) -> str | None
 
 
 def declared(parts: Parts, form: Form | None = None) -> str | None:
-    """What is marked as the answer, first in what follows the thought: a box, a phrase, or bold in the last line; None without a mark."""
+    """The part marked as the answer, after the thought or else in it: a box, a phrase, or bold in the last line; None without a mark."""
     return _given(parts, form) or (_marked(parts.thought, form) if parts.thought.strip() else None)
 
 
 def _given(parts: Parts, form: Form | None) -> str | None:
-    """What the answer marks as such, all that is marked as one, or, behind a thought, an answer that is nothing else."""
+    """The part of the text after the thought that is marked as the answer, or all of it if it is bare."""
     if (found := _marked(parts.answer, form)) is not None or parts.marked:
         return found or parts.answer.strip()
     return _bare(parts.answer.strip(), form) if parts.thought.strip() else None
@@ -284,7 +280,7 @@ def _marked(text: str, form: Form | None) -> str | None:
 
 
 def _after_phrase(plain: str, form: Form | None) -> str | None:
-    """What the last phrase says that has an answer behind it."""
+    """The answer after the last phrase that has one."""
     found = (_of_form(_clause(plain, phrase.end()), form) for phrase in [*_PHRASE.finditer(plain)][: -MAX_PHRASES - 1 : -1])
     return next(filter(None, found), None)
 
@@ -309,7 +305,7 @@ def choice(text: str) -> str | None:
 
 
 def _clause(text: str, start: int) -> str:
-    """What follows a phrase: a displayed formula, or the rest of the sentence."""
+    """The text after a phrase: a displayed formula, or the rest of the sentence."""
     if display := _DISPLAY.match(text, start):
         end = _DISPLAY_END.search(text, display.end(), display.end() + 500)
         return text[display.end() : end.start()] if end else ""
@@ -324,10 +320,9 @@ def _trimmed(text: str) -> str:
 
 def _of_form(text: str, form: Form | None, whole: bool = False) -> str | None:
     """The answer in a few words that are said to hold it; `whole`: without a `form`, or as an expression, it must be all of them."""
-    option = choice(text)
     if form == "letter":
         named = list(dict.fromkeys(_options(text)))
-        return option or (named[0] if len(named) == 1 else text.strip(" .,;:") if named else None)
+        return choice(text) or (named[0] if len(named) == 1 else text.strip(" .,;:") if named else None)
     if _BOUNDED.match(text) or _SEVERAL_NAMES.search(text):
         return _trimmed(text)
     text = in_figures(text) if form in ("number", None) else text
@@ -339,7 +334,8 @@ def _of_form(text: str, form: Form | None, whole: bool = False) -> str | None:
     if form == "expression":
         math = segments(text)
         return math[0] if len(math) == 1 else None if whole else _trimmed(text) or None
-    return option if len(option or "") == 1 else str(numbers[0]).strip() if len(numbers) == 1 else None
+    option = choice(text) or ""
+    return option if len(option) == 1 else str(numbers[0]).strip() if len(numbers) == 1 else None
 
 
 def _last_number(text: str) -> str | None:
@@ -358,7 +354,7 @@ def _last_formula(text: str) -> str | None:
     if math := segments(text):
         return math[-1]
     last = re.split(r"\.\s|\n", text.rpartition("=")[2].strip(), maxsplit=1)[0].strip(" .,;:$") if "=" in text else ""
-    return last if last else None
+    return last or None
 
 
 _ENDINGS = {
@@ -370,7 +366,7 @@ _ENDINGS = {
 
 
 def only_option(text: str) -> str | None:
-    """The one option that a sentence names, as in `I choose C.`; None where it names none, several, or says what is not right."""
+    """The one option that a sentence names, as in `I choose C.`; None if it names none or several, or negates."""
     named = set(_options(text))
     return named.pop() if len(named) == 1 and not _NEGATION.search(text) else None
 

@@ -90,7 +90,7 @@ def split_unit(text: str, symbols: bool = False) -> tuple[str, str | None]:
 
 
 def factor(a: str | None, b: str | None) -> Fraction | None:
-    """What a value in the unit `a` is multiplied by to be one in `b`: 1 where one of them is not given or not known, None where they
+    """The factor that converts a value in unit `a` to unit `b`: 1 if one of them is not given or not known, None if they
     measure different things."""
     mine, theirs = measure(a or ""), measure(b or "")
     if mine is None or theirs is None or {mine, theirs} in _ALIKE:

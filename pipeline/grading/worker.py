@@ -33,7 +33,7 @@ def main() -> None:
     with suppress(OSError):
         os.nice(int(sys.argv[3]))
     nowhere = os.open(os.devnull, os.O_WRONLY)
-    for stream in (1, 2):  # what libraries print must not fill a pipe that nobody reads
+    for stream in (1, 2):  # output of libraries must not fill a pipe that nobody reads
         os.dup2(nowhere, stream)
     for limit, most in ((resource.RLIMIT_AS, MEMORY_BYTES), (resource.RLIMIT_CORE, 0)):
         with suppress(OSError, ValueError):  # macOS refuses a limit on address space
