@@ -27,7 +27,6 @@ from pipeline.cluster.worker import CLOSE_S, Order, ShardJob, ShardReport, Shard
 from pipeline.data.problems import shard_of
 from pipeline.engine import Engine
 from pipeline.engines.cores import ranges
-from pipeline.engines.process.worker import end_with_main_process
 from pipeline.errors import EngineDead, Interrupted, OutOfMemory, PipelineError, ReplicaLost, RunError, UsageError, reason
 from pipeline.graph.spec import EngineSpec
 from pipeline.options import RunOptions
@@ -44,7 +43,7 @@ from pipeline.store.resume import ResumeState
 from pipeline.store.run_file import RunFile, Session, Status, Totals
 from pipeline.store.store import SHARDS, RunStore, shards_of
 from pipeline.system.machine import Gpu, Machine, core_count, look
-from pipeline.system.worker_process import Program, WorkerProcess, leave_signals
+from pipeline.system.worker_process import Program, WorkerProcess, end_with_parent, leave_signals
 from pipeline.tasks import unwrapped
 
 Poll = Callable[[Order], Awaitable[ShardReport]]
@@ -332,7 +331,7 @@ def main() -> None:
     """Be a worker in a process; the numbers of its cores are separated by commas, none: any core."""
     leave_signals()
     connection = Connection(int(sys.argv[1]))
-    end_with_main_process(connection.fileno(), CLOSE_S)
+    end_with_parent(CLOSE_S)
     if sys.argv[2] and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, map(int, sys.argv[2].split(",")))  # before libraries count the cores
     with suppress(EOFError, OSError):

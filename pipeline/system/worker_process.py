@@ -149,13 +149,16 @@ def leave_signals() -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
-def end_with_parent() -> None:
-    """Have this process, which a worker or a pool started, end within a second of its parent, however that ended."""
+def end_with_parent(shutdown_s: float = 0.0) -> None:
+    """Have this process, with its process group if it leads one, end within a second and `shutdown_s` of its parent, however that ended."""
     parent = os.getppid()
 
     def watch() -> None:
         while os.getppid() == parent:
             time.sleep(0.5)
+        time.sleep(shutdown_s)
+        if os.getpgid(0) == os.getpid():
+            os.killpg(0, signal.SIGKILL)
         os._exit(1)
 
     threading.Thread(target=watch, name="parent", daemon=True).start()

@@ -41,10 +41,9 @@ def test_it_has_its_arguments_and_variables_and_a_socket(tmp_path: Path, monkeyp
         ("warming up\nno room left\n", "no room left"),
         ("ValueError: first\nRuntimeError: Engine core initialization failed. See root cause above.\n", "ValueError: first"),
         ("[worker 3] torch.OutOfMemoryError: no memory\nbye\n", "torch.OutOfMemoryError: no memory"),
-        ("RuntimeError: failed to start\n", "RuntimeError: failed to start"),
         ("x" * 100_000, "x" * 300),
     ],
-    ids=range(5),
+    ids=range(4),
 )
 def test_why_it_is_gone_is_the_cause_and_its_exit_status(tmp_path: Path, said: str, error: str) -> None:
     lines: list[str] = []
@@ -82,14 +81,6 @@ def test_it_has_the_time_to_shut_down_that_its_program_takes(tmp_path: Path, shu
     assert worker.exit_status == (0 if shutdown_s else -9)
     assert received(worker) == said
     worker.close_files()
-
-
-def test_the_files_of_a_worker_that_cannot_be_started_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = len(os.listdir("/proc/self/fd"))
-    monkeypatch.setattr("sys.executable", "/no/such/python")
-    with pytest.raises(OSError, match="No such file"):
-        WorkerProcess(Program(module="program"))
-    assert len(os.listdir("/proc/self/fd")) == before
 
 
 PROGRAM = """

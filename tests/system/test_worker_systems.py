@@ -30,10 +30,6 @@ SYSTEMS = {
             raise PermissionError(1, "Operation not permitted")
         resource.setrlimit = os.nice = forbidden
     """,
-    "a lower limit": """
-        import resource
-        resource.setrlimit(resource.RLIMIT_AS, (3 << 30, 3 << 30))
-    """,
 }
 
 

@@ -8,10 +8,8 @@ anything that takes long to import is loaded before the connection is there.
 import gc
 import os
 import select
-import signal
 import socket
 import sys
-import threading
 import time
 import traceback
 from collections.abc import Callable
@@ -21,7 +19,7 @@ from typing import NoReturn, Protocol
 from pipeline.engine import Completion, EngineStatistics, Fact, Request
 from pipeline.engines.process import wire
 from pipeline.errors import PipelineError, RequestRefused
-from pipeline.system.worker_process import leave_signals, without_collections
+from pipeline.system.worker_process import end_with_parent, leave_signals, without_collections
 
 REPORT_EVERY_S = 0.25
 """Statistics are sent at least this often, in seconds, while anything is computed: the main process kills a silent worker."""
@@ -61,13 +59,13 @@ class BatchedModel(Protocol):
 class ParentConnection:
     """The worker's end of the socket to the main process, whose file descriptor is the program's first argument.
 
-    `closed` is set once the main process has closed its end or is gone; from then on this process has `SHUTDOWN_S` to end.
+    `closed` is set once the main process has closed its end or is gone; once it is gone this process has `SHUTDOWN_S` to end.
     """
 
     def __init__(self) -> None:
         leave_signals()
         self.socket = socket.socket(fileno=int(sys.argv[1]))
-        end_with_main_process(self.socket.fileno(), SHUTDOWN_S)  # loading may take minutes, in which nothing reads the socket
+        end_with_parent(SHUTDOWN_S)  # loading may take minutes, in which nothing reads the socket
         self.closed = False
         self._received = bytearray()
 
@@ -98,21 +96,6 @@ class ParentConnection:
             self.socket.sendall(wire.frame(message))
         except OSError:
             self.closed = True
-
-
-def end_with_main_process(descriptor: int, shutdown_s: float = 0.0) -> None:
-    """Have this process group be killed `shutdown_s` after the main process closed its end of the socket `descriptor`."""
-
-    def watch() -> None:
-        hang_up = select.poll()
-        hang_up.register(descriptor, 0)  # no more than POLLHUP, which both directions must be closed for, and errors
-        hang_up.poll()
-        time.sleep(shutdown_s)
-        if os.getpgid(0) == os.getpid():
-            os.killpg(0, signal.SIGKILL)
-        os._exit(1)
-
-    threading.Thread(target=watch, name="main process", daemon=True).start()
 
 
 def serve(connection: ParentConnection, model: BatchedModel) -> None:
