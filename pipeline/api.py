@@ -255,7 +255,7 @@ async def _streamed(call: _SolveCall, chains: ChainStream, held: ExitStack) -> S
 
 def _solved(call: _SolveCall, trace: bool, progress: bool) -> Result:
     """Solve and wait; raises `Unfinished`."""
-    run, kept, told = call.run, MemoryRows(trace=trace), [*call.said, *call.run.remarks]
+    run, kept, told = call.run, MemoryRows(trace=trace), [*call.said, *call.run.problems.remarks]
     if run.nothing_to_do:
         return _result(run.record, run, kept, told)
     observer = Observer(sink=kept, tell=told.append, watch=progress_shown if progress else Observer().watch)

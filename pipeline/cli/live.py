@@ -40,7 +40,7 @@ def watch(run: Prepared, work: Work) -> Iterator[None]:
     """Display a run until the block ends, as the command was asked to."""
     facts = [engine.facts for engine in work.engines.values()]  # of replicas they are not known here
     simulated = any(each.get("answers") == "simulated" for each in facts) if facts else run.virtual_time
-    meter, chosen = Meter(work, run.chains, run.record.samples, simulated=simulated), notice_settings()
+    meter, chosen = Meter(work, run.record.chains, run.record.samples, simulated=simulated), notice_settings()
     with ExitStack() as stack:
         if has_panel():
             console = PlainConsole(stderr=True)
@@ -48,7 +48,7 @@ def watch(run: Prepared, work: Work) -> Iterator[None]:
         if chosen.log_file is not None or not (has_panel() or chosen.quiet):
             say = log if has_panel() else print_notice
             if chosen.verbose:
-                say(f"solving {run.chains:,} chains, {run.options.schedule}, batch size {run.options.batch_size:,}")
+                say(f"solving {run.record.chains:,} chains, {run.options.schedule}, batch size {run.options.batch_size:,}")
             stack.enter_context(repeated(LINE_EVERY_S, lambda: say(line(meter, verbose=chosen.verbose))))
         yield
 

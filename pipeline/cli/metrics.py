@@ -122,7 +122,7 @@ def metrics_served(host: str, port: int, observer: Observer) -> Iterator[Observe
 
     @contextmanager
     def watch(run: Prepared, work: Work) -> Iterator[None]:
-        metrics = RunMetrics(run.plan, run.chains, work)
+        metrics = RunMetrics(run.plan, run.record.chains, work)
         registry.register(metrics)
         try:
             with observer.watch(run, work):

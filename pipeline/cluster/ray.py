@@ -23,7 +23,7 @@ from pipeline.cluster.worker import CLOSE_S, Order, ShardJob, ShardReport, Shard
 from pipeline.errors import ReplicaLost, UsageError, reason
 from pipeline.graph.plan import Plan
 from pipeline.options import RunOptions
-from pipeline.run.loop import Attend
+from pipeline.run.loop import Stop
 from pipeline.run.observer import Observer
 from pipeline.run.prepare import Prepared
 from pipeline.run.run import SessionResult
@@ -33,13 +33,13 @@ HERE = "ray"
 """The cluster that `RAY_ADDRESS` names, or that runs on this machine; where there is none one is started for the run."""
 
 
-async def solve_on_ray(ready: Prepared, observer: Observer, *, attend: Attend | None = None) -> SessionResult:
+async def solve_on_ray(ready: Prepared, observer: Observer, stop: Stop | None = None) -> SessionResult:
     """Solve on the cluster that the options name, as `pipeline.run.run.solve` does here. Raises `UsageError` where that cannot be."""
     options = ready.options
     with ExitStack() as stack:
         await anyio.to_thread.run_sync(stack.enter_context, _connected(str(options.cluster), options.replicas))
         needed = await anyio.to_thread.run_sync(check_room, ready.plan, options)
-        return await solve_on_replicas(partial(_actor, needed), options.replicas, ready, observer, attend=attend)
+        return await solve_on_replicas(partial(_actor, needed), options.replicas, ready, observer, stop)
 
 
 @contextmanager

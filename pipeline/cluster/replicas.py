@@ -30,7 +30,7 @@ from pipeline.engines.cores import ranges
 from pipeline.errors import EngineDead, Interrupted, OutOfMemory, PipelineError, ReplicaLost, RunError, UsageError, reason
 from pipeline.graph.spec import EngineSpec
 from pipeline.options import RunOptions
-from pipeline.run.loop import Attend, Stop, attended
+from pipeline.run.loop import Stop
 from pipeline.run.observer import Observer
 from pipeline.run.prepare import Prepared, is_over
 from pipeline.run.run import SessionResult
@@ -88,9 +88,7 @@ def divided(specs: Mapping[str, EngineSpec], machine: Machine, count: int) -> li
     return [DeviceShare(cores=cores[n * len(cores) // count : (n + 1) * len(cores) // count]) for n in range(count)]
 
 
-async def solve_on_this_machine(
-    ready: Prepared, observer: Observer, stop: Stop | None = None, *, attend: Attend | None = None
-) -> SessionResult:
+async def solve_on_this_machine(ready: Prepared, observer: Observer, stop: Stop | None = None) -> SessionResult:
     """Solve on replicas on this machine, as `pipeline.run.run.solve` does without. Raises `UsageError` where it has too few devices."""
     options = ready.options
     if ready.virtual_time:  # on simulated time it makes no difference how many of them compute at once
@@ -98,14 +96,12 @@ async def solve_on_this_machine(
     else:
         shares = divided(ready.plan.engines, await anyio.to_thread.run_sync(look), options.replicas)
         observer.tell(f"{len(shares)} replicas: {', '.join(share.words for share in shares)}")
-    return await solve_on_replicas(partial(worker_process, shares), len(shares), ready, observer, stop, attend=attend)
+    return await solve_on_replicas(partial(worker_process, shares), len(shares), ready, observer, stop)
 
 
-async def solve_on_replicas(
-    launch: Launch, places: int, ready: Prepared, observer: Observer, stop: Stop | None = None, *, attend: Attend | None = None
-) -> SessionResult:
+async def solve_on_replicas(launch: Launch, places: int, ready: Prepared, observer: Observer, stop: Stop | None = None) -> SessionResult:
     """Solve the shards on so many places. Raises what keeps any chain from starting."""
-    return await attended(partial(Fleet(launch, ready, observer).run, places), attend, stop)
+    return await Fleet(launch, ready, observer).run(places, stop or Stop())
 
 
 class Fleet:

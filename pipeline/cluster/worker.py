@@ -17,7 +17,7 @@ from msgspec import Struct
 from pipeline.errors import Interrupted, PipelineError, ReplicaLost
 from pipeline.graph.plan import Plan
 from pipeline.options import RunOptions
-from pipeline.run.loop import Stop, in_loop, rare_collection
+from pipeline.run.loop import Stop, attended, in_loop, rare_collection
 from pipeline.run.observer import Observer, Work
 from pipeline.run.prepare import Prepared, prepare
 from pipeline.run.run import solve
@@ -115,7 +115,7 @@ class ShardWorker:
 
             async def in_this_loop() -> None:
                 self._loop.set_result(asyncio.get_running_loop())
-                result = await solve(run, observer, self._stop)
+                result = await attended(partial(solve, run, observer), None, self._stop)
                 self._error = result.error if result.run.status == "failed" else None
 
             if not run.nothing_to_do:

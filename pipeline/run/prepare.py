@@ -63,16 +63,6 @@ class Prepared(Struct, frozen=True, kw_only=True):
     starts_unix_ns: int | None = None
     """When the session starts on a simulated clock, ns UTC; None: now."""
 
-    @property
-    def chains(self) -> int:
-        """The number of chains of the run."""
-        return self.record.chains
-
-    @property
-    def remarks(self) -> tuple[str, ...]:
-        """Notices for the user about the input."""
-        return self.problems.remarks
-
     def problem_rows(self) -> dict[int, Mapping[str, Any]]:
         """The whole rows of the problems by their numbers, if a grader of this process wants them."""
         if not any(map(takes_problem, self.problems.graders)):

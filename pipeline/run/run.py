@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct, structs
 
-from pipeline.engine import Engine, EngineStatistics, Fact, Remote
+from pipeline.engine import Engine, Remote
 from pipeline.engines.asks import asks_of
 from pipeline.engines.registry import notices, open_engines
 from pipeline.engines.startup import listening
@@ -30,7 +30,7 @@ from pipeline.run.loop import Attend, Stop, attended, in_loop, loop_clock
 from pipeline.run.observer import Observer
 from pipeline.run.prepare import Prepared, load_plan, prepare
 from pipeline.runtime.admission.admission import Admission
-from pipeline.runtime.admission.cache import cache_limits, call_tokens
+from pipeline.runtime.admission.cache import CacheLimit, cache_limits, call_tokens
 from pipeline.runtime.admission.feed import Feed, InputFeed, SampleCounts, Start
 from pipeline.runtime.clock import Clock
 from pipeline.runtime.executor import Executor, Settings
@@ -51,8 +51,6 @@ from pipeline.tasks import gather
 
 Solve = Callable[..., Awaitable["SessionResult"]]
 """What has the signature of `solve`, and carries a session out in the running event loop as that does."""
-Facts = Mapping[str, Mapping[str, Fact]]
-"""What each engine states about itself, by role."""
 
 
 class SessionResult(Struct, frozen=True, kw_only=True):
@@ -117,11 +115,11 @@ def run(
         if ready.nothing_to_do:
             return SessionResult(folder=ready.folder, run=ready.record, nothing_to_do=True, fail_on_error=options.fail_on_error)
         observer.ready(ready)
-        for sentence in ready.remarks:
+        for sentence in ready.problems.remarks:
             observer.tell(sentence)
         # What carries it out elsewhere waits in real time for simulated time to pass there.
         virtual = ready.virtual_time and carry_out is None
-        return in_loop(partial(carry_out or solve, ready, observer, attend=attend), virtual=virtual)
+        return in_loop(partial(attended, partial(carry_out or solve, ready, observer), attend), virtual=virtual)
 
 
 async def solve(
@@ -129,29 +127,18 @@ async def solve(
     observer: Observer,
     stop: Stop | None = None,
     *,
-    attend: Attend | None = None,
     engines: Mapping[str, Engine] | None = None,
     feed: Feed | None = None,
 ) -> SessionResult:
     """Solve on `engines`, which stay open; by default on those of the plan, opened and closed here. `feed` gives the chains; by default the
-    input does. Raises the error, or `Interrupted`, that keeps any chain from starting."""
-
-    async def main(stop: Stop) -> SessionResult:
-        opening = time.monotonic()
-        specs = run.plan.engines
-        given: AbstractAsyncContextManager[Mapping[str, Engine]]
-        given = opened_engines(specs, observer) if engines is None else nullcontext({role: engines[role] for role in specs})
-        with run.announced():
-            async with given as opened:
-                builders, stages = await suited(run, opened, observer.tell)
-                facts = {
-                    role: {**each.facts, "max_model_len": each.max_model_len, "vocab_size": each.vocab_size}
-                    for role, each in opened.items()
-                }
-                record = begin(run, facts, time.monotonic() - opening)
-                return await _Session(run, record, opened, builders, stages, observer).solve(stop, feed)
-
-    return await attended(main, attend, stop)
+    input does. Raises the error that keeps any chain from starting."""
+    opening, specs = time.monotonic(), run.plan.engines
+    given: AbstractAsyncContextManager[Mapping[str, Engine]]
+    given = opened_engines(specs, observer) if engines is None else nullcontext({role: engines[role] for role in specs})
+    with run.announced():
+        async with given as opened:
+            fitted = await fit(run, opened, observer.tell)
+            return await _carry_out(run, begin(run, opened, time.monotonic() - opening), fitted, observer, stop or Stop(), feed)
 
 
 @asynccontextmanager
@@ -163,10 +150,16 @@ async def opened_engines(specs: Mapping[str, EngineSpec], observer: Observer) ->
         yield engines
 
 
-async def suited(
-    run: Prepared, engines: Mapping[str, Engine], tell: Callable[[str], object]
-) -> tuple[Mapping[str, PromptBuilder], Mapping[str, Stage]]:
-    """The prompt builders and the stages of the graph for these `engines`, about which `tell` gets notices.
+class Fitted(Struct, frozen=True):
+    """Open engines that suit the graph of a run, with its prompt builders and stages for them."""
+
+    engines: Mapping[str, Engine]
+    builders: Mapping[str, PromptBuilder]
+    stages: Mapping[str, Stage]
+
+
+async def fit(run: Prepared, engines: Mapping[str, Engine], tell: Callable[[str], object]) -> Fitted:
+    """Make the stages of the graph for these `engines`, about which `tell` gets notices.
 
     Raises `GraphError` where a tokenizer or a chat template fails, an engine does not suit the graph, or a server refuses what it asks.
     """
@@ -185,34 +178,30 @@ async def suited(
         for sentence in doubts:
             tell(f"engine {role!r}: {sentence}")
     builders = builders_of(plan, {role: engine.tokenizer for role, engine in engines.items()})
-    return builders, build_stages(plan, builders, str(run.options.graph), cannot=cannot)
+    return Fitted(engines, builders, build_stages(plan, builders, str(run.options.graph), cannot=cannot))
 
 
-def begin(run: Prepared, facts: Facts, startup_s: float) -> RunFile:
-    """The record of the run with a new session, which is written. Raises `RunFolderError`."""
+def begin(run: Prepared, engines: Mapping[str, Engine], startup_s: float) -> RunFile:
+    """The record of the run with a new session on open `engines`, which is written. Raises `RunFolderError`."""
     record = run.record
     if run.folder is not None and run.old is not None:
         drop_unfinished(run.folder, run.options.retry_failed)
     before = record.sessions[-1].ended_unix_ns or 0 if record.sessions else 0
-    session = Session(
-        # The simulated hours of an earlier session may end after the real time.
-        started_unix_ns=max(run.starts_unix_ns or time.time_ns(), before + 1),
-        startup_s=startup_s,
-    )
-    stated = {role: dict(each) for role, each in facts.items()}
-    record = structs.replace(record, sessions=(*record.sessions, session), engine_facts=stated)
+    # The simulated hours of an earlier session may end after the real time.
+    session = Session(started_unix_ns=max(run.starts_unix_ns or time.time_ns(), before + 1), startup_s=startup_s)
+    facts = {role: {**each.facts, "max_model_len": each.max_model_len, "vocab_size": each.vocab_size} for role, each in engines.items()}
+    record = structs.replace(record, sessions=(*record.sessions, session), engine_facts=facts)
     if run.folder is not None:
         record.write(run.folder)
     return record
 
 
-def finish(run: Prepared, record: RunFile, error: BaseException | None, totals: Totals, ended_unix_ns: int, **spent: Any) -> RunFile:
-    """The record of the run at the end of a session, which is written; one that was cancelled from outside is `interrupted`. `spent` are
-    further fields of the session."""
+def finish(run: Prepared, record: RunFile, error: BaseException | None, totals: Totals, **measured: Any) -> RunFile:
+    """The record of the run at the end of a session, which is written; one that was cancelled from outside is `interrupted`. `measured` are
+    fields of the session."""
     stopped = isinstance(error, Interrupted) or (error is not None and not isinstance(error, Exception))
     status: Status = "finished" if error is None else "interrupted" if stopped else "failed"
-    session = record.sessions[-1]
-    session = structs.replace(session, status=status, ended_unix_ns=ended_unix_ns, **spent)
+    session = structs.replace(record.sessions[-1], status=status, **measured)
     failure = _sentence(error) if status == "failed" else None
     record = structs.replace(record, status=status, error=failure, totals=totals).with_session(session)
     if run.folder is None:
@@ -224,117 +213,74 @@ def finish(run: Prepared, record: RunFile, error: BaseException | None, totals: 
     return record
 
 
-class _Session:
-    """A session of a run on open engines."""
-
-    def __init__(
-        self,
-        run: Prepared,
-        record: RunFile,
-        engines: Mapping[str, Engine],
-        builders: Mapping[str, PromptBuilder],
-        stages: Mapping[str, Stage],
-        observer: Observer,
-    ) -> None:
-        self._run, self._record, self._observer = run, record, observer
-        self._engines, self._builders, self._stages = engines, builders, stages
-        self._clock = Clock(record.sessions[-1].started_unix_ns, loop_clock(run.virtual_time))
-        self._progress = Progress(run.plan, run.resume_state, observer.tell, self._clock)
-        self._ended: float | None = None
-        """When the last chain was over, by the run's clock; grading and writing that continue after it are not part of the run's time."""
-
-    async def solve(self, stop: Stop, feed: Feed | None) -> SessionResult:
-        """Solve chains until all are over, an engine or the folder is lost, or the run is stopped; then write the end into `run.json`."""
-        run, observer, cpu, before = self._run, self._observer, time.process_time(), statistics(self._engines)
-        admission = self._admission()
-        error: BaseException | None = Interrupted()
-        try:
-            with stop.guard():
-                async with AsyncExitStack() as stack:
-                    rows, recorder = await self._open_rows(stack)
-                    executor = self._executor(rows, admission)
-                    chains = feed or self._input()
-                    with observer.watch(run, executor), stop.draining(executor.drain):
-                        await self._execute(executor, chains if recorder is None or feed is None else _KeptFeed(chains, recorder))
-                if executor.exhausted:
-                    error = None
-        except BaseException as failure:
-            error = OutOfMemory() if is_out_of_memory(failure) else failure
-            if not isinstance(error, PipelineError):
-                raise
-        finally:
-            record = finish(
-                run,
-                self._record,
-                error,
-                self._progress.totals(None if admission is None else admission.pauses),
-                self._clock.unix_ns(self._clock.now() if self._ended is None else self._ended),
-                orchestrator_cpu_s=time.process_time() - cpu,
-                engine_statistics={role: now.plus(before[role], -1) for role, now in statistics(self._engines).items()},
-            )
-        stop.over()
-        assert error is None or isinstance(error, PipelineError)
-        return SessionResult(folder=run.folder, run=record, error=error, fail_on_error=run.options.fail_on_error)
-
-    async def _execute(self, executor: Executor, feed: Feed) -> None:
-        try:
-            await executor.run(feed)
-        finally:
-            self._ended = self._clock.now()
-
-    def _input(self) -> Feed:
-        """The chains of the input, in their order."""
-        run = self._run
-        samples = SampleCounts(run.options.samples, run.record.samples)
-        return InputFeed(iter(run.problems), samples, run.resume_state.is_over, threads=not run.virtual_time)
-
-    def _admission(self) -> Admission | None:
-        """What decides which chains continue; None if only the batch size does. Tells of an engine whose cache should limit the live chains
-        but which does not report its size."""
-        limits = {} if self._run.options.admission == "batch" else cache_limits(self._run.plan, self._record.engine_facts)
-        for role, limit in limits.items():
-            if limit is None:
-                self._observer.tell(f"engine {role!r} does not report the size of its cache: chains will not pause to make room in it")
-        known = [limit for limit in limits.values() if limit is not None]
-        return Admission(known) if known else None
-
-    async def _open_rows(self, stack: AsyncExitStack) -> tuple[RowSink, Recorder | None]:
-        """What takes the rows of the trace until `stack` ends: they are graded, then written into the run folder, if there is one, and
-        given to the observer."""
-        run, observer, virtual = self._run, self._observer, self._run.virtual_time
-        grader = stack.enter_context(Grader() if virtual else Grader(default_workers(), nice=BESIDE_ENGINES))
-        sinks: list[RowSink] = [self._progress, *filter(None, [observer.sink])]
-        recorder = None
-        if run.folder is not None:
-            tables = (KEPT, *TABLES) if run.options.served else TABLES
-            store = RunStore(run.folder, tables, sync_every_s=WRITE_EVERY_S if virtual else 0.0)
-            recorder = await stack.enter_async_context(open_recorder(store, virtual=virtual))
-            sinks.insert(0, recorder)
-        graded = await stack.enter_async_context(open_inline_grader(Tee(*sinks), grader, virtual, run.problem_rows()))
-        watches = [] if run.options.served else [FirstRows(observer.tell)]  # a server serves on
-        return Tee(graded, *watches), recorder
-
-    def _executor(self, rows: RowSink, admission: Admission | None) -> Executor:
-        run, options = self._run, self._run.options
-        settings = Settings(
-            run_id=run.record.run_id,
-            seed=options.seed,
-            cache_tokens={} if options.admission == "batch" else call_tokens(run.plan, self._record.engine_facts),
-            virtual_time=run.virtual_time,
+async def _carry_out(run: Prepared, record: RunFile, fitted: Fitted, observer: Observer, stop: Stop, feed: Feed | None) -> SessionResult:
+    """Solve chains until all are over, an engine or the folder is lost, or the run is stopped; then write the end into `run.json`."""
+    plan, options, engines = run.plan, run.options, fitted.engines
+    clock = Clock(record.sessions[-1].started_unix_ns, loop_clock(run.virtual_time))
+    progress = Progress(plan, run.resume_state, observer.tell, clock)
+    by_cache = options.admission == "cache"
+    admission = _admission(cache_limits(plan, record.engine_facts), observer) if by_cache else None
+    rooms = call_tokens(plan, record.engine_facts) if by_cache else {}
+    settings = Settings(run_id=record.run_id, seed=options.seed, cache_tokens=rooms, virtual_time=run.virtual_time)
+    schedule = SCHEDULES[options.schedule](options.batch_size, admission)
+    cpu, before = time.process_time(), {role: engine.statistics() for role, engine in engines.items()}
+    ended: float | None = None  # grading and writing that continue after the last chain are not part of the run's time
+    error: BaseException | None = Interrupted()
+    try:
+        with stop.guard():
+            async with AsyncExitStack() as stack:
+                rows, recorder = await _open_rows(stack, run, observer, progress)
+                work = Executor(plan, fitted.stages, engines, fitted.builders, schedule, rows, clock, settings, progress, run.resume_state)
+                chains = _input(run) if feed is None or recorder is None else _KeptFeed(feed, recorder)
+                with observer.watch(run, work), stop.draining(work.drain):
+                    await work.run(chains)
+                    ended = clock.now()
+            error = None if work.exhausted else error
+    except BaseException as failure:
+        error = OutOfMemory() if is_out_of_memory(failure) else failure
+        if not isinstance(error, PipelineError):
+            raise
+    finally:
+        spent = {role: engine.statistics().plus(before[role], -1) for role, engine in engines.items()}
+        totals, ended_ns = (
+            progress.totals(None if admission is None else admission.pauses),
+            clock.unix_ns(clock.now() if ended is None else ended),
         )
-        schedule = SCHEDULES[options.schedule](options.batch_size, admission)
-        return Executor(
-            run.plan,
-            self._stages,
-            self._engines,
-            self._builders,
-            schedule,
-            rows,
-            self._clock,
-            settings,
-            self._progress,
-            run.resume_state,
-        )
+        cpu = time.process_time() - cpu
+        record = finish(run, record, error, totals, ended_unix_ns=ended_ns, orchestrator_cpu_s=cpu, engine_statistics=spent)
+    stop.over()
+    assert error is None or isinstance(error, PipelineError)
+    return SessionResult(folder=run.folder, run=record, error=error, fail_on_error=options.fail_on_error)
+
+
+def _admission(limits: Mapping[str, CacheLimit | None], observer: Observer) -> Admission | None:
+    """What decides which chains continue, by the caches of engines; None if only the batch size does."""
+    for role, limit in limits.items():
+        if limit is None:
+            observer.tell(f"engine {role!r} does not report the size of its cache: chains will not pause to make room in it")
+    known = [limit for limit in limits.values() if limit is not None]
+    return Admission(known) if known else None
+
+
+async def _open_rows(stack: AsyncExitStack, run: Prepared, observer: Observer, progress: Progress) -> tuple[RowSink, Recorder | None]:
+    """What takes the rows of the trace until `stack` ends: they are graded, counted, and given to the run folder and the observer, if there
+    are any."""
+    virtual, served = run.virtual_time, run.options.served
+    grader = stack.enter_context(Grader() if virtual else Grader(default_workers(), nice=BESIDE_ENGINES))
+    sinks: list[RowSink] = [progress, *filter(None, [observer.sink])]
+    recorder = None
+    if run.folder is not None:
+        store = RunStore(run.folder, (KEPT, *TABLES) if served else TABLES, sync_every_s=WRITE_EVERY_S if virtual else 0.0)
+        recorder = await stack.enter_async_context(open_recorder(store, virtual=virtual))
+        sinks.insert(0, recorder)
+    graded = await stack.enter_async_context(open_inline_grader(Tee(*sinks), grader, virtual, run.problem_rows()))
+    return graded if served else Tee(graded, FirstRows(observer.tell)), recorder  # a server serves on
+
+
+def _input(run: Prepared) -> Feed:
+    """The chains of the input, in their order."""
+    samples = SampleCounts(run.options.samples, run.record.samples)
+    return InputFeed(iter(run.problems), samples, run.resume_state.is_over, threads=not run.virtual_time)
 
 
 class _KeptFeed:
@@ -348,11 +294,6 @@ class _KeptFeed:
         if start is not None and start.sample_index == 0:
             self._recorder.problem(problem_row(start.item, msgspec.json.encode(start.record or {}).decode()))
         return start
-
-
-def statistics(engines: Mapping[str, Engine]) -> dict[str, EngineStatistics]:
-    """What each engine is doing at this moment, and its totals since it opened, by role."""
-    return {role: engine.statistics() for role, engine in engines.items()}
 
 
 def _sentence(error: BaseException | None) -> str:

@@ -134,7 +134,7 @@ class _RunBar(Bar):
     def __init__(self, run: Prepared, work: Work) -> None:
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[said]}"))
         super().__init__(*columns, TimeRemainingColumn())
-        self._progress, self._run = work.progress, self.add_task(run.plan.name, total=run.chains, said="")
+        self._progress, self._run = work.progress, self.add_task(run.plan.name, total=run.record.chains, said="")
 
     def get_renderables(self) -> Iterable[RenderableType]:
         if self.tasks:

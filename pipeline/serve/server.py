@@ -20,7 +20,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 from pipeline.engines.registry import notices
 from pipeline.graph.plan import Plan
 from pipeline.options import RunOptions
-from pipeline.run.loop import Attend, Stop, in_loop
+from pipeline.run.loop import Attend, Stop, attended, in_loop
 from pipeline.run.observer import Observer, Work
 from pipeline.run.prepare import Prepared, load_plan, prepare
 from pipeline.run.run import SessionResult, solve
@@ -94,7 +94,7 @@ class GraphServer:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._answer)
                 try:
-                    result = await solve(self._run, watched, attend=attend_server, feed=self._arrivals)
+                    result = await attended(partial(solve, self._run, watched, feed=self._arrivals), attend_server)
                 finally:
                     self.desk.close(STOPPING)
                     self._uvicorn.should_exit = True
@@ -199,7 +199,7 @@ def serve(
         prepare(options, plan, Problems(None, "requests", ""), virtual=False, command=command) as run,
     ):
         observer.ready(run)
-        for sentence in run.remarks:
+        for sentence in run.problems.remarks:
             observer.tell(sentence)
 
         async def solve_in_loop() -> SessionResult:

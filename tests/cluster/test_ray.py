@@ -64,7 +64,7 @@ def on_ray(options: RunOptions, observer: Observer) -> SessionResult:
 def test_an_actor_that_dies_is_replaced_and_resumes_its_shard(folder: Path, alone: SessionResult) -> None:
     told: list[str] = []
     options = waiting(folder, "struck", cluster="ray", replicas=2)
-    result = on_ray(options, when(8, lambda view: actors()[0].kill(), told))
+    result = on_ray(options, when(8, lambda: actors()[0].kill(), told))
     assert (result.exit_code, result.done, result.error) == (0, CHAINS, None)
     check_hangs_together(folder / "struck", CHAINS)
     assert said(result) == said(alone)

@@ -16,9 +16,9 @@ from msgspec import structs
 from pipeline.cluster.replicas import DeviceShare, Poll, divided, solve_on_replicas, solve_on_this_machine, worker_process
 from pipeline.cluster.worker import ShardJob
 from pipeline.data.problems import Shard
-from pipeline.errors import InputError, ReplicaLost, UsageError
+from pipeline.errors import ReplicaLost, RunFolderError, UsageError
 from pipeline.options import RunOptions, resume_options
-from pipeline.run.loop import Stop, in_loop
+from pipeline.run.loop import Stop, attended, in_loop
 from pipeline.run.observer import Observer
 from pipeline.run.prepare import load_plan, prepare
 from pipeline.run.run import SessionResult, run
@@ -96,7 +96,7 @@ class TestSimulated:
             obstacle.touch()
             return Observer().watch(ready, work)
 
-        with pytest.raises(InputError, match="steps"):
+        with pytest.raises(RunFolderError, match="steps"):
             on_replicas(options, observer=Observer(watch=put))
         obstacle.unlink()
         some = RunStore(tmp_path / "run", {"chains": ChainRow})
@@ -129,10 +129,12 @@ class TestSimulated:
 class TestProcesses:
     """Processes whose engines wait in real time in place of computing."""
 
-    def here(self, options: RunOptions, observer: Observer | None = None, solve: Any = solve_on_this_machine, **more: Any) -> SessionResult:
+    def here(
+        self, options: RunOptions, observer: Observer | None = None, solve: Any = solve_on_this_machine, attend: Any = None
+    ) -> SessionResult:
         plan = load_plan(options.graph, options.bound_engines, options.settings)
         with prepare(options, plan, virtual=False) as ready:
-            result: SessionResult = in_loop(partial(solve, ready, observer or Observer(), **more), virtual=False)
+            result: SessionResult = in_loop(partial(attended, partial(solve, ready, observer or Observer()), attend), virtual=False)
         assert workers_of(psutil.Process()) == [], "no process is left behind"
         return result
 
@@ -213,8 +215,8 @@ def test_devices_are_divided() -> None:
         divided(pair, machine, 3)
 
 
-async def _solve_by(launch: Any, places: int, ready: Any, observer: Observer) -> SessionResult:
-    return await solve_on_replicas(launch, places, ready, observer)
+async def _solve_by(launch: Any, places: int, ready: Any, observer: Observer, stop: Stop) -> SessionResult:
+    return await solve_on_replicas(launch, places, ready, observer, stop)
 
 
 @pytest.mark.long

