@@ -1,20 +1,12 @@
 """The client queue of one engine: which call is sent next, and how many may be in flight. Decides synchronously; never waits.
 
-What holds whenever no method runs: `in_flight` is at most `max_in_flight`, and every call that waits is in both `_ready`, by expected
-length, and `_arrivals`, by age; a call that has started or was dropped may still be in one of them and is skipped there.
+What holds whenever no method runs: `in_flight` is at most `max_in_flight`, and a call that was put waits, or has started, or has left.
 """
-
-import heapq
-from collections import deque
 
 from msgspec import Struct
 
 from pipeline.engine import Request
-
-FEW = 128
-"""A heap of no more calls than this, and two for each that waits, is not searched."""
-MAX_OVERTAKES = 8
-"""A waiting call is overtaken by at most this many times `max_in_flight` others."""
+from pipeline.system.ageing_queue import AgeingQueue
 
 
 class Call:
@@ -24,26 +16,12 @@ class Call:
     engine, and how many wait.
     """
 
-    __slots__ = (
-        "arrival",
-        "cancelled",
-        "in_flight_engine",
-        "order",
-        "request",
-        "stage",
-        "started",
-        "waiting_engine",
-    )
+    __slots__ = ("in_flight_engine", "order", "request", "stage", "started", "waiting_engine")
 
     def __init__(self, stage: str, order: int, request: Request) -> None:
         self.stage, self.order, self.request = stage, order, request
-        self.started = self.cancelled = False
-        self.arrival = self.in_flight_engine = self.waiting_engine = 0
-
-    @property
-    def waits(self) -> bool:
-        """True if it was neither started nor dropped."""
-        return not (self.started or self.cancelled)
+        self.started = False
+        self.in_flight_engine = self.waiting_engine = 0
 
 
 class _Stage:
@@ -125,19 +103,20 @@ class Lane:
     """Orders the calls for one engine: the one with the fewest expected output tokens first, then the one of the oldest chain.
 
     So judge calls overtake fallbacks, and old chains finish and free their KV cache. The expectation for a stage is the running
-    mean of its output tokens. No call is overtaken without bound (`MAX_OVERTAKES`). With a `room` none starts while
-    those in flight fill it.
+    mean of its output tokens. No call waits forever (`AgeingQueue`). With a `room` none starts while those in flight fill it.
     """
 
     def __init__(self, role: str, max_in_flight: int, room: CallRoom | None = None) -> None:
         self.role, self.max_in_flight, self._room = role, max_in_flight, room
-        self.in_flight = self.waiting = 0
+        self.in_flight = 0
         self._expected: dict[str, float] = {}
         """Running mean of output tokens, by stage."""
-        self._ready: list[tuple[int, int, int, Call]] = []
-        self._arrivals: deque[tuple[int, Call]] = deque()
-        """Every call that waits, oldest first, and with it how many calls had started before it came."""
-        self._arrived = self._departed = 0
+        self._queue: AgeingQueue[Call] = AgeingQueue()
+
+    @property
+    def waiting(self) -> int:
+        """The calls that wait."""
+        return len(self._queue)
 
     def start(self, call: Call) -> bool:
         """Start `call` at once, where none waits and there is room; whether it was started."""
@@ -148,29 +127,20 @@ class Lane:
 
     def put(self, call: Call) -> None:
         """Add `call` to those that wait."""
-        self._arrived += 1
-        call.arrival = self._arrived
-        heapq.heappush(self._ready, (self.expected_tokens(call), call.order, call.arrival, call))
-        self._arrivals.append((self._departed, call))
-        self.waiting += 1
+        self._queue.put((self.expected_tokens(call), call.order), call)
 
     def take(self) -> Call | None:
         """The next call to send, or None while nothing may start."""
         if not self.waiting or self._is_full:
             return None
-        call = self._overdue() or self._shortest()
-        self.waiting -= 1
+        call = self._queue.take()
         self._begin(call)
-        if len(self._ready) > FEW + 2 * self.waiting:  # those that were dropped would else stay below ever new calls with lower keys
-            self._ready = [entry for entry in self._ready if entry[-1].waits]
-            heapq.heapify(self._ready)
         return call
 
     def leave(self, call: Call, output_tokens: int | None = None) -> None:
         """`call` has ended, or was dropped before it started; `output_tokens` is the mean of its candidates, None without an answer."""
         if not call.started:
-            call.cancelled = True
-            self.waiting -= 1
+            self._queue.drop(call)
             return
         self.in_flight -= 1
         if self._room is not None:
@@ -201,20 +171,5 @@ class Lane:
         call.started = True
         if self._room is not None:
             self._room.begin(call.stage, call.request)
-        self._departed += 1
         call.in_flight_engine = self.in_flight = self.in_flight + 1
         call.waiting_engine = self.waiting
-
-    def _overdue(self) -> Call | None:
-        """The call that has waited longest, if it was overtaken too often; else None."""
-        while not self._arrivals[0][1].waits:
-            self._arrivals.popleft()
-        departed, call = self._arrivals[0]
-        return call if self._departed - departed >= MAX_OVERTAKES * self.max_in_flight else None
-
-    def _shortest(self) -> Call:
-        """The waiting call with the fewest expected output tokens, of the oldest chain among equals."""
-        while True:
-            call = heapq.heappop(self._ready)[-1]
-            if call.waits:
-                return call

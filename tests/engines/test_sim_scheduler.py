@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from pipeline.engine import Request
 from pipeline.engines.sim.device import SimDevice
 from pipeline.engines.sim.roofline import BatchCost
-from pipeline.engines.sim.scheduler import OLDEST_EVERY, Job, Scheduler, segment
+from pipeline.engines.sim.scheduler import Job, Scheduler, segment
 from pipeline.engines.sim.spec import SimDeviceSpec, SimSpec, SimSpeculativeSpec
 from pipeline.engines.sim.speculation import CandidateIterations, iterations_of
+from pipeline.system.ageing_queue import OLDEST_EVERY
 
 # Powers of two, so that floats are exact and results can be compared with ==.
 DEVICE = SimDeviceSpec(name="d", flops_per_s=2.0**21, bytes_per_s=2.0**18, overhead_s=2.0**-9)
@@ -79,7 +80,7 @@ class PlainEngine:
             if order is None or order in dict(self.chunks):
                 if not self.waiting:
                     break
-                oldest = min(self.waiting, key=lambda order: order.key[1:])
+                oldest = min(self.waiting, key=lambda order: (order.arrival, order.number))
                 order = oldest if self.admissions % OLDEST_EVERY == OLDEST_EVERY - 1 else self.waiting[0]
                 running = sum(other.need for other in self.moments)
                 if sequences + len(order.lengths) > spec.max_num_seqs or running + order.need > spec.kv_cache_tokens:

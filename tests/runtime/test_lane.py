@@ -3,7 +3,8 @@
 import gc
 
 from pipeline.engine import Request
-from pipeline.runtime.lane import MAX_OVERTAKES, Call, Lane
+from pipeline.runtime.lane import Call, Lane
+from pipeline.system.ageing_queue import OLDEST_EVERY
 
 
 def call(stage: str, order: int, max_tokens: int = 100, options: tuple[int, ...] = ()) -> Call:
@@ -63,7 +64,7 @@ def test_no_call_is_overtaken_without_bound() -> None:
         lane.leave(taken, 1)
     assert taken is not None
     assert taken.stage == "fallback"
-    assert overtakes == MAX_OVERTAKES * lane.max_in_flight
+    assert overtakes == OLDEST_EVERY - 1
 
 
 def test_a_call_dropped_while_it_waits_is_passed_over() -> None:

@@ -9,7 +9,7 @@ iterations, one for each sequence that ends on the way, with durations in closed
 10,000 tokens costs as much to simulate as one of 10.
 
 What holds whenever no method runs:
-- `work`, `_iteration`, `size` and `_context` describe one boundary between iterations, the start of the first segment.
+- `work`, `_iteration` and `_batch` describe one boundary between iterations, the start of the first segment.
 - Segments follow each other without a gap. Only the first may compute prompts, and it is then a single iteration.
 - `_finishes` has, in order, an entry for each sequence that decodes, and for each whose prompt the first segment completes.
 - At most one job's prompt is computed in part.
@@ -31,7 +31,7 @@ import math
 from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Callable, Sequence
-from heapq import heapify, heappop, heappush
+from heapq import heappop, heappush
 from typing import NamedTuple
 
 from msgspec import Struct
@@ -40,13 +40,10 @@ from pipeline.engines.sim.cache import Node, PrefixCache
 from pipeline.engines.sim.roofline import Cost, Roofline
 from pipeline.engines.sim.spec import SimSpec
 from pipeline.engines.sim.speculation import CandidateIterations
+from pipeline.system.ageing_queue import AgeingQueue
 
 Key = tuple[int, float, str, int]
 """The order of jobs: priority, arrival, request id, number."""
-FEW = 128
-"""A queue of no more jobs than this, and two for each that waits, is not searched."""
-OLDEST_EVERY = 8
-"""One in this many admissions goes to the oldest job, whatever its priority, so that none waits forever."""
 
 
 class Job(Struct, eq=False):
@@ -82,8 +79,6 @@ class Job(Struct, eq=False):
     computed: int = 0
     reserved: int = 0
     """Numbers of tokens: prompt tokens from the cache, prompt tokens computed, and room reserved in the cache."""
-    queued: bool = True
-    """True if it waits: it was neither admitted nor cancelled."""
     cancelled: bool = False
 
     def __post_init__(self) -> None:
@@ -138,11 +133,11 @@ class Finish(NamedTuple):
 
 class Decoding(NamedTuple):
     """The sequences that decode at one boundary between iterations: how many there are, the tokens whose keys and values they read in the
-    next iteration, and by how many more in each further one."""
+    next iteration, and by how many more in each further one: tokens that an iteration samples, on average."""
 
-    size: int
-    context: float
-    growth: float
+    size: int = 0
+    context: float = 0
+    growth: float = 0
 
     def after(self, iterations: int) -> "Decoding":
         """The same sequences, that many iterations later."""
@@ -153,6 +148,11 @@ class Decoding(NamedTuple):
         context = self.context + job.sequences * (len(job.prompt) + 1)
         return Decoding(self.size + job.sequences, context, self.growth + sum(job.rates))
 
+    def without(self, finish: Finish, iterations: int = 0) -> "Decoding":
+        """These sequences without one that would end after that many iterations."""
+        context = finish.context - iterations * finish.rate
+        return Decoding(self.size - 1, self.context - context, self.growth - finish.rate)
+
 
 class Scheduler:
     """The queue, the batch and the forecast of one engine."""
@@ -162,23 +162,15 @@ class Scheduler:
         self.max_num_seqs, self.max_num_batched_tokens = spec.max_num_seqs, spec.max_num_batched_tokens
         self.work = 0.0
         """Device work at the boundary between iterations that the other fields describe."""
-        self.running = self.waiting = 0
-        """Jobs that were admitted and have not ended, and jobs in the queue."""
+        self.running = 0
+        """Jobs that were admitted and have not ended."""
         self.forecast: deque[Segment] = deque()
         """What will be computed until the next decision if nothing arrives and nothing is cancelled; empty: nothing is computed."""
-        self.size = 0
-        """The number of sequences that decode."""
-        self._context: float = 0
-        """Tokens whose keys and values these sequences read in the next iteration."""
-        self._growth: float = 0
-        """By how many of them these sequences read more with each iteration: tokens that an iteration samples, on average."""
+        self._batch = Decoding()
         self._iteration = 0
         """The number of iterations that are over."""
-        self._queue: list[tuple[Key, Job]] = []
-        """Waiting jobs, a heap by key; one that was admitted from the other heap, or cancelled, may still be in it."""
-        self._by_age: list[tuple[Key, Job]] = []
-        """The same jobs, a heap by arrival."""
-        self._admissions = 0
+        self._queue: AgeingQueue[Job] = AgeingQueue()
+        """Waiting jobs; none is admitted before the head of the queue, which may wait for sequences or room."""
         self._partial: Job | None = None
         """The job whose prompt is computed in part; there is never a second one."""
         self._finishes: list[Finish] = []
@@ -186,6 +178,16 @@ class Scheduler:
         """For each job whose prompt is computed, the iteration after which it is finished; a heap."""
         self._dropped = False
         """True if a running job was cancelled since the last decision."""
+
+    @property
+    def waiting(self) -> int:
+        """Jobs in the queue."""
+        return len(self._queue)
+
+    @property
+    def size(self) -> int:
+        """The number of sequences that decode."""
+        return self._batch.size
 
     @property
     def end(self) -> float:
@@ -211,23 +213,17 @@ class Scheduler:
 
     def add(self, job: Job) -> bool:
         """Queue `job`; returns whether the next iteration may have to be decided again for it."""
-        heappush(self._queue, (job.key, job))
-        heappush(self._by_age, ((0, *job.key[1:]), job))
-        self.waiting += 1
-        for queue in (self._queue, self._by_age):
-            if len(queue) > FEW + 2 * self.waiting:  # those that were admitted from the other one would stay
-                queue[:] = [entry for entry in queue if entry[1].queued]
-                heapify(queue)
-        return self._head() is job
+        self._queue.put(job.key, job)
+        return self._queue.head is job
 
     def drop(self, job: Job) -> bool:
         """Cancel `job`; returns whether the next iteration has to be decided again for it."""
-        if job.node is None:
-            head = self._head()
-            job.queued, job.cancelled = False, True
-            self.waiting -= 1
-            return head is job
-        job.cancelled = self._dropped = True
+        job.cancelled = True
+        if job in self._queue:
+            was_head = self._queue.head is job
+            self._queue.drop(job)
+            return was_head
+        self._dropped = True
         return True
 
     def decide(self, now: float) -> None:
@@ -261,16 +257,6 @@ class Scheduler:
         """Drop the forecast, none of which must have been computed."""
         self.forecast.clear()
 
-    def _head(self) -> Job | None:
-        """The job to admit next: by priority, and every so often the oldest; no other is admitted while it waits for sequences or room."""
-        if not self.waiting:
-            return None
-        for queue in (self._queue, self._by_age):
-            while queue and not queue[0][1].queued:
-                heappop(queue)
-        oldest = self._admissions % OLDEST_EVERY == OLDEST_EVERY - 1
-        return self._by_age[0][1] if oldest else self._queue[0][1]
-
     def _prompts(self, now: float) -> list[tuple[Job, int]]:
         """Prompt tokens for the next iteration: first the prompt that is under way, then what waits and fits."""
         budget = self.max_num_batched_tokens - self.size * (1 + self.roofline.proposals)
@@ -290,8 +276,7 @@ class Scheduler:
 
     def _admit(self, sequences: int, now: float) -> Job | None:
         """Admit the next job of the queue, if it fits next to that many `sequences` and into the cache; else None."""
-        job = self._head()
-        if job is None or sequences + job.sequences > self.max_num_seqs:
+        if not self._queue or sequences + (job := self._queue.head).sequences > self.max_num_seqs:
             return None
         job.node, job.cached = self.cache.match(job.prompt, job.reusable, job.adapter)
         reserved = job.kv_tokens - job.cached
@@ -299,15 +284,14 @@ class Scheduler:
             self.cache.unpin(job.node)
             job.node = None
             return None
-        self.waiting -= 1
+        self._queue.take()
         self.running += 1
-        self._admissions += 1
-        job.queued, job.reserved, job.scheduled = False, reserved, max(now, job.arrived)
+        job.reserved, job.scheduled = reserved, max(now, job.arrived)
         return job
 
     def _make_forecast(self, chunks: list[tuple[Job, int]]) -> None:
         """Set the forecast to the segments up to the next decision; `chunks` are the prompt tokens of the first one."""
-        at, batch, iteration = self.work, Decoding(self.size, self._context, self._growth), self._iteration
+        at, batch, iteration = self.work, self._batch, self._iteration
         if chunks:
             tokens = sum(count for _, count in chunks)
             reads = sum(job.cached + job.computed + count for job, count in chunks)
@@ -336,21 +320,20 @@ class Scheduler:
         while self._last_iterations[0][2].cancelled:
             heappop(self._last_iterations)
         horizon = self._finishes[0].iteration if self.waiting else self._last_iterations[0][0]
-        size, context, growth = batch
         for finish in self._finishes:
             if finish.iteration > horizon:
                 break
             if finish.iteration > iteration:
                 count = finish.iteration - iteration
-                self.forecast.append(segment(at, count, self.roofline.iteration(size, context, growth)))
-                at, context, iteration = self.end, context + count * growth, finish.iteration
-            size, context, growth = size - 1, context - finish.context, growth - finish.rate
+                self.forecast.append(segment(at, count, self.roofline.iteration(*batch)))
+                at, batch, iteration = self.end, batch.after(count), finish.iteration
+            batch = batch.without(finish)
 
     def _advance(self, done: Segment, now: float) -> list[Job]:
         """Move batch and cache to the end of the segment `done`, at time `now`; returns the jobs that finish there."""
         self.work = done.end
         self._iteration += done.iterations
-        self._context += done.iterations * self._growth
+        self._batch = self._batch.after(done.iterations)
         for job, tokens in done.chunks:
             job.computed += tokens
             if job.cached + job.computed == len(job.prompt):
@@ -361,9 +344,7 @@ class Scheduler:
             if finish.iteration > self._iteration:
                 break
             ended += 1
-            self.size -= 1
-            self._context -= finish.context
-            self._growth -= finish.rate
+            self._batch = self._batch.without(finish)
             finish.job.unfinished -= 1
             if not finish.job.unfinished:
                 self._complete(finish.job, now)
@@ -375,8 +356,7 @@ class Scheduler:
         """Put the computed prompt of `job` into the cache, where other jobs may reuse it, and let its sequences decode."""
         assert job.node is not None
         job.first_token = now
-        batch = Decoding(self.size, self._context, self._growth).joined(job)
-        self.size, self._context, self._growth = batch
+        self._batch = self._batch.joined(job)
         job.node = self.cache.extend(job.node, job.prompt[job.cached :])
         self._release(job, job.reserved - sum(job.lengths))
 
@@ -412,9 +392,7 @@ class Scheduler:
         for finish in self._finishes:
             if finish.job.cancelled:
                 gone[finish.key] = finish.job
-                self.size -= 1
-                self._context -= finish.context - (finish.iteration - self._iteration) * finish.rate
-                self._growth -= finish.rate
+                self._batch = self._batch.without(finish, finish.iteration - self._iteration)
         self._finishes = [finish for finish in self._finishes if not finish.job.cancelled]
         for job in gone.values():
             self._leave(job)

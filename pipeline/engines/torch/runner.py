@@ -21,9 +21,7 @@ from pipeline.engines.torch.cache import BatchLayout, KVCache, PrefillChunk, Slo
 from pipeline.engines.torch.sampling import SamplingParams, choose, sample
 from pipeline.engines.torch.sequences import Decode, RequestState, Sequence, Stops
 from pipeline.engines.torch.spec import TorchSpec
-
-_OLDEST_EVERY = 8
-"""One in this many admissions goes to the oldest request, whatever its priority, so that none waits forever."""
+from pipeline.system.ageing_queue import AgeingQueue
 
 
 class Prefill:
@@ -125,9 +123,8 @@ class BatchRunner:
         """What is added to a token's id for each adapter, where slots compare prefixes: one computed with another adapter never matches."""
         self._stops = lru_cache(maxsize=64)(lambda strings, ids: Stops(strings, ids, model.eos_ids, model.decode))
         self._states: dict[int, RequestState] = {}
-        self._waiting: dict[int, RequestState] = {}
-        """Those with candidates that have not started, in the order of arrival."""
-        self._admitted = 0
+        self._waiting: AgeingQueue[RequestState] = AgeingQueue()
+        """Those with candidates that have not started."""
         self._prefills: list[Prefill] = []
         self._decoding: list[Sequence] = []
         self._meter = UsageMeter()
@@ -137,12 +134,14 @@ class BatchRunner:
     def add(self, number: int, request: Request) -> None:
         stops = self._stops(request.stop, request.stop_ids)
         state = RequestState(number, request, stops, self._model.decode, self.max_model_len, time.monotonic())
-        self._states[number] = self._waiting[number] = state
+        self._states[number] = state
+        self._waiting.put(request.priority, state)
 
     def abort(self, number: int) -> None:
         """Keys and values that were computed stay in the cache."""
-        self._states.pop(number, None)
-        self._waiting.pop(number, None)
+        state = self._states.pop(number, None)
+        if state is not None and state in self._waiting:
+            self._waiting.drop(state)
         running = [*self._decoding, *(sequence for prefill in self._prefills for sequence in prefill.sequences)]
         for sequence in running:
             if sequence.state.number == number:
@@ -190,19 +189,12 @@ class BatchRunner:
         """Start waiting candidates while fewer than `max_num_seqs` sequences run."""
         free = self._spec.max_num_seqs - len(self._decoding) - sum(len(prefill.sequences) for prefill in self._prefills)
         while free and self._waiting:
-            state = self._next()
+            state = self._waiting.head
             count = min(free, state.unstarted)
             self._start(state, count, now_s)
             free -= count
             if not state.unstarted:
-                self._admitted += 1
-                del self._waiting[state.number]
-
-    def _next(self) -> RequestState:
-        """The waiting request whose candidates start next: by priority and arrival, and every so often the oldest."""
-        if self._admitted % _OLDEST_EVERY == _OLDEST_EVERY - 1:
-            return next(iter(self._waiting.values()))
-        return min(self._waiting.values(), key=lambda state: (state.request.priority, state.number))
+                self._waiting.take()
 
     def _start(self, state: RequestState, count: int, now_s: float) -> None:
         """Give a slot to each of `count` candidates of `state`; the first one's is prefilled, the others are copied from it."""
