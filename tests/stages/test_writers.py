@@ -118,15 +118,8 @@ def test_a_draft_continues_the_context(world: World) -> None:
     chain.enter(UntilSpec(token_budget=20))
     for unit, stop in (("step", ("\n\n",)), ("thought", ())):
         [request] = draft(here, unit=unit, candidates=3, temperature=0.5, top_p=0.9).requests(chain)
-        known = {
-            "request_id": "p#0/0/draft",
-            "prompt_ids": chain.contexts["draft"],
-            "max_tokens": 20,
-            "n": 3,
-            "temperature": 0.5,
-            "top_p": 0.9,
-        }
-        own = {"seed": chain.seed("draft"), "affinity": "p#0", "content": chain.content}
+        known: Any = {"request_id": "p#0/0/draft", "prompt_ids": chain.contexts["draft"], "seed": chain.seed("draft"), "affinity": "p#0"}
+        own: Any = {"max_tokens": 20, "n": 3, "temperature": 0.5, "top_p": 0.9, "content": chain.content}
         assert request == Request(**known, **own, stop=stop, stop_ids=(close_id(here, "draft"),))
 
 
