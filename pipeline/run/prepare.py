@@ -30,11 +30,10 @@ from pipeline.graph.plugins import registered_alone
 from pipeline.options import ABOUT, MAY_DRIFT, RunOptions, check_functions, check_resume, check_served
 from pipeline.remote.inputs import fetch_problems
 from pipeline.store.folder import FILE, hold_default, hold_output
-from pipeline.store.kept_problems import TABLE as KEPT
 from pipeline.store.kept_problems import Problems, keep_problems
 from pipeline.store.resume import ResumeState, forget_mismatched, read_resume_state
 from pipeline.store.run_file import RunFile, RunInput, Session, host, versions
-from pipeline.store.store import RunStore, has_table, new_folder_id, shards_of
+from pipeline.store.store import KEPT, RunStore, has_table, new_folder_id, shards_of
 from pipeline.text import storable
 
 RUNS = Path("runs")
@@ -311,7 +310,7 @@ def check_drift(folder: Path, old: RunFile, new: RunFile, allowed: Sequence[str]
 
 def drift(old: RunFile, new: RunFile) -> Iterator[tuple[str, str]]:
     """Differences between two runs, as clauses, each with the name under which it may be allowed or is refused."""
-    new = msgspec.json.decode(new.encode(), type=RunFile)  # as it will be read
+    new = msgspec.json.decode(msgspec.json.encode(new), type=RunFile)  # as it will be read
     before, now = old.plan, new.plan
     if (before.block, before.prompts) != (now.block, now.prompts):  # a bundled graph may have got a param since, of no effect
         changes = [*_changes("param ", before.params, now.params)]

@@ -40,13 +40,12 @@ from pipeline.runtime.rows import FirstRows, RowSink, Tee
 from pipeline.runtime.schedule import SCHEDULES
 from pipeline.stages.base import Stage
 from pipeline.stages.build import build_stages, builders_of, cannot_of, flaw_in_contract
-from pipeline.store.kept_problems import TABLE as KEPT
 from pipeline.store.kept_problems import Problems, problem_row
 from pipeline.store.recorder import WRITE_EVERY_S, Recorder, open_recorder
 from pipeline.store.resume import drop_unfinished
 from pipeline.store.rows import TABLES
 from pipeline.store.run_file import RunFile, Session, Status, Totals
-from pipeline.store.store import RunStore, count_rows
+from pipeline.store.store import KEPT, RunStore, count_rows
 from pipeline.tasks import gather
 
 Solve = Callable[..., Awaitable["SessionResult"]]

@@ -103,8 +103,8 @@ class ChainRecorder:
         """The answer that `request` got in an earlier session of the run, or None. Its tokens count; it gets no second row."""
         resumed = self._resumed.take(request)
         if resumed is not None:
-            self._count(label, resumed.usage, resumed.wait_s)
-            self.waiting.add(resumed.wait_s)
+            self._count(label, resumed.usage, resumed.client_wait_s)
+            self.waiting.add(resumed.client_wait_s)
         return resumed
 
     def commit(self, step: Step) -> None:

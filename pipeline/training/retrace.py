@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import anyio
+import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec import Struct
@@ -28,7 +29,7 @@ from pipeline.runtime.dispatch import Dispatcher
 from pipeline.runtime.schedule import Schedule
 from pipeline.stages.build import build_stages, builders_of
 from pipeline.store.kept_problems import solved_problems
-from pipeline.store.resume import RECORDED, ResumedCall, ResumedChain, recorded_call
+from pipeline.store.resume import RECORDED, ResumedCall, ResumedChain
 from pipeline.store.rows import UNFINISHED
 from pipeline.store.run_file import RunFile
 from pipeline.store.store import read_batches
@@ -137,7 +138,7 @@ class Retracer:
             found[row["chain_id"]].steps.append(tuple(row["step_token_ids"]))
         for row in _rows(self.run, "calls", RECORDED, wanted):
             if row["error_type"] is None:
-                found[row["chain_id"]].calls[row["request_id"]] = recorded_call(row)
+                found[row["chain_id"]].calls[row["request_id"]] = msgspec.convert(row, ResumedCall)
         return found
 
     def _retrace(self, problem: Problem, row: Mapping[str, Any], recorded: ResumedChain) -> RetracedChain | None:
