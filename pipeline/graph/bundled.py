@@ -1,7 +1,7 @@
 """The graphs, engines files, reward models and training files that come with this package, by name.
 
 A name or a path enters, a path leaves. In a checkout the files are the repository's own `graphs/` and `datasets/`, in a
-wheel they lie in the package. Models are told by the prefix `BUNDLED`. Nothing is read here.
+wheel they lie in the package. Bundled models have the prefix `BUNDLED`. Nothing is read here.
 """
 
 import os
@@ -46,7 +46,7 @@ def model_name(model: str) -> str:
 
 
 def bundled_files(*kinds: FileKind) -> dict[str, Path]:
-    """The bundled files of these kinds by name; of two files with one name, that of the kind given first."""
+    """The bundled files of these kinds by name; where two have one name, the kind given first wins."""
     return {path.stem: path for kind in reversed(kinds) for path in sorted(FOLDERS[kind].glob("*.yaml"))}
 
 

@@ -46,7 +46,7 @@ def _node(name: str, spec: StageSpec, ranks: Iterator[int]) -> StageNode | LoopN
     condition = Condition(*spec.when.split(".")) if spec.when else None
     if isinstance(spec, RepeatSpec):
         return LoopNode(name, spec.until, _block(spec.stages, ranks), condition)
-    if getattr(spec, "until", None) == EndSpec():
+    if getattr(spec, "until", None) is not None and early_end(spec) is None:
         spec = structs.replace(spec, until=None)  # nothing is asked before the end: as if nothing were said
     return StageNode(name, spec, condition, next(ranks))
 
@@ -86,21 +86,8 @@ def _alone(stages: Stages) -> Block:
     name, answer = next((name, spec) for name, spec in stages.items() if spec.answers)
     said = getattr(answer, "max_tokens", None) if getattr(answer, "budget", None) == "thought" else None
     fallback: Any = next(spec for spec in loop.stages.values() if spec.kind == "generate")
-    response = structs.replace(
-        fallback,
-        after=(),
-        when=None,
-        first_steps=0,
-        unit="response",
-        max_tokens=loop.until.token_budget,
-        answer_tokens=said,
-        until=_end_of_response(loop.until, fallback.max_tokens),
-    )
+    until = loop.until
+    end = EndSpec(answer_confident=until.answer_confident, answer_stable=until.answer_stable, every=until.every * fallback.max_tokens)
+    fields = {"after": (), "when": None, "first_steps": 0, "unit": "response", "max_tokens": until.token_budget, "answer_tokens": said}
+    response = structs.replace(fallback, **fields, until=end if until.tries else None)
     return Block(((StageNode(RESPONSE, response, None, 0),), (_node(name, structs.replace(answer, after=RESPONSE), count(1)),)))
-
-
-def _end_of_response(until: UntilSpec, step_tokens: int) -> EndSpec | None:
-    """When the target's response ends early: as the loop, of which it writes a step in at most so many tokens."""
-    if not until.tries:
-        return None if until.every == UntilSpec().every else EndSpec(every=until.every)
-    return EndSpec(answer_confident=until.answer_confident, answer_stable=until.answer_stable, every=until.every * step_tokens)

@@ -88,8 +88,6 @@ class Document:
         file = str(path)
         try:
             text = path.read_bytes().decode("utf-8-sig")
-        except UnicodeDecodeError as error:
-            raise GraphError(file, f"is not UTF-8 text: byte {error.start}") from error
         except (OSError, ValueError) as error:
             raise GraphError(file, f"cannot be read: {reason(error)}") from error
         values = parse(text, file)

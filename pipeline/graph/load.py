@@ -67,12 +67,11 @@ class Preset(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Setting(NamedTuple):
-    """A value of `--set` or of a preset, which a graph need not have."""
+    """A value of `--set` or of a preset."""
 
     name: str
     value: Any
     place: str
-    of_preset: bool
 
 
 def load_graph(graph: Graph, engines: Engines = None, settings: Sequence[str] = ()) -> Plan:
@@ -80,8 +79,9 @@ def load_graph(graph: Graph, engines: Engines = None, settings: Sequence[str] = 
 
     A path may also be the name of a file that comes with this package. Raises `GraphError`.
     """
-    document, given = _document(graph), list(_read(settings))
+    document = _document(graph)
     _check_top(document)
+    given = list(_read(settings, _names(document)))
     inline = engines is None and isinstance(document.at(("engines",)), dict)
     if not inline:
         _bind_engines(document, engines)
@@ -152,15 +152,15 @@ def _bind_engines(document: Document, override: Engines) -> None:
     document.graft(("engines",), found)
 
 
-def _read(settings: Iterable[str]) -> Iterator[Setting]:
-    """The values of `settings`, of a preset each."""
+def _read(settings: Iterable[str], known: "GraphNames | None" = None) -> Iterator[Setting]:
+    """The values of `settings`, and of their presets where the graph has the name (`known`)."""
     for text in settings:
-        if text.startswith(PRESET):
+        if known is not None and text.startswith(PRESET):
             preset = Document.read(find_file(text.removeprefix(PRESET), "preset"))
-            for name, value in preset.decode((), Preset).set.items():
-                yield Setting(name, value, preset.place(("set", name)), True)
+            of_graph = (item for item in preset.decode((), Preset).set.items() if known.has(item[0]))
+            yield from (Setting(name, value, preset.place(("set", name))) for name, value in of_graph)
         else:
-            yield Setting(*read_setting(text), f"{SET}{text}", False)
+            yield Setting(*read_setting(text), f"{SET}{text}")
 
 
 def _set_params(document: Document, settings: Iterable[Setting]) -> None:
@@ -169,7 +169,7 @@ def _set_params(document: Document, settings: Iterable[Setting]) -> None:
     for each in settings:
         if each.name in params:
             document.put((PARAMS, each.name), each.value, each.place)
-        elif not each.of_preset and not each.name.startswith(("stages.", "engines.")):
+        elif not each.name.startswith(("stages.", "engines.")):
             raise GraphError(each.place, f"{document.file} has no param `{each.name}`; {did_you_mean(each.name, params)}")
 
 
@@ -177,7 +177,7 @@ def _set(document: Document, settings: Iterable[Setting], form: str, known: Mapp
     """Write the values of settings of this `form`, PART.WHAT.NAME, into the mapping that is `known` by what, or into all for `*`."""
     for each in settings:
         part, named, key = [*each.name.split(".", 2), "", ""][:3]
-        if part != form.partition(".")[0] or (each.of_preset and named not in known):
+        if part != form.partition(".")[0]:
             continue
         if not key or not known.keys() >= {named} - {"*"}:
             raise GraphError(each.place, f"expected {form}=VALUE; {did_you_mean(named, known)}")
@@ -186,7 +186,7 @@ def _set(document: Document, settings: Iterable[Setting], form: str, known: Mapp
 
 
 def _stages(document: Document, keys: Keys = ("stages",)) -> dict[str, Keys]:
-    """The path of every stage at `keys` that is a mapping by its name, those of loops included."""
+    """The path by name of every stage at `keys` that is a mapping, also in loops."""
     found: dict[str, Keys] = {}
     stages = document.at(keys)
     for name in [name for name, stage in stages.items() if isinstance(stage, dict)] if isinstance(stages, dict) else ():
@@ -287,7 +287,7 @@ def _stage(document: Document, keys: Keys, kinds: Kinds, prompts: Prompts) -> St
 
 
 def _choose_prompts(document: Document, kinds: Kinds, engines: Mapping[str, EngineSpec]) -> None:
-    """Write the prompts file that suits the judge's model over the prompts `auto` of a graph, and over those of its param."""
+    """Replace `auto`, in the prompts of a graph and in its param, by the prompts file that suits the judge's model."""
     stages = [document.mapping(keys) for keys in _stages(document).values()]
     judges = {str(stage.get("engine")) for stage in stages if getattr(kinds.get(str(stage.get("kind"))), "judges", False)}
     named = [engine.tokenizer_name for role, engine in engines.items() if role in judges]
@@ -352,12 +352,12 @@ class GraphNames(Struct, frozen=True):
 
     params: frozenset[str]
     stages: frozenset[str]
-    """The names of all stages, loops and those within them included."""
+    """The names of all stages, loops and the stages in them included."""
     roles: tuple[str, ...]
     """The roles that stages name, in the order of the file."""
 
     def has(self, setting: str) -> bool:
-        """Whether the name of a setting is that of a param, or `stages.STAGE.NAME` of a stage."""
+        """Whether a setting names a param, or a field of a stage as `stages.STAGE.NAME`."""
         part, stage, _ = [*setting.split(".", 2), "", ""][:3]
         return setting in self.params or (part == "stages" and stage in self.stages)
 
@@ -365,8 +365,12 @@ class GraphNames(Struct, frozen=True):
 def outline(graph: Graph) -> GraphNames:
     """The names in a graph, which may be the name of a bundled one; raises `GraphError` where it has no mapping of stages."""
     document = _document(graph)
-    params = document.mapping((PARAMS,)) if document.at((PARAMS,)) else {}
     document.mapping(("stages",))
+    return _names(document)
+
+
+def _names(document: Document) -> GraphNames:
+    params = document.mapping((PARAMS,)) if document.at((PARAMS,)) else {}
     stages = {name: document.mapping(keys) for name, keys in _stages(document).items()}
     roles = [str(stage["engine"]) for stage in stages.values() if "engine" in stage]
     named = dict.fromkeys(str(params.get(name[1:], name)) if name.startswith("$") else name for name in roles)

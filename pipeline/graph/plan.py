@@ -80,7 +80,7 @@ class Block(Struct, frozen=True):
         return chain.from_iterable(self.levels)
 
     def stages(self) -> Iterator[StageNode]:
-        """Every stage of the block, those of its loops included, in their order."""
+        """Every stage of the block and of its loops, in order."""
         for node in self.nodes():
             if isinstance(node, StageNode):
                 yield node

@@ -33,7 +33,7 @@ _registered: dict[str, Any] = {}
 
 
 def register(kind: Any) -> None:
-    """Make a `StageKind` known in this process, in place of an earlier one; raises `UsageError` where a built-in one has its name."""
+    """Register a `StageKind` in this process, where it replaces an earlier one; raises `UsageError` where a built-in one has its name."""
     name = kind.name
     if name in STAGE_KINDS or name == _tag(RepeatSpec):
         raise UsageError(f"{name!r} is a built-in kind of stage; choose another name")

@@ -130,7 +130,7 @@ class ScorePrompt(Question, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class Prompts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """All texts of a graph. A stage may have a block of its own, whose keys take precedence."""
+    """All texts of a graph. The keys of a stage's own block take precedence."""
 
     system: str | None = None
     """The system message; null: whatever the chat template does without one."""

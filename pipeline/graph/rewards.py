@@ -22,7 +22,7 @@ class PromptSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, 
     bad: Text = "-"
     """The answer after a wrong one, one token too."""
     thought_end: str = ""
-    """Text put in place of the `</think>` that ends a thought; by default none, as reward models have not seen that token."""
+    """Text that replaces the `</think>` at the end of a thought; by default none, as reward models have not seen that token."""
 
 
 class TextPrompt(PromptSpec, frozen=True, kw_only=True, tag="text"):

@@ -52,7 +52,7 @@ def flaws_in(stages: Stages, engines: Mapping[str, EngineSpec]) -> Iterator[Flaw
 
 
 def with_keys(stages: Stages, above: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], StageSpec]]:
-    """Every stage in the order of the file, those of loops included, with its path."""
+    """Every stage and its path, in the order of the file, also in loops."""
     for name, spec in stages.items():
         yield (*above, name), spec
         if isinstance(spec, RepeatSpec):

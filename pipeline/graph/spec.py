@@ -20,8 +20,7 @@ Tokens = Annotated[int, Meta(ge=1, le=1_000_000)]
 Count = Annotated[int, Meta(ge=1, le=1_000_000)]
 PositiveSeconds = Annotated[float, Meta(gt=0.0)]
 NAME_PATTERN = r"^[a-z][a-z0-9_-]{0,63}$"
-"""Pattern of the names of graphs, stages, params and roles; the loader checks it (a `Meta(pattern=...)` can crash the
-interpreter at its exit: msgspec issue 717)."""
+"""Names of graphs, stages, params and roles; the loader checks it, as `Meta(pattern=...)` can crash the interpreter (msgspec issue 717)."""
 Name = str
 AdapterName = Annotated[str, Meta(min_length=1, max_length=64)]
 Param = bool | int | float | str | None

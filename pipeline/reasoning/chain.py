@@ -189,7 +189,7 @@ class Ending:
         self._last, self._repeats = said, self._repeats + 1 if said == self._last else 1
 
     def tried(self, trial: Trial, steps: int) -> None:
-        """Take note of an answer that was given after so many `steps`."""
+        """Record an answer that was given after `steps` steps."""
         self._agreeing = 0 if trial.answer is None else self._agreeing + 1 if trial.answer == self._trial.answer else 1
         self._trial, self._tried_at = trial, steps
 
@@ -203,7 +203,7 @@ class Ending:
         return self.reason in ("answer_confident", "answer_stable")
 
     def condition(self, until: UntilSpec, thought: Sequence[Span], steps: int, tokens: int, spent: bool) -> str | None:
-        """The first condition of `until` that holds of a `thought` of so many `steps` and `tokens`; `spent`: no token may follow."""
+        """The first condition of `until` that holds of a `thought` with this many `steps` and `tokens`; `spent`: no token may follow."""
         holds = {
             # An engine that ended its turn and then has nothing to say would go on saying nothing.
             "thought_closed": self.closed and (until.thought_closed or not thought[-1].ids),
@@ -239,7 +239,7 @@ class Chain:
         self.problem, self.sample_index, self.order = problem, sample_index, order
         asked = problem.problem, problem.options, problem.history
         self.sampling = problem.settings.sampling
-        """Fields of requests that sample text, in place of those of their stage."""
+        """Sampling fields of requests that override the stage's."""
         self.content = Content(problem.problem)
         """What all its prompts are about."""
         self.chain_id = chain_id(problem.problem_id, sample_index)

@@ -41,7 +41,7 @@ class Opening(NamedTuple):
 
 
 def builder_key(role: str, stage: str) -> str:
-    """Where among the builders that of a stage stands which has prompts of its own; those of the graph stand under their role."""
+    """The key of the builder of a stage with its own prompts; the key of a role's builder is the role."""
     return f"{role}/{stage}"
 
 
@@ -51,7 +51,7 @@ def role_of(key: str) -> str:
 
 
 def openings(builders: Mapping[str, "PromptBuilder"]) -> dict[str, "PromptBuilder"]:
-    """The builders whose prompts begin in another way than those of their role."""
+    """The builders whose prompts begin differently from their role's."""
     own = {role_of(key): builder.prompts.opening for key, builder in builders.items() if key == role_of(key)}
     return {key: builder for key, builder in builders.items() if key == role_of(key) or builder.prompts.opening != own[role_of(key)]}
 
@@ -86,13 +86,13 @@ class PromptBuilder:
         self.tokenizer, self.prompts, self._where, marks = tokenizer, prompts, where, prompts.thought
         if marks != Marks() and (missing := {marks.open, marks.close} - special.keys()):
             raise GraphError(where, f"its tokenizer has no token {min(missing)!r}, set in `prompts.thought`")
-        # A template may be told not to let its model think: then it closes an empty thought before the reply.
+        # A template may switch thinking off: then it closes an empty thought before the reply.
         self.thinks = marks.open in special and marks.close in special and not self._begins_behind(marks.close)
         self.think_close_id: int | None = special[marks.close] if self.thinks else None
         self.close_thought_ids = tokenizer.encode(f"{marks.close}{DELIMITER}" if self.thinks else DELIMITER)
         memo = lru_cache(MOST_KNOWN)
         self.options = memo(self._options_among)
-        """The options of a choice among so many candidates: `options(unit, candidates, reject)`."""
+        """The options of a choice among this many candidates: `options(unit, candidates, reject)`."""
         self._known, self._cut_chat, self._question = memo(self._encoded), memo(self._chat_around), memo(self._cut_question)
         self._wording, self._ends, self._reply = memo(self._around_each), memo(self._ends_with), memo(self._reply_from)
         self._opening = self._cut_opening(prompts.before())
@@ -263,7 +263,7 @@ class PromptBuilder:
         return thought[:end]
 
     def _begun(self, text: str, omit: str) -> list[int]:
-        """The ids of a chat that begins with a question, without what it omits of the template."""
+        """The ids of a chat that begins with a question, without the text of the template that the question omits."""
         opening = self._alone
         *before, last = opening.before
         return self.tokenizer.encode_parts([*before, last.removesuffix(omit), text.lstrip(opening.margins.left)])
@@ -304,7 +304,7 @@ class PromptBuilder:
         return Opening(before, margins[-1], parts[-1])
 
     def _chat_around(self, roles: tuple[str, ...]) -> tuple[list[str], list[Margins]]:
-        """The template's parts around a chat of these roles, and what it strips from each text. Raises `GraphError`."""
+        """The template's parts around a chat of these roles, and the whitespace that it strips from each text. Raises `GraphError`."""
         margins = [stripped_margins(partial(self._beside, roles, place)) for place in range(len(roles))]
         return self._around(roles, 0, ""), margins
 
@@ -343,7 +343,7 @@ class PromptBuilder:
         return array("I", self.tokenizer.encode(before)), self._unopened(reply)
 
     def _unopened(self, reply: str) -> str:
-        """The beginning of a reply without that of a thought."""
+        """The beginning of a reply, without that of a thought."""
         mark = self.prompts.thought.open
         return reply.rstrip().removesuffix(mark) if self.thinks and reply.rstrip().endswith(mark) else reply
 

@@ -1,6 +1,6 @@
 """Cuts what a chat template renders into its own parts and the places of the texts that users, data and models wrote.
 
-Placeholders are rendered in place of the texts, so that a template is rendered a few times at the start and never for a problem.
+Placeholders stand for the texts, so that a template is rendered a few times at the start and never for a problem.
 """
 
 from collections.abc import Callable, Iterable, Sequence

@@ -14,7 +14,7 @@ from pipeline.stages.base import EngineStage, StageKind
 MOST = 20
 """Most tokens of a trial answer; what is longer was not about to be answered. DEER's published code has as many."""
 STOPS = ("}.", "}$", "\n")
-"""What ends a trial answer: the end of its box in a sentence or a formula, and that of its line."""
+"""A trial answer ends with its box, in a sentence or a formula, or with its line."""
 
 
 class AnswerSpec(SamplingSpec, frozen=True, kw_only=True, tag="answer"):

@@ -61,7 +61,7 @@ class StagePlace(Struct, frozen=True, kw_only=True):
     judges: tuple[ShowingStage, ...] = ()
     """The judges that are shown what a draft stage drafts."""
     measured: bool = False
-    """Whether a gate reads the log probabilities of what it drafts."""
+    """Whether a gate reads the log probabilities of its drafts."""
     seeded_as: str | None = None
     """The stage whose name is part of the seed of its requests, where that is another one."""
     unsupported: Mapping[str, str] = {}
@@ -142,7 +142,7 @@ class EngineStage:
         """A request with the stage's adapter, whose id names the chain, its step and this stage; `part` is added to tell several requests
         of one step apart.
 
-        `judged` is that of its `content`, `fields` are further fields of the `Request`.
+        `judged` goes into its `content`; `fields` are further fields of the `Request`.
         """
         return Request(
             request_id=f"{chain.chain_id}/{len(chain.thought)}/{self.name}{part}",

@@ -18,7 +18,7 @@ from pipeline.stages.base import ShowingStage, Stage, StagePlace
 def build_stages(
     plan: Plan, builders: Mapping[str, PromptBuilder], where: str, *, cannot: Mapping[str, Container[str]] = {}, only: str | None = None
 ) -> dict[str, Stage]:
-    """The stages of `plan` by name, or `only` that of one name; `builders` are those of all roles, and of stages with prompts of their own;
+    """The stages of `plan` by name, or the `only` one of this name; `builders`: of all roles, and of stages with their own prompts;
     `cannot`: what the engine of each role cannot do.
 
     Raises `GraphError` at `where` for a stage that its engine's tokenizer does not suit, such as a verdict that has an option
@@ -47,7 +47,7 @@ def build_stages(
 
 
 def builders_of(plan: Plan, tokenizers: Mapping[str, Tokenizer]) -> dict[str, PromptBuilder]:
-    """A prompt builder for each role of `tokenizers`, and for each of its stages that has prompts of its own, as `builder_key` names it.
+    """A prompt builder for each role of `tokenizers`, and by `builder_key` for each of its stages that has its own prompts.
 
     Raises `GraphError` for a tokenizer or a chat template that fails.
     """

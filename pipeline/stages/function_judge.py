@@ -90,7 +90,7 @@ def judge(
     resumed and a replayed run will differ. `in_thread`: call it in a thread, because it takes longer than a millisecond; not on simulated
     engines, whose clock does not advance meanwhile.
 
-    Raises `UsageError` for what is no such function, has no name, or has that of a built-in kind.
+    Raises `UsageError` for another object, for a function without a name, and for the name of a built-in kind.
     """
     kind = name or getattr(function, "__name__", "")
     try:

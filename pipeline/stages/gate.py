@@ -17,7 +17,7 @@ RANGES: Mapping[Statistic, tuple[float, float, str]] = {
     "margin": (0.0, 1.0, "a difference of probabilities, 0 to 1"),
     "repeats": (1.0, math.inf, "a count of steps, at least 1"),
 }
-"""The least and the greatest threshold of a statistic, and what it is."""
+"""The bounds of the threshold of a statistic, and its meaning."""
 
 
 class GateSpec(StageSpec, frozen=True, kw_only=True, tag="gate"):

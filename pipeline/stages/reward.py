@@ -78,7 +78,7 @@ class RewardStage(EngineStage):
         return requests
 
     def room_for(self, chain: Chain, candidates: int) -> int:
-        """Each candidate has a prompt of its own. What the thought's bytes leave room for is enough where it is `_FAR` more than a step."""
+        """Each candidate has its own prompt. Above `_FAR` tokens of room an estimate by bytes suffices."""
         problem, steps = chain.problem.told(self._said), self._thought(chain).steps
         most = len(problem.encode()) + sum(len(step.encode()) + self._added for step in steps) + self._added
         if (room := chain.left(self.role, most)) > _FAR:
@@ -109,7 +109,7 @@ class RewardStage(EngineStage):
         return Outcome(verdict=verdict)
 
     def _asked(self, chain: Chain) -> dict[int, list[list[str]]]:
-        """For each distinct candidate, by its index: the steps of the thought up to and including each of its own."""
+        """For each distinct candidate, by its index: the steps of the thought up to each of the candidate's own steps."""
         thought, asked = self._thought(chain), {}
         for i in chain.distinct_candidates():
             candidate = chain.candidates[i]

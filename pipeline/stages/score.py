@@ -100,7 +100,7 @@ class LikelihoodSpec(StageSpec, frozen=True, kw_only=True, tag="likelihood"):
     threshold: Annotated[float, Meta(le=0.0)] = -0.5
     """Minimum value of the `statistic` that is accepted, in nats per token."""
     statistic: Literal["mean", "minimum"] = "mean"
-    """`mean` over the candidate's tokens, or `minimum`: that of its least likely token, so that one wrong number is enough."""
+    """`mean` over the candidate's tokens, or `minimum`: its least likely token decides, so that one wrong number is enough."""
 
     judges: ClassVar[bool] = True
 

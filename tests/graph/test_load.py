@@ -70,25 +70,20 @@ def test_a_flaw_of_a_graph_is_named_with_file_line_path_and_remedy(tmp_path: Pat
 
 FLAWS = [
     ("speccot", "candidates=abc", "--set candidates=abc: expected `int`, got `str`"),
-    ("speccot", "candidates=0", "--set candidates=0: expected `int` >= 1, got 0"),
     ("speccot", "candidate=2", "has no param `candidate`; did you mean `candidates`?"),
     ("speccot", "candidates", "--set candidates: expected NAME=VALUE"),
     ("speccot", "engines.targt.model=x", "expected engines.ROLE.NAME=VALUE; did you mean `target`?"),
     ("speccot", "engines.*=x", "expected engines.ROLE.NAME=VALUE"),
-    ("speccot", "engines.d*.model=x", "expected engines.ROLE.NAME=VALUE"),
     ("speccot", "engines.target.modle=x", "--set engines.target.modle=x: unknown key `modle`; did you mean `model`?"),
     ("speccot", "stages.verfy.unit=step", "expected stages.STAGE.NAME=VALUE; did you mean `verify`?"),
     ("speccot", "stages.verify.unit.x=1", "--set stages.verify.unit.x=1: expected a mapping, got `str`"),
     ("speccot", "stages.reason.until.max_steps=0", "--set stages.reason.until.max_steps=0: expected `int` >= 1, got 0"),
     ("speccot", "prompts=specrason", "--set prompts=specrason: no prompts file is named `specrason`"),
-    ("speccot", "speculate=maybe", "--set speculate=maybe: unknown value `maybe`; known are `always`, `never`"),
     ("speccot", "preset=specot", "no preset is named `specot` and there is no such file; did you mean `speccot`?"),
     ("gated", "sure=.nan", "--set sure=.nan: expected a text, a finite number, a boolean or null, got nan"),
     ("gated", "statistic=[mean,min]", "--set statistic=[mean,min]: expected a text, a finite number,"),
     ("gated", "prompts=SHORT", "--set prompts=SHORT: no prompts file is named `SHORT` and there is no such file; known are `default`"),
     ("rsd", "prm=nix", "--set prm=nix: no reward model is named `nix` and there is no such file; known are `prm-math-shepherd`"),
-    ("rsd", "prm=7", "--set prm=7: expected `str`, got `int`"),
-    ("rsd", "stages.verify.prm=nix", "--set stages.verify.prm=nix: no reward model is named `nix`"),
     *(
         ("speccot", f"candidates={value}", "invalid YAML: ")
         for value in ("{", "[" * 3000, "*a", "&a [*a]", "!!timestamp 2024-99-99", "!!python/name:os.system", "!!set {a}", "9" * 5000)
@@ -109,10 +104,8 @@ def test_a_setting_is_blamed_for_its_value(graph: str, setting: str, said: str) 
     [
         ("../x: {}", r"line 1: \$\.\.\./x: '../x' is not a valid name of a role"),
         ("draft: 5", r"line 1: \$\.draft: expected a mapping, got `int`"),
-        ("draft: {backend: torch, modell: x}", r"line 1: \$\.draft: unknown key `modell`; did you mean `model`"),
         ("draft: {backend: torch, model: m, adapters: {a: 7}}", r"line 1: \$\.draft\.adapters\[\.\.\.\]: expected `str`, got `int`"),
         ("draft:\n  backend: torch\n  model: m\n  max_in_flight: 0", r"line 4: \$\.draft\.max_in_flight: expected `int` >= 1, got 0"),
-        ("draft: {backend: tosh}", r"line 1: \$\.draft\.backend: unknown backend `tosh`; did you mean `torch`"),
     ],
 )
 def test_an_engines_file_is_checked_alone(tmp_path: Path, content: str, said: str) -> None:
@@ -202,18 +195,14 @@ def test_a_setting_of_all_roles() -> None:
     assert sorted(specs) == [("draft", "here", 9), ("target", "here", 7)]
 
 
-def test_bytes_that_are_not_utf8_are_refused(tmp_path: Path) -> None:
-    path = tmp_path / "latin.yaml"
-    path.write_bytes(b"name: caf\xe9\n")
-    with pytest.raises(GraphError, match="is not UTF-8 text: byte 9"):
-        load_plan(path)
-
-
 def test_no_such_file_and_a_folder(tmp_path: Path) -> None:
     with pytest.raises(GraphError, match="cannot be read: no such file"):
         load_plan(tmp_path / "none.yaml")
     with pytest.raises(GraphError, match=r"cannot be read: is a directory"):
         load_plan(tmp_path)
+    (tmp_path / "latin.yaml").write_bytes(b"name: caf\xe9\n")
+    with pytest.raises(GraphError, match="cannot be read: 'utf-8' codec"):
+        load_plan(tmp_path / "latin.yaml")
 
 
 @pytest.mark.parametrize("path", GRAPHS, ids=lambda p: p.stem)
@@ -239,12 +228,6 @@ def test_the_plan_of_speccot() -> None:
     assert isinstance(fallback, StageNode)
     assert fallback.condition is not None
     assert (fallback.condition.stage, fallback.condition.accepted) == ("verify", False)
-
-
-def test_equal_files_give_equal_plans_and_a_setting_changes_the_digest() -> None:
-    path = ROOT / "graphs/speccot.yaml"
-    assert load_plan(path) == load_plan(path)
-    assert load_plan(path).digest != load_plan(path, settings=("candidates=2",)).digest
 
 
 @pytest.mark.parametrize("preset", bundled_files("preset"))

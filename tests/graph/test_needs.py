@@ -32,15 +32,11 @@ STEPS, THOUGHTS = {"continues", "seeds"}, {"seeds"}
     ("graph", "settings", "needs"),
     [
         ("speccot", (), {"draft": STEPS, "target": STEPS | {"options"}}),
-        ("speccot", ("guidance_tokens=0", "temperature=0.0"), {"draft": STEPS - {"seeds"}, "target": (STEPS | {"options"}) - {"seeds"}}),
         ("speccot", ("speculate=never",), {"target": THOUGHTS}),
         ("speccot", ("top_k=20",), {"draft": STEPS | {"top_k"}, "target": STEPS | {"options", "top_k"}}),
         ("specreason", (), {"draft": STEPS, "target": STEPS | {"options"}}),
-        ("scot", ("top_p=1.0", "min_p=0.1"), {"draft": THOUGHTS | {"min_p"}, "target": THOUGHTS | {"min_p", "options"}}),
         ("scot", ("top_p=1.0", "min_probability=0.5"), {"draft": THOUGHTS, "target": THOUGHTS | {"options", "probabilities"}}),
         ("gated", (), {"draft": STEPS | {"logprobs"}, "target": STEPS | {"options"}}),
-        ("gated", ("speculate=never",), {"target": THOUGHTS}),
-        ("routed", (), {"draft": STEPS | {"logprobs"}, "target": STEPS}),
         ("self-consistency", (), {"draft": THOUGHTS, "target": THOUGHTS}),
         ("target", ("answer_confident=0.95",), {"target": STEPS | {"logprobs"}}),
     ],
@@ -56,14 +52,8 @@ def test_a_graph_needs(graph: str, settings: tuple[str, ...], needs: dict[str, s
 @pytest.mark.parametrize(
     ("need", "said"),
     [
-        (
-            "options",
-            "returns no log probabilities, which stage `verify` needs for its verdict; use a server that",
-        ),
-        (
-            "continues",
-            "cannot continue a partial reply, which stage `guidance` needs; use a server with",
-        ),
+        ("options", "returns no log probabilities, which stage `verify` needs for its verdict; use a server that"),
+        ("continues", "cannot continue a partial reply, which stage `guidance` needs; use a server with"),
         ("top_k", "does not support `top_k`, which stage `guidance` sets to 20; leave that out or use another engine"),
     ],
 )
