@@ -51,14 +51,6 @@ def test_the_target_alone_is_asked_once_unless_it_may_end_early(tmp_path: Path) 
             assert calls[at - 1][:3] == (chain, index - 1, "response"), "a trial follows a piece"
 
 
-@pytest.mark.parametrize("graph", ["specreason", "target"])
-def test_a_thought_whose_answer_stands_is_answered_also_within_one_budget(tmp_path: Path, graph: str) -> None:
-    settings = (CONFIDENT, "budget=response", "token_budget=2000")
-    found = rows(solve(tmp_path, graph=graph, settings=settings, input=write_problems(tmp_path, 3)), "chains")
-    assert "answer_confident" in {row["stop_reason"] for row in found}
-    assert all(row["answer_text"] for row in found if row["stop_reason"] == "answer_confident")
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("graph", ["specreason", "target"])
 def test_a_killed_run_goes_on_as_it_would_have_and_a_replay_says_the_same(tmp_path: Path, graph: str) -> None:

@@ -57,17 +57,6 @@ def test_engines_that_are_never_wrong_solve_everything(tmp_path: Path, name: str
     assert "fallback" not in {row["decision"] for row in rows(result, "steps")}
 
 
-def test_no_guidance_leaves_no_call_and_no_step(tmp_path: Path) -> None:
-    result = solve(tmp_path, "speccot", "guidance_tokens=0")
-    assert "guidance" not in {row["stage"] for row in rows(result, "calls")}
-    assert {row["decision"] for row in rows(result, "steps")} == {"accepted", "fallback"}
-    for chain in rows(result, "chains"):
-        own = [row["step_index"] for row in rows(result, "steps") if row["chain_id"] == chain["chain_id"]]
-        assert own == list(range(1, len(own) + 1))
-        assert chain["steps"] == chain["accepted_steps"] + chain["fallback_steps"] == len(own)
-        assert min(row["call_index"] for row in rows(result, "calls") if row["chain_id"] == chain["chain_id"]) == 0
-
-
 def test_scot_thinks_again_where_all_drafts_are_rejected(tmp_path: Path) -> None:
     result = solve(tmp_path, "scot", "candidates=3", "engines.target.text.verifier_accuracy=1.0")
     calls, steps = rows(result, "calls"), rows(result, "steps")

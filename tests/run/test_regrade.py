@@ -11,16 +11,15 @@ import pytest
 
 from pipeline.analysis.headline.lines import headline
 from pipeline.analysis.summary import summarize
-from pipeline.errors import InputError, RunError, UsageError
+from pipeline.errors import RunError, UsageError
 from pipeline.run.regrade import Change, regrade
 from pipeline.store.folder import hold
 from pipeline.store.rows import ChainRow
 from pipeline.store.run_file import RunFile, Totals
 from pipeline.store.store import RunStore
-from tests.support.changed import change_rows
 from tests.support.commands import pipeline
 from tests.support.run_files import write_run_json
-from tests.support.runs import rows, solve
+from tests.support.runs import solve
 
 pytestmark = pytest.mark.slow  # whole runs
 
@@ -125,12 +124,3 @@ def test_a_grader_that_cannot_start_is_said_and_grading_is_made_up_for(tmp_path:
     accuracy = next(row.text for row in headline(summary).rows if row.name == "accuracy")
     assert accuracy == f"not graded; `pipeline grade` can do it later: 3 not graded: {why}"
     assert (regrade(run).graded, summarize(run).grading_errors) == (3, {})
-
-
-def test_grades_of_a_grader_that_is_not_installed_are_kept(tmp_path: Path) -> None:
-    result = solve(tmp_path)
-    change_rows(tmp_path / "run", "chains", lambda row: {"grader": "sql"})
-    before = rows(result, "chains")
-    with pytest.raises(InputError, match="was graded by 'sql', which is not installed here"):
-        regrade(tmp_path / "run")
-    assert rows(result, "chains") == before

@@ -1,7 +1,6 @@
 """Recorded runs that are run again without their models: what was recorded comes back, what was never generated is counted."""
 
 import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,13 +9,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline.cli.runs.show import failures
-from pipeline.errors import GraphError, UsageError
+from pipeline.errors import UsageError
 from pipeline.options import RunOptions, resume_options
-from pipeline.run.prepare import load_plan
 from pipeline.run.run import SessionResult, run
 from pipeline.store.run_file import RunFile
 from tests.support.paths import ROOT, SIM
-from tests.support.run_files import edit_engines
 from tests.support.runs import write_problems
 
 pytestmark = pytest.mark.slow  # whole runs
@@ -155,19 +152,6 @@ def test_fewer_problems_samples_and_candidates_need_no_new_text_as_far_as_they_g
     assert "the call asks for 7 candidates, but 5 were recorded" in failures(more.folder)[0].message
 
 
-def test_a_calibration_says_how_long_calls_of_a_real_run_take(recorded: Callable[[str], Path], tmp_path: Path) -> None:
-    before = tmp_path / "speccot"
-    shutil.copytree(recorded("speccot"), before)
-    shutil.copy(recorded("speccot").parent / "problems.jsonl", tmp_path)
-    model = {"backend": "torch", "model": "bundled:tiny-target"}
-    edit_engines(before, draft=model, target=model)  # as if it had been recorded of models
-    with pytest.raises(GraphError, match=r"ran on models and holds no calibration.yaml; write one: pipeline calibrate .*/speccot -o "):
-        load_plan(ROOT / "graphs/speccot.yaml", Path(f"replay:{before}"))
-    shutil.copy(ROOT / "graphs/engines/sim-1xh200.yaml", before / "calibration.yaml")
-    plan = load_plan(ROOT / "graphs/speccot.yaml", Path(f"replay:{before}"))
-    assert {(spec.device.name, spec.replay) for spec in plan.engines.values()} == {("h200-0", str(before))}  # type: ignore[attr-defined]
-
-
 def test_other_problems_need_text_that_was_never_generated(recorded: Callable[[str], Path], tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"/nowhere/run\.json: cannot be read: no such file or directory; expected a run folder"):
         replay(recorded("speccot"), tmp_path / "out", engines=Path("replay:/nowhere"))
@@ -189,11 +173,3 @@ def test_a_replay_goes_on_after_it_was_stopped(recorded: Callable[[str], Path], 
     assert said(result.folder) == said(whole.folder)
     assert result.run.totals == whole.run.totals
     assert run(resume_options(whole.folder)).nothing_to_do
-
-
-def test_a_replay_has_the_published_questions_where_the_recorded_models_were_asked_them(tmp_path: Path) -> None:
-    write_problems(tmp_path, 1)
-    run(options(tmp_path, "specreason", samples=1, settings=("prompts=published",)))
-    again = load_plan(Path("specreason"), Path(f"replay:{tmp_path / 'specreason'}"))
-    assert (again.params["prompts"], again.prompts.score.reply) == ("published", "in_thought")
-    assert load_plan(Path("scot"), Path(f"replay:{tmp_path / 'specreason'}")).params["prompts"] == "default", "it is another graph"

@@ -11,9 +11,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.analysis.headline.lines import headline
-from pipeline.analysis.progress import run_progress
-from pipeline.analysis.run_list import run_state
 from pipeline.analysis.summary import summarize
 from pipeline.analysis.time.thinking import read_thinking
 from pipeline.engines.sim.text import sim_answer
@@ -124,14 +121,6 @@ def test_a_run_goes_on_from_any_folder_and_with_the_texts_that_it_began_with(tmp
     assert said(run(resume_options(tmp_path / "run"), plan=RunFile.read(tmp_path / "run").plan).folder) == said(whole.folder)
 
 
-def test_batch_size_and_schedule_may_change_when_allowed_and_the_answers_do_not(wholes: dict[str, Path], tmp_path: Path) -> None:
-    cut(wholes["speccot"], tmp_path / "run", 0.4)
-    drift = ("batch_size", "schedule", "engines")
-    given = options(wholes["speccot"].parent, output=tmp_path / "run", resume=True, batch_size=7, schedule="lockstep", allow_drift=drift)
-    result = run(msgspec.structs.replace(given, settings=("engines.draft.max_in_flight=3",)))
-    assert said(result.folder) == said(wholes["speccot"])
-
-
 def test_the_time_between_sessions_is_in_no_figure(wholes: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Chains live through up to four sessions, an hour apart."""
     hour, last = time.time_ns(), wholes["speccot"]
@@ -171,16 +160,6 @@ def test_a_finished_run_goes_on_when_its_limit_is_raised(wholes: dict[str, Path]
     more = run(msgspec.structs.replace(part, limit=None, resume=True, allow_drift=("limit",)))
     assert (more.nothing_to_do, more.done) == (False, 16)
     assert said(tmp_path / "run") == said(wholes["speccot"])
-
-
-def test_a_run_that_is_resumed_with_a_smaller_limit_still_has_all_that_it_has(tmp_path: Path) -> None:
-    folder = run(options(tmp_path, "target", limit=6)).folder
-    assert folder is not None
-    run(options(tmp_path, "target", limit=3, resume=True, allow_drift=("limit",)))
-    found = summarize(folder)
-    assert (found.done, found.planned, found.problems_planned) == (12, 12, 6)
-    assert headline(found).head.startswith("12 of 12 chains (2 samples a problem) solved")
-    assert (run_progress(folder).chains, run_state(folder, "it").of) == (12, 12)
 
 
 def test_a_run_over_a_sample_goes_on_over_the_same_one(wholes: dict[str, Path], tmp_path: Path) -> None:

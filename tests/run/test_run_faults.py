@@ -14,7 +14,7 @@ from msgspec import structs
 
 from pipeline.analysis.summary import summarize
 from pipeline.engines.registry import open_engines
-from pipeline.options import RunOptions, resume_options
+from pipeline.options import RunOptions
 from pipeline.run.loop import Stop, attended, in_loop
 from pipeline.run.observer import Observer
 from pipeline.run.prepare import load_plan, prepare
@@ -104,17 +104,6 @@ def test_a_chain_that_gets_no_answer_fails_alone_and_the_others_say_what_they_wo
     assert {key: words for key, words in said(result).items() if key not in failed} == {
         key: words for key, words in said(calm).items() if key not in failed
     }
-
-
-@pytest.mark.parametrize(("share", "exit_code"), [(0.0, 3), (0.05, 3), (1.0, 0)])
-def test_a_run_fails_only_where_more_chains_failed_than_it_may(tmp_path: Path, faulty: Path, share: float, exit_code: int) -> None:
-    """Some of the 12 chains fail, more than one in twenty and not all; a resume may allow another share."""
-    result = solve(tmp_path, engines=faulty, settings=("engines.target.faults.garbage_share=0.02",), fail_on_error=share)
-    assert result.exit_code == exit_code
-    assert result.folder is not None
-    assert json.loads((result.folder / "run.json").read_text())["options"]["fail_on_error"] == share
-    assert run(resume_options(result.folder)).exit_code == exit_code
-    assert run(resume_options(result.folder, fail_on_error=0.9)).exit_code == 0
 
 
 class Hoard:
