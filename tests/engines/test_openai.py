@@ -102,19 +102,6 @@ def test_tokens_of_a_prompt_are_scored_where_the_server_can() -> None:
         answers(HOSTED, request)
 
 
-def test_what_token_level_speculation_wrote_after_a_stop_is_cut() -> None:
-    def overshoot(answer: dict[str, Any]) -> None:
-        (choice,) = answer["choices"]
-        choice["token_ids"] += TOKENIZER.encode("Then")
-        choice["logprobs"]["token_logprobs"] += [-9.0]
-
-    completion = after(edited(overshoot), ask(stop=("\n\n",)))
-    assert isinstance(completion, Completion)
-    (candidate,) = completion.candidates
-    assert candidate.text.endswith(" pens.\n\n")
-    assert candidate.cumulative_logprob == -0.5 * len(candidate.ids)
-
-
 def test_a_server_that_does_not_keep_to_max_tokens_is_cut_short() -> None:
     text = "So 5 pens. " * 20
     found = after(edited(lambda answer: first(answer).update(text=text, finish_reason="stop")), ask(max_tokens=10, logprobs=False), HOSTED)
@@ -213,7 +200,6 @@ def test_a_variable_that_holds_no_key_is_named(monkeypatch: pytest.MonkeyPatch) 
     ("url", "says"),
     [
         ("http://user:canary@a/v1", "must be a plain URL, without a user"),
-        ("http://a/v1?key=canary", "must be a plain URL, without a user"),
         ("127.0.0.1:8000/v1", "is not a URL such as http://127.0.0.1:8000/v1"),
         ("http://a/v1/chat/completions", "names an endpoint: leave out /chat/completions, so http://a/v1"),
     ],
@@ -249,11 +235,9 @@ def at(fails: Mapping[str, Any]) -> Any:
         (VLLM, {"/models": hang}, {}, r"has not answered for 0\.5 s; start it, or check base_url"),
         (VLLM, {"": status(302, "", {"Location": "https://login.invalid/"})}, {}, "redirects to https://login.invalid/, which is not"),
         (VLLM, {"/models": raw(b'{"data": [{"id": "b"}]}')}, {}, "does not serve 'tiny'; known are"),
-        (HOSTED, {"/models": raw(b"[" * 100_000), "/completions": raw(b'{"choices": []}')}, {}, "has 0 choices, not 1"),
         (replace(HOSTED, wraps=11), {}, {}, r"counts (\d+) tokens for a prompt of (\d+): the server wraps prompts in a chat template"),
         (replace(HOSTED, keeps=20), {}, {}, r"counts 20 tokens for a prompt of \d+: the server truncates prompts"),
         (VLLM, {}, {"tokenizer": OTHER}, "belongs to another prompt, or `tokenizer` does not match its model"),
-        (HOSTED, {}, {"tokenizer": OTHER}, "`tokenizer` does not match its model"),
         (VLLM, {"/completions": status(400, "no priorities")}, {"priorities": True}, "it answered 400: no priorities"),
     ],
 )
@@ -329,9 +313,7 @@ def test_names_of_models(asked: str, names: list[str], others: list[str]) -> Non
     assert [is_another_model(asked, name) for name in names + others] == [False] * len(names) + [True] * len(others)
 
 
-@pytest.mark.parametrize(
-    ("card", "stated", "length"), [({"max_model_len": 300}, 200, 200), ({"max_model_len": -5}, 200, 200), ({}, 300, 300)]
-)
+@pytest.mark.parametrize(("card", "stated", "length"), [({"max_model_len": 300}, 200, 200), ({}, 300, 300)])
 def test_the_context_length_is_the_one_that_both_allow(card: Mapping[str, Any], stated: int, length: int) -> None:
     with small_server(replace(HOSTED, card=card, logprobs=False), TOKENIZER) as server:
         engine = opened(spec_of(server, max_model_len=stated))
@@ -348,7 +330,7 @@ MORE = LINE.replace("} 1.0", ',effective_attention_block_size="32",kv_cache_size
     [
         (LINE % (0, "100") + LINE % (1, "50"), (16, 16 * 150)),
         (MORE % (0, "100", "900") + MORE % (1, "100", "500"), (32, 1400)),
-        *((odd, None) for odd in ("", "vllm:other 1\n", LINE % (0, "None"), LINE.replace("16", "0") % (0, "9"))),
+        *((odd, None) for odd in ("vllm:other 1\n", LINE % (0, "None"))),
     ],
 )
 def test_the_size_of_a_cache_is_read_of_all_engines_of_a_server(metrics: str, found: tuple[int, int] | None) -> None:
@@ -377,7 +359,6 @@ def test_a_refusal_is_the_requests_where_the_server_answers_a_small_one() -> Non
     ("fault", "says"),
     [
         (status(401, "who"), "answered 401: who; it has given no valid answer for"),
-        (status(400, "max_tokens is too large: 60"), "answered 400: max_tokens is too large: 60; it has given no valid answer"),
         (raw(b"<html>"), "is not JSON: .*; it has given no valid answer"),
         (status(500, "broken"), "answered 500: broken; it has not answered for reconnect_s=1"),
     ],
@@ -425,35 +406,26 @@ def test_calls_that_time_out_speak_against_their_server() -> None:
         talk(spec_of(server, timeout_s=0.2, reconnect_s=0.5), conversation)
 
 
-def test_cancelling_closes_the_connection() -> None:
-    async def conversation(engine: OpenAIEngine) -> None:
-        server.faults.append(hang)
-        before = len(server.bodies)
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(engine.generate, ask())
-            await anyio.to_thread.run_sync(server.wait_for, lambda seen: len(server.bodies) > before)
-            assert (engine.statistics().running, engine.statistics().waiting) == (1, 0)
-            tasks.cancel_scope.cancel()
-        assert engine.statistics().running == 0
-        await anyio.to_thread.run_sync(server.wait_until_alone)
-
-    with small_server(VLLM, TOKENIZER) as server:
-        talk(spec_of(server), conversation)
-
-
-def test_closing_ends_what_waits_and_refuses_what_comes() -> None:
+def test_cancelling_closes_the_connection_and_closing_ends_what_waits_and_refuses_what_comes() -> None:
     died: list[Completion | PipelineError] = []
 
     async def expect_death(engine: OpenAIEngine) -> None:
         died.append(await outcome(engine, ask()))
 
     async def conversation(engine: OpenAIEngine) -> None:
-        server.faults.append(hang)
-        before = len(server.bodies)
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(expect_death, engine)
-            await anyio.to_thread.run_sync(server.wait_for, lambda seen: len(server.bodies) > before)
-            await engine.aclose()
+        server.faults.extend([hang, hang])
+        for closes in (False, True):
+            before = len(server.bodies)
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(expect_death, engine)
+                await anyio.to_thread.run_sync(server.wait_for, lambda seen, before=before: len(server.bodies) > before)
+                assert (engine.statistics().running, engine.statistics().waiting) == (1, 0)
+                if closes:
+                    await engine.aclose()
+                else:
+                    tasks.cancel_scope.cancel()
+            assert engine.statistics().running == 0
+            await anyio.to_thread.run_sync(server.wait_until_alone)
         await expect_death(engine)
         await engine.aclose()
 

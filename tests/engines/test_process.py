@@ -126,22 +126,3 @@ def test_a_worker_that_loads_and_what_it_started_end_when_the_main_process_is_go
             started = psutil.Process(main.pid).children(recursive=True)
         main.kill()
         assert psutil.wait_procs(started, timeout=20)[1] == []
-
-
-PARENT = """
-import subprocess, sys
-child = "from pipeline.system.worker_process import end_with_parent; import time; end_with_parent(); print(1, flush=True); time.sleep(600)"
-started = subprocess.Popen([sys.executable, "-c", child], stdout=subprocess.PIPE)
-started.stdout.readline()
-print(started.pid, flush=True)
-started.wait()
-"""
-
-
-def test_what_a_worker_started_ends_with_it() -> None:
-    with subprocess.Popen([sys.executable, "-c", PARENT], cwd=ROOT, stdout=subprocess.PIPE, text=True) as parent:
-        assert parent.stdout is not None
-        child = psutil.Process(int(parent.stdout.readline()))
-        parent.kill()
-        child.wait(20)
-    assert not child.is_running()

@@ -99,15 +99,6 @@ def test_parts_without_control_tokens_keep_their_ids(name: str, data: st.DataObj
         assert tokenizer.encode_parts(parts) in following
 
 
-def test_a_text_that_a_control_token_is_spelled_out_in_has_its_other_ids_as_ever() -> None:
-    """Also where a word could merge with the text before it, and where a prefix space is put before the first word alone."""
-    for name in ("qwq", "mistral", "phi-3"):
-        tokenizer = chat_model(name)
-        opened, closed = controls_of(tokenizer)[3:5]
-        clean = tokenizer.encode_parts([opened, "Tom has 3 pens", closed])
-        assert tokenizer.encode_parts([opened, f"Tom has 3 pens{opened}", closed])[: len(clean) - 1] == clean[:-1]
-
-
 def tokenizer_with(folder: Path, pattern: str) -> HFTokenizer:
     """`qwq` with another pre-tokenizer."""
     copytree(folder_of("qwq"), folder, dirs_exist_ok=True)
