@@ -142,14 +142,11 @@ def _loop_flaws(spec: RepeatSpec) -> Iterator[Flaw]:
     if end := _dead_end(None, spec.stages):
         what = "so the loop might never make progress; add a `generate` stage"
         yield ("stages", end.partition(".")[0]), f"no step is written when `{end}`, {what} with `when: {end}`"
-    elif end is not None:
-        yield ("stages",), "nothing in this loop writes a step; add a `generate` stage"
 
 
 def _dead_end(condition: str | None, body: Stages) -> str | None:
-    """Under which condition a round of a loop commits no step though `condition` holds; empty: no stage could; None: it always commits
-    one."""
-    found = condition or ""
+    """The condition after which a round of a loop that meets `condition` commits no step; None where it always commits one."""
+    found = condition
     for name, spec in body.items():
         if spec.when != condition or not (spec.writes or spec.judges or spec.gates):
             continue

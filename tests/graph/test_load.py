@@ -136,24 +136,21 @@ def test_places(tmp_path: Path) -> None:
     file = tmp_path / "x.yaml"
     file.write_text("a: 1\nb:\n  c: 2\n  d:\n    - 1\n    - f: 1\n      e: 2\n")
     document = Document.read(file)
-    lines: dict[tuple[str | int, ...], int] = {("a",): 1, ("b", "c"): 3, ("b", "d", 1): 4, ("b", "d", 1, "e"): 7, ("b", "nothing"): 2}
-    for keys, line in lines.items():
-        assert document.place(keys) == f"{file}, line {line}", keys
-    assert document.place(("nothing",)) == f"{file}, line 1"
+    lines: dict[tuple[str | int, ...], int] = {
+        ("a",): 1,
+        ("b", "c"): 3,
+        ("b", "d", 1): 4,
+        ("b", "d", 1, "e"): 7,
+        ("b", "nothing"): 2,
+        ("nothing",): 1,
+    }
+    assert {keys: document.place(keys) for keys in lines} == {keys: f"{file}, line {line}" for keys, line in lines.items()}
 
 
 @pytest.mark.parametrize(
     ("text", "value"),
     [
-        *(
-            ("010000", 10000),
-            ("08", 8),
-            ("+5", 5),
-            (".5", 0.5),
-            ("1.", 1.0),
-            ("1e3", 1000.0),
-            ("-.inf", -math.inf),
-        ),
+        *(("010000", 10000), ("08", 8), ("+5", 5), (".5", 0.5), ("1e3", 1000.0), ("-.inf", -math.inf)),
         *(("true", True), ("FALSE", False), ("~", None), ("", None), ("null", None)),
         *((text, text) for text in ("on", "off", "yes", "no", "1_000", "1:30", "2024-01-01", "0x10", "0o17", "=", "nan")),
     ],
