@@ -3,18 +3,15 @@
 What holds whenever no method runs: `in_flight` is at most `max_in_flight`, and a call that was put waits, or has started, or has left.
 """
 
-from msgspec import Struct
+from itertools import takewhile
 
 from pipeline.engine import Request
 from pipeline.system.ageing_queue import AgeingQueue
 
 
 class Call:
-    """One request in a client queue: which stage and chain it comes from, and whether it was started.
-
-    `order` is the number of its chain in the input. When the call starts, the queue fills in how many calls are then in flight at the
-    engine, and how many wait.
-    """
+    """One request in a client queue: which stage and chain it comes from, and whether it was started. `order` is the number of its chain in
+    the input."""
 
     __slots__ = ("in_flight_engine", "order", "request", "stage", "started", "waiting_engine")
 
@@ -22,6 +19,10 @@ class Call:
         self.stage, self.order, self.request = stage, order, request
         self.started = False
         self.in_flight_engine = self.waiting_engine = 0
+
+    def begin(self, in_flight: int, waiting: int) -> None:
+        """It has started; then so many calls are in flight at the engine, itself included, and so many wait."""
+        self.started, self.in_flight_engine, self.waiting_engine = True, in_flight, waiting
 
 
 class _Stage:
@@ -46,13 +47,23 @@ class _Stage:
         """
         return min(self.most, (self.most / 2 + self.written + sum(self.running.values())) / (1 + self.ended))
 
-    def end(self, request_id: str, tokens: int) -> None:
-        """A call has ended with a mean text of that many tokens: those that began before it have written as much by now."""
-        for other in self.running:
-            if other == request_id:
-                break
-            self.running[other] = max(self.running[other], tokens)
-        self.ended, self.written = self.ended + 1, self.written + tokens
+    def begin(self, request: Request) -> None:
+        """A call is sent."""
+        self.most = max(self.most, 1 if request.scored_ids else request.max_tokens)
+        self.prompts += _prompt(request)
+        self.sequences += request.n
+        self.running[request.request_id] = 0
+
+    def end(self, request: Request, tokens: int | None) -> None:
+        """A call has ended with a mean text of that many tokens, or None without an answer: those that began before it have written as
+        much by now."""
+        if tokens is not None:
+            for other in takewhile(lambda other: other != request.request_id, self.running):
+                self.running[other] = max(self.running[other], tokens)
+            self.ended, self.written = self.ended + 1, self.written + tokens
+        del self.running[request.request_id]
+        self.prompts -= _prompt(request)
+        self.sequences -= request.n
 
 
 class CallRoom:
@@ -71,32 +82,15 @@ class CallRoom:
 
     def begin(self, stage: str, request: Request) -> None:
         """A call of the stage is sent."""
-        found = self._stages.setdefault(stage, _Stage())
-        found.most = max(found.most, 1 if request.scored_ids else request.max_tokens)
-        found.prompts += _prompt(request)
-        found.sequences += request.n
-        found.running[request.request_id] = 0
+        self._stages.setdefault(stage, _Stage()).begin(request)
 
     def end(self, stage: str, request: Request, tokens: int | None) -> None:
         """A call that had begun has ended; `tokens` is the mean of its texts, None where it has none."""
-        found = self._stages[stage]
-        if tokens is not None:
-            found.end(request.request_id, tokens)
-        del found.running[request.request_id]
-        found.prompts -= _prompt(request)
-        found.sequences -= request.n
+        self._stages[stage].end(request, tokens)
 
 
 def _prompt(request: Request) -> int:
     return len(request.prompt_ids) + len(request.scored_ids)
-
-
-class LaneStatistics(Struct, frozen=True):
-    """The numbers of calls in flight and waiting at one moment."""
-
-    in_flight: int
-    waiting: int
-    max_in_flight: int
 
 
 class Lane:
@@ -159,17 +153,12 @@ class Lane:
         """The same order as one number, lower first, for engines that order their own queue."""
         return self.expected_tokens(call) * 1_000_000_000 + call.order
 
-    def statistics(self) -> LaneStatistics:
-        """The numbers of calls in flight and waiting now."""
-        return LaneStatistics(self.in_flight, self.waiting, self.max_in_flight)
-
     @property
     def _is_full(self) -> bool:
         return self.in_flight >= self.max_in_flight or (self._room is not None and self._room.is_full)
 
     def _begin(self, call: Call) -> None:
-        call.started = True
         if self._room is not None:
             self._room.begin(call.stage, call.request)
-        call.in_flight_engine = self.in_flight = self.in_flight + 1
-        call.waiting_engine = self.waiting
+        self.in_flight += 1
+        call.begin(self.in_flight, self.waiting)
