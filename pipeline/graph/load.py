@@ -80,7 +80,6 @@ def load_graph(graph: Graph, engines: Engines = None, settings: Sequence[str] = 
     A path may also be the name of a file that comes with this package. Raises `GraphError`.
     """
     document = _document(graph)
-    _check_top(document)
     given = list(_read(settings, _names(document)))
     inline = engines is None and isinstance(document.at(("engines",)), dict)
     if not inline:
@@ -112,23 +111,20 @@ def source_of(plan: Plan) -> str:
 def plan_of(source: str) -> Plan:
     """The plan of a text that `source_of` made, for which no other file is read. Raises `GraphError` where it is none, or needs a package
     that is not installed; a judge that is a function need not be known here."""
-    document = Document(parse(source, "source"), "source")
-    _check_top(document)
+    document = _document(parse(source, "source"))
     stages = [document.mapping(keys) for keys in _stages(document).values()]
     judges = {str(stage.get("kind")): FunctionJudgeSpec for stage in stages if stage.keys() <= {*FunctionJudgeSpec.__struct_fields__}}
     return compile_graph(_decoded(document, {**judges, **stage_specs()}, engine_specs() | OPEN))
 
 
 def _document(graph: Graph) -> Document:
-    return Document(graph, "graph") if isinstance(graph, Mapping) else Document.read(find_file(graph, "graph"))
-
-
-def _check_top(document: Document) -> None:
-    """Raise `GraphError` where the keys of a graph or its name are wrong; a graph without params gets none."""
+    """The document of a graph, which has params; raises `GraphError` where its keys or its name are wrong."""
+    document = Document.read(find_file(graph, "graph")) if isinstance(graph, Path) else Document(graph, "graph")
     spec = document.decode((), GraphSpec, {"engines": {}, "prompts": {}, "sampling": {}, "stages": {}})
     _check_name(document, ("name",), spec.name, "a graph")
     if document.at((PARAMS,)) is None:
         document.put((PARAMS,), {})
+    return document
 
 
 def _bind_engines(document: Document, override: Engines) -> None:
@@ -370,8 +366,7 @@ def outline(graph: Graph) -> GraphNames:
 
 
 def _names(document: Document) -> GraphNames:
-    params = document.mapping((PARAMS,)) if document.at((PARAMS,)) else {}
-    stages = {name: document.mapping(keys) for name, keys in _stages(document).items()}
+    params, stages = document.mapping((PARAMS,)), {name: document.mapping(keys) for name, keys in _stages(document).items()}
     roles = [str(stage["engine"]) for stage in stages.values() if "engine" in stage]
     named = dict.fromkeys(str(params.get(name[1:], name)) if name.startswith("$") else name for name in roles)
     return GraphNames(frozenset(params), frozenset(stages), tuple(named))

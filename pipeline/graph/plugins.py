@@ -19,10 +19,8 @@ STAGE_KINDS = {kind: f"pipeline.stages.{kind}:KIND" for kind in _STAGES} | {
     "trial": "pipeline.stages.answer:TRIAL",
 }
 ENGINE_SPECS = {
-    "torch": "pipeline.engines.torch.spec:TorchSpec",
-    "vllm": "pipeline.engines.vllm.spec:VllmSpec",
-    "openai": "pipeline.engines.openai.spec:OpenAISpec",
-    "sim": "pipeline.engines.sim.spec:SimSpec",
+    name: f"pipeline.engines.{name}.spec:{spec}"
+    for name, spec in {"torch": "TorchSpec", "vllm": "VllmSpec", "openai": "OpenAISpec", "sim": "SimSpec"}.items()
 }
 _BACKEND_MODULES = {"torch": "torch.backend", "vllm": "vllm.backend", "openai": "openai.engine", "sim": "sim.engine"}
 STAGES, ENGINES = "pipeline.stages", "pipeline.engines"
