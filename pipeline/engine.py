@@ -205,11 +205,13 @@ class EngineStatistics(Struct, frozen=True, kw_only=True):
 
 
 def added(one: Any, other: Any, sign: int = 1) -> Any:
-    """`one + sign * other` of numbers, and of the numbers in tuples by place and in structs by field; what is null is not added."""
+    """`one + sign * other` of numbers, and of those in tuples by place, in mappings by key and in structs by field; null is not added."""
     if one is None or other is None:
         return other if one is None and sign > 0 else one
     if isinstance(one, tuple):
         return tuple(added(*pair, sign) for pair in zip_longest(one, other, fillvalue=0))
+    if isinstance(one, dict):
+        return {key: added(one.get(key), other.get(key), sign) for key in one | other}
     if isinstance(one, Struct):
         return type(one)(**{name: added(getattr(one, name), getattr(other, name), sign) for name in one.__struct_fields__})
     return one + sign * other

@@ -3,16 +3,14 @@
 Nothing is solved, and the folders of the shards stay as they are.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import reduce
 from pathlib import Path
-from typing import Any
 
-import msgspec
 from msgspec import structs
 
-from pipeline.engine import EngineStatistics
+from pipeline.engine import added
 from pipeline.errors import UsageError
 from pipeline.run.prepare import drift
 from pipeline.store.folder import hold, hold_output
@@ -48,27 +46,18 @@ def in_order(found: Mapping[Path, RunFile]) -> list[Path]:
         if file.status != "finished":
             raise UsageError(f"{run}: is {file.status}; `pipeline resume {run}` first")
     for run, file in others:
-        differences = [clause for name, clause in drift(about, file) if name != "shard"]
-        if differences:
+        if differences := [clause for name, clause in drift(about, file) if name != "shard"]:
             raise UsageError(f"{run} and {first}: are not shards of one run: {'; '.join(differences)}")
-    places = {run: file.input.shard for run, file in found.items() if file.input.shard is not None}
-    count, by_index = min(each.count for each in places.values()), dict[int, Path]()
-    for run, shard in places.items():
-        if shard.count != count:
-            raise UsageError(f"{run}: is the shard {shard}, and others are of {count}; expected all shards of one number")
-        if shard.index in by_index:
-            raise UsageError(f"{run} and {by_index[shard.index]}: are both shard {shard}")
-        by_index[shard.index] = run
-    if missing := [f"{index}/{count}" for index in range(count) if index not in by_index]:
-        named = ", ".join(missing[:20]) + (", ..." if len(missing) > 20 else "")
-        raise UsageError(f"shard{'s' if len(missing) > 1 else ''} {named} missing; name the folders of all {count} shards")
-    return [by_index[index] for index in range(count)]
+    shards = sorted((shard.index, shard.count, run) for run, file in found.items() if (shard := file.input.shard) is not None)
+    if [(index, count) for index, count, _ in shards] != [(index, shards[0][1]) for index in range(shards[0][1])]:
+        given = ", ".join(f"{index}/{count}" for index, count, _ in shards)
+        raise UsageError(f"expected the folders of all shards of one number, each once; these are {given}")
+    return [run for _, _, run in shards]
 
 
 def merged_run(files: Sequence[RunFile], run_id: str) -> RunFile:
     """The `run.json` of the run that these shards are, in their order."""
     first = files[0]
-    sessions = tuple(_sessions([session for file in files for session in file.sessions]))
     rows, bad, chains = (sum(each) for each in zip(*((file.input.rows, file.input.bad_rows, file.chains) for file in files), strict=True))
     return structs.replace(
         first,
@@ -78,47 +67,36 @@ def merged_run(files: Sequence[RunFile], run_id: str) -> RunFile:
         options={name: value for name, value in first.options.items() if name != "shard"},
         totals=total_of([file.totals for file in files]),
         command=[],
-        sessions=sessions,
+        sessions=merged_sessions(files),
     )
 
 
-def _sessions(sessions: Sequence[Session]) -> Iterator[Session]:
+def merged_sessions(files: Sequence[RunFile]) -> tuple[Session, ...]:
     """The times in which any shard was at work, as sessions one after the other: those that overlap become one."""
-    together: list[Session] = []
-    for session in sorted(sessions, key=lambda each: each.started_unix_ns):
-        if together and session.started_unix_ns > max(each.ended_unix_ns or each.started_unix_ns for each in together):
-            yield _session(together)
-            together = []
-        together.append(session)
-    yield _session(together)
+    merged: list[Session] = []
+    for session in sorted((session for file in files for session in file.sessions), key=lambda each: each.started_unix_ns):
+        overlaps = merged and session.started_unix_ns <= _end(merged[-1])
+        merged.append(_together(merged.pop(), session) if overlaps else session)
+    return tuple(merged)
 
 
-def _session(sessions: Sequence[Session]) -> Session:
-    started, ended = sessions[0].started_unix_ns, max(each.ended_unix_ns or each.started_unix_ns for each in sessions)
-    roles = dict.fromkeys(role for each in sessions for role in each.engine_statistics)
-    return Session(
-        started_unix_ns=started,
-        status="finished",
-        ended_unix_ns=ended,
-        startup_s=max(each.startup_s for each in sessions),
-        orchestrator_cpu_s=sum(each.orchestrator_cpu_s or 0.0 for each in sessions),
-        engine_statistics={
-            role: reduce(EngineStatistics.plus, [each.engine_statistics[role] for each in sessions])
-            for role in roles
-            if all(role in each.engine_statistics for each in sessions)
-        },
+def _together(one: Session, other: Session) -> Session:
+    """Two sessions that overlap as one, which began when `one` did."""
+    last, statistics = max(one, other, key=_end), other.engine_statistics
+    return structs.replace(
+        one,
+        status=last.status,
+        ended_unix_ns=_end(last),
+        startup_s=max(one.startup_s, other.startup_s),
+        orchestrator_cpu_s=added(one.orchestrator_cpu_s, other.orchestrator_cpu_s),
+        engine_statistics={role: mine.plus(statistics[role]) for role, mine in one.engine_statistics.items() if role in statistics},
     )
 
 
-def total_of(totals: Sequence[Totals]) -> Totals:
+def _end(session: Session) -> int:
+    return session.ended_unix_ns or session.started_unix_ns
+
+
+def total_of(totals: Iterable[Totals]) -> Totals:
     """The sums of all counts."""
-    return msgspec.convert(_added([msgspec.to_builtins(each) for each in (Totals(), *totals)]), Totals)
-
-
-def _added(values: Sequence[Any]) -> Any:
-    """The sum of numbers, without those that are not known, or of mappings key by key."""
-    known = [value for value in values if value is not None]
-    if known and isinstance(known[0], dict):
-        keys = dict.fromkeys(key for value in known for key in value)
-        return {key: _added([value[key] for value in known if key in value]) for key in keys}
-    return sum(known) if known else None
+    return reduce(added, totals, Totals())

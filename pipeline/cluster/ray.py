@@ -3,10 +3,8 @@
 An actor is a process on one node with the GPUs that the engines file asks for. Ray never restarts it: a lost one is started again.
 """
 
-import asyncio
 import logging
 import os
-import re
 import warnings
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
@@ -18,8 +16,8 @@ import anyio.to_thread
 import ray
 from ray.exceptions import RayError
 
-from pipeline.cluster.replicas import Poll, solve_on_replicas
-from pipeline.cluster.worker import CLOSE_S, Order, ShardJob, ShardReport, ShardWorker
+from pipeline.cluster.replicas import Fleet, Poll
+from pipeline.cluster.worker import CLOSE_S, ShardJob, ShardReport, ShardWorker
 from pipeline.errors import ReplicaLost, UsageError, reason
 from pipeline.graph.plan import Plan
 from pipeline.options import RunOptions
@@ -27,40 +25,31 @@ from pipeline.run.loop import Stop
 from pipeline.run.observer import Observer
 from pipeline.run.prepare import Prepared
 from pipeline.run.run import SessionResult
-from pipeline.system.machine import core_count
 
 HERE = "ray"
-"""The cluster that `RAY_ADDRESS` names, or that runs on this machine; where there is none one is started for the run."""
+"""The cluster that `RAY_ADDRESS` names, or that runs on this machine."""
 
 
 async def solve_on_ray(ready: Prepared, observer: Observer, stop: Stop | None = None) -> SessionResult:
     """Solve on the cluster that the options name, as `pipeline.run.run.solve` does here. Raises `UsageError` where that cannot be."""
     options = ready.options
     with ExitStack() as stack:
-        await anyio.to_thread.run_sync(stack.enter_context, _connected(str(options.cluster), options.replicas))
+        await anyio.to_thread.run_sync(stack.enter_context, _connected(str(options.cluster)))
         needed = await anyio.to_thread.run_sync(check_room, ready.plan, options)
-        return await solve_on_replicas(partial(_actor, needed), options.replicas, ready, observer, stop)
+        return await Fleet(partial(_actor, needed), ready, observer).run(options.replicas, stop)
 
 
 @contextmanager
-def _connected(cluster: str, replicas: int) -> Iterator[None]:
+def _connected(cluster: str) -> Iterator[None]:
     """Connect this process to a cluster until the block ends, unless it is connected already. Raises `UsageError` where that fails."""
-    if cluster != HERE and not re.fullmatch(r"ray://[^/:]+:\d+", cluster):
-        raise UsageError(f"--cluster {cluster}: expected ray, or ray://HOST:PORT with the port of Ray's client server, such as 10001")
     if ray.is_initialized():
         yield
         return
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     logging.getLogger("ray").setLevel(logging.CRITICAL)  # what a person should know of it, the run says itself
-    quiet: dict[str, Any] = {"log_to_driver": False, "configure_logging": False}
     try:
         with warnings.catch_warnings(action="ignore"):
-            try:
-                ray.init(address="auto" if cluster == HERE else cluster, **quiet)
-            except ConnectionError:
-                if cluster != HERE or os.environ.get("RAY_ADDRESS"):
-                    raise
-                ray.init(address="local", num_cpus=max(replicas, core_count()), include_dashboard=False, **quiet)
+            ray.init(address="auto" if cluster == HERE else cluster, log_to_driver=False, configure_logging=False)
     except Exception as error:  # Ray raises errors of many kinds
         raise UsageError(f"--cluster {cluster}: cannot connect: {reason(error)}") from error
     try:
@@ -79,27 +68,18 @@ def check_room(plan: Plan, options: RunOptions) -> int:
     return needed
 
 
-class ShardActor(ShardWorker):
-    """The worker of a shard as an actor."""
-
-    def __init__(self, job: ShardJob) -> None:
-        # Ray's policy brings uvloop, whose event loop neither tells when a timer is due nor starts processes from a thread.
-        asyncio.set_event_loop_policy(asyncio.DefaultEventLoopPolicy())
-        super().__init__(job)
-
-
 @asynccontextmanager
 async def _actor(gpus_each: int, job: ShardJob, place: int) -> AsyncIterator[Poll]:
     """A worker on whatever node has room for it."""
     options = {"num_cpus": 1, "num_gpus": gpus_each, "max_restarts": 0, "max_task_retries": 0, "scheduling_strategy": "SPREAD"}
-    kind: Any = ray.remote(ShardActor)
+    kind: Any = ray.remote(ShardWorker)
     actor = kind.options(**options).remote(job)
     placed = False
 
-    async def ask(order: Order) -> ShardReport:
+    async def ask(drain: bool) -> ShardReport:
         nonlocal placed
         try:
-            report: ShardReport = await actor.poll.remote(order)
+            report: ShardReport = await actor.poll.remote(drain)
         except RayError as error:
             lines = [line.strip() for line in str(error).splitlines() if line.strip()]
             raise ReplicaLost(lines[-1] if lines else type(error).__name__) from error

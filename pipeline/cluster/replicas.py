@@ -22,8 +22,8 @@ import anyio
 import anyio.to_thread
 from msgspec import Struct, structs
 
-from pipeline.cluster.merge import merged_run, total_of
-from pipeline.cluster.worker import CLOSE_S, Order, ShardJob, ShardReport, ShardWorker
+from pipeline.cluster.merge import merged_sessions, total_of
+from pipeline.cluster.worker import CLOSE_S, ShardJob, ShardReport, ShardWorker
 from pipeline.data.problems import shard_of
 from pipeline.engine import Engine
 from pipeline.engines.cores import ranges
@@ -33,21 +33,20 @@ from pipeline.options import RunOptions
 from pipeline.run.loop import Stop
 from pipeline.run.observer import Observer
 from pipeline.run.prepare import Prepared, is_over
-from pipeline.run.run import SessionResult
+from pipeline.run.run import SessionResult, finish
 from pipeline.runtime.admission.admission import Admission
 from pipeline.runtime.clock import Clock, backoff_s
 from pipeline.runtime.lane import Lane
 from pipeline.runtime.progress import Progress
 from pipeline.store.folder import FILE
 from pipeline.store.resume import ResumeState
-from pipeline.store.run_file import RunFile, Session, Status, Totals
+from pipeline.store.run_file import RunFile, Session, Totals
 from pipeline.store.store import SHARDS, RunStore, shards_of
 from pipeline.system.machine import Gpu, Machine, core_count, look
 from pipeline.system.worker_process import Program, WorkerProcess, end_with_parent, leave_signals
-from pipeline.tasks import unwrapped
 
-Poll = Callable[[Order], Awaitable[ShardReport]]
-"""Passes an order on to a worker; its report. Raises `ReplicaLost`."""
+Poll = Callable[[bool], Awaitable[ShardReport]]
+"""Asks a worker for its report; with True it starts no more chains. Raises `ReplicaLost`."""
 Launch = Callable[[ShardJob, int], AbstractAsyncContextManager[Poll]]
 """`launch(job, place)` starts a worker on the devices of a place, and ends it with the context; raises `ReplicaLost`."""
 POLL_S = 0.2
@@ -96,12 +95,7 @@ async def solve_on_this_machine(ready: Prepared, observer: Observer, stop: Stop 
     else:
         shares = divided(ready.plan.engines, await anyio.to_thread.run_sync(look), options.replicas)
         observer.tell(f"{len(shares)} replicas: {', '.join(share.words for share in shares)}")
-    return await solve_on_replicas(partial(worker_process, shares), len(shares), ready, observer, stop)
-
-
-async def solve_on_replicas(launch: Launch, places: int, ready: Prepared, observer: Observer, stop: Stop | None = None) -> SessionResult:
-    """Solve the shards on so many places. Raises what keeps any chain from starting."""
-    return await Fleet(launch, ready, observer).run(places, stop or Stop())
+    return await Fleet(partial(worker_process, shares), ready, observer).run(len(shares), stop)
 
 
 class Fleet:
@@ -115,67 +109,72 @@ class Fleet:
         assert ready.folder is not None
         self._launch, self._ready, self._observer, self._folder = launch, ready, observer, ready.folder
         self._shards = shards_of(self._folder) or _divided(self._folder, min(ready.options.replicas, ready.problems.fingerprint.rows))
-        old = {shard: RunFile.read(shard) for shard in self._shards if (shard / FILE).exists()}
-        self._left = deque(shard for shard in self._shards if shard not in old or not is_over(old[shard], self._options(shard)))
-        self._totals = {shard: file.totals for shard, file in old.items()}
-        self._live: dict[Path, int] = {}
-        self._started_unix_ns = max([time.time_ns(), *((file.ended_unix_ns or 0) + 1 for file in old.values())])
+        self._left = deque(shard for shard in self._shards if not self._is_over(shard, ready.options.retry_failed))
+        self._totals = {shard: RunFile.read(shard).totals if (shard / FILE).exists() else Totals() for shard in self._shards}
+        self._live = dict.fromkeys(self._shards, 0)
+        before = ready.record.sessions[-1].ended_unix_ns or 0 if ready.record.sessions else 0
+        self._started_unix_ns = max(time.time_ns(), before + 1)
         self.progress = Progress(ready.plan, ResumeState(), observer.tell, Clock(self._started_unix_ns, time.monotonic))
-        self._record: RunFile | None = None
-        """The `run.json` of this session, once the engines of a shard are open."""
-        self._order: Order = ""
+        self._begun = self._draining = False
+        """Whether the engines of a shard are open, and whether no more chains start."""
         self._error: PipelineError | None = None
         self._told: set[str] = set()
 
-    async def run(self, places: int, stop: Stop) -> SessionResult:
-        """Solve all shards, and merge them."""
+    async def run(self, places: int, stop: Stop | None = None) -> SessionResult:
+        """Solve all shards on so many places, and merge them. Raises what keeps any chain from starting."""
+        stop = stop or Stop()
         with self._ready.announced(), stop.draining(self._drain):
             if self._left:
-                with self._observer.watch(self._ready, self):
-                    await self._solve(places, stop)
-                if self._record is None:
+                self._show()
+                with self._observer.watch(self._ready, self), stop.guard():
+                    async with anyio.create_task_group() as tasks:
+                        for place in range(places):
+                            tasks.start_soon(self._work, place)
+                if not self._begun:
                     if self._ready.old is None:
                         shutil.rmtree(self._folder / SHARDS)
                     raise self._error or Interrupted()
             stop.over()
             return await anyio.to_thread.run_sync(self._finish)
 
-    async def _solve(self, places: int, stop: Stop) -> None:
-        self._show()
-        try:
-            with stop.guard(), unwrapped():
-                async with anyio.create_task_group() as tasks:
-                    for place in range(places):
-                        tasks.start_soon(self._work, place)
-        except PipelineError as error:
-            self._error = error
+    def totals(self) -> Totals:
+        """Counts up to now, earlier sessions included."""
+        return total_of(self._totals.values())
 
     def _drain(self) -> None:
-        self._order = "drain"
+        self._draining = True
 
     async def _work(self, place: int) -> None:
-        """Solve one shard after the other on a place, until one is given up. Raises what would keep every shard from starting."""
-        while self._left and not self._order:
+        """Solve one shard after the other on a place, until one is given up; the others are not even begun where none could be."""
+        while self._left and not self._draining:
             shard = self._left.popleft()
             try:
                 await self._keep(shard, place)
             except PipelineError as error:
-                if self._record is None and isinstance(error, UsageError):
-                    raise
-                self._observer.tell(f"replica {shard.name}: given up: {error}")
                 self._error = self._error or error
+                if self._begun:
+                    self._observer.tell(f"replica {shard.name}: given up: {error}")
+                elif isinstance(error, UsageError):
+                    self._draining = True
                 return
 
     async def _keep(self, shard: Path, place: int) -> None:
         """Solve a shard; a worker that dies is started again, unless that happens again and again."""
-        deaths = 0
-        while not self._order:
-            before = self._over(shard)
+        ready, deaths = self._ready, 0
+        job = ShardJob(
+            options=self._options(shard),
+            plan=ready.plan,
+            virtual_time=ready.virtual_time,
+            started_unix_ns=self._started_unix_ns,
+            problems=ready.problems,
+        )
+        while not self._draining:
+            before = self._totals[shard].chains
             try:
-                async with self._launch(self._job(shard), place) as poll:
+                async with self._launch(job, place) as poll:
                     return await self._attend(shard, poll)
             except LOSSES as loss:
-                deaths = 1 if self._over(shard) > before else deaths + 1
+                deaths = 1 if self._totals[shard].chains > before else deaths + 1
                 if deaths == MAX_DEATHS:
                     raise RunError(f"replica {shard.name} died {MAX_DEATHS} times in a row: {loss}") from loss
                 self._observer.tell(f"replica {shard.name}: lost, starting it again: {loss}")
@@ -184,7 +183,7 @@ class Fleet:
     async def _attend(self, shard: Path, poll: Poll) -> None:
         """Ask a worker until its run is over. Raises what ended it."""
         while True:
-            report = await poll(self._order)
+            report = await poll(self._draining)
             for sentence in report.told:
                 if sentence not in self._told:
                     self._told.add(sentence)
@@ -192,7 +191,7 @@ class Fleet:
             if report.totals is not None:
                 self._totals[shard], self._live[shard] = report.totals, report.live
                 self._show()
-                if self._record is None:
+                if not self._begun:
                     self._begin(RunFile.read(shard))
             if report.error is not None:
                 raise report.error
@@ -202,31 +201,28 @@ class Fleet:
 
     def _begin(self, shard: RunFile) -> None:
         """The engines of the first shard are open."""
-        record = structs.replace(self._ready.record, engine_facts=shard.engine_facts)
-        session = Session(started_unix_ns=self._started_unix_ns)
-        self._record = structs.replace(record, sessions=(*record.sessions, session))
-        self._record.write(self._folder)
+        record, self._begun = self._ready.record, True
+        sessions = (*record.sessions, Session(started_unix_ns=self._started_unix_ns))
+        structs.replace(record, engine_facts=shard.engine_facts, sessions=sessions).write(self._folder)
 
     def _finish(self) -> SessionResult:
         """Merge the shards where all are finished, and write `run.json`."""
         ready, folder = self._ready, self._folder
-        begun = [RunFile.read(shard) for shard in self._shards if (shard / FILE).exists()]
-        done = len(begun) == len(self._shards) and all(map(self._is_over, self._shards, begun))
+        done = all(self._is_over(shard, False) for shard in self._shards)
         error = None if done else self._error or Interrupted()
         if done:
             RunStore(folder).merge(self._shards, folder.name, replicas=True)
-        status: Status = "finished" if error is None else "interrupted" if isinstance(error, Interrupted) else "failed"
-        kept = {name: getattr(ready.record, name) for name in ("folder_id", "input", "samples", "options", "command")}
-        merged = structs.replace(merged_run(begun, folder.name), **kept, error=str(error) if status == "failed" else None, status=status)
-        record = merged.with_session(structs.replace(merged.sessions[-1], status=status))
-        record.write(folder)
+        begun = [RunFile.read(shard) for shard in self._shards if (shard / FILE).exists()]
+        record = structs.replace(ready.record, engine_facts=begun[0].engine_facts, sessions=merged_sessions(begun))
+        record = finish(ready, record, error, self.totals())
         if done:
             (folder / SHARDS).rename(folder / f".{SHARDS}")
             shutil.rmtree(folder / f".{SHARDS}")
         return SessionResult(folder=folder, run=record, error=error, fail_on_error=ready.options.fail_on_error)
 
-    def _is_over(self, shard: Path, file: RunFile) -> bool:
-        return is_over(file, structs.replace(self._options(shard), retry_failed=False))
+    def _is_over(self, shard: Path, retry_failed: bool) -> bool:
+        options = structs.replace(self._options(shard), retry_failed=retry_failed)
+        return (shard / FILE).exists() and is_over(RunFile.read(shard), options)
 
     def _options(self, shard: Path) -> RunOptions:
         """The options of a shard's own run."""
@@ -247,31 +243,12 @@ class Fleet:
             baseline=False,
         )
 
-    def _job(self, shard: Path) -> ShardJob:
-        ready = self._ready
-        return ShardJob(
-            options=self._options(shard),
-            plan=ready.plan,
-            virtual_time=ready.virtual_time,
-            started_unix_ns=self._started_unix_ns,
-            problems=ready.problems,
-        )
-
-    def _over(self, shard: Path) -> int:
-        """How many of its chains are over."""
-        totals = self._totals.get(shard, Totals())
-        return totals.chains_done + totals.chains_failed
-
     def _show(self) -> None:
         """Bring what is displayed up to date."""
         progress, totals = self.progress, self.totals()
         progress.done, progress.failed, progress.live = totals.chains_done, totals.chains_failed, sum(self._live.values())
         progress.graded, progress.correct = totals.graded, totals.correct
         progress.steps, progress.decisions, progress.output_tokens = totals.steps, Counter(totals.decisions), totals.output_tokens
-
-    def totals(self) -> Totals:
-        """Counts up to now, earlier sessions included."""
-        return total_of([*self._totals.values()])
 
 
 def _divided(folder: Path, count: int) -> list[Path]:
@@ -300,22 +277,23 @@ async def worker_process(shares: Sequence[DeviceShare], job: ShardJob, place: in
     except OSError as error:
         raise ReplicaLost(f"its process cannot be started: {reason(error)}") from error
     connection = Connection(os.dup(process.socket.fileno()))
-    first = [job]
 
-    def ask(order: Order) -> ShardReport:
+    def exchange(message: ShardJob | bool) -> ShardReport:
         process.read_stderr()
         try:
-            if first:
-                connection.send(first.pop())
-            connection.send(order)
+            connection.send(message)
             report: ShardReport = connection.recv()
         except (EOFError, OSError) as error:
             process.wait(POLL_S)  # for its exit status
             raise ReplicaLost(f"its process ended: {process.exit_reason()}") from error
         return report
 
+    async def ask(message: ShardJob | bool) -> ShardReport:
+        return await anyio.to_thread.run_sync(exchange, message, abandon_on_cancel=True)
+
     try:
-        yield lambda order: anyio.to_thread.run_sync(ask, order, abandon_on_cancel=True)
+        await ask(job)
+        yield ask
     finally:
         with anyio.CancelScope(shield=True):
             await anyio.to_thread.run_sync(process.end)
@@ -331,10 +309,11 @@ def main() -> None:
     if sys.argv[2] and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, map(int, sys.argv[2].split(",")))  # before libraries count the cores
     with suppress(EOFError, OSError):
-        worker = ShardWorker(connection.recv())
+        worker, drain = ShardWorker(connection.recv()), False
         try:
             while True:
-                connection.send(worker.poll(connection.recv()))
+                connection.send(worker.poll(drain))
+                drain = connection.recv()
         finally:
             worker.abort()
 

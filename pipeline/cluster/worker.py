@@ -1,23 +1,23 @@
 """The worker of a shard, a process of this machine or an actor of a cluster: a job enters, an ordinary run in the shard's folder leaves.
 
-Meanwhile each order of the driver is answered by a report, until that says that the run is over.
+Meanwhile the driver asks it for reports, until one says that the run is over.
 """
 
 import asyncio
 import time
 from collections.abc import Iterator
-from concurrent.futures import Future
-from contextlib import contextmanager, suppress
+from concurrent.futures import Future, wait
+from contextlib import contextmanager
 from functools import partial
-from threading import Thread
-from typing import Literal
 
+import anyio.to_thread
+from anyio.from_thread import start_blocking_portal
 from msgspec import Struct
 
 from pipeline.errors import Interrupted, PipelineError, ReplicaLost
 from pipeline.graph.plan import Plan
 from pipeline.options import RunOptions
-from pipeline.run.loop import Stop, attended, in_loop, rare_collection
+from pipeline.run.loop import Stop, attended, loop_options, rare_collection
 from pipeline.run.observer import Observer, Work
 from pipeline.run.prepare import Prepared, prepare
 from pipeline.run.run import solve
@@ -27,7 +27,6 @@ from pipeline.store.run_file import Totals
 
 CLOSE_S = 20.0
 """Seconds that a run has to end in once it is stopped; then its process is killed."""
-Order = Literal["", "drain", "abort"]
 
 
 class ShardJob(Struct, frozen=True, kw_only=True):
@@ -62,66 +61,54 @@ class ShardWorker:
     """Carries out the run of a shard in a thread; `poll` may be called from any other."""
 
     def __init__(self, job: ShardJob) -> None:
-        self._job, self._stop, self._ordered = job, Stop(), ""
-        self._loop: Future[asyncio.AbstractEventLoop] = Future()
-        self._work: Work | None = None
-        self._told: list[str] = []
-        self._error: PipelineError | None = None
-        self._thread = Thread(target=self._run, name="shard", daemon=True)
-        self._thread.start()
+        # Ray's policy brings uvloop, whose event loop neither tells when a timer is due nor starts processes from a thread.
+        asyncio.set_event_loop_policy(asyncio.DefaultEventLoopPolicy())
+        self._stop, self._drained, self._told, self._work = Stop(), False, list[str](), list[Work]()
+        self._thread = start_blocking_portal("asyncio", loop_options(job.virtual_time))
+        self._portal = self._thread.__enter__()
+        self._solved: Future[None] = self._portal.start_task_soon(self._solve, job)
 
-    def poll(self, order: Order) -> ShardReport:
-        """Pass on what the driver orders, and report."""
-        over = not self._thread.is_alive()
-        if order != self._ordered and not over:
-            self._ordered = order
-            self._loop.add_done_callback(partial(self._pass_on, order))
+    def poll(self, drain: bool) -> ShardReport:
+        """How the run is; from the first `drain` on it starts no more chains."""
+        over = self._solved.done()
+        if drain and not self._drained and not over:
+            self._drained = True
+            self._portal.start_task_soon(self._drain)
         told, self._told = self._told, []
-        work, error = self._work, self._error if over else None
-        totals, live = (None, 0) if work is None else (work.totals(), work.progress.live)
-        return ShardReport(totals=totals, live=live, told=told, over=over, error=error)
+        totals, live = (self._work[0].totals(), self._work[0].progress.live) if self._work else (None, 0)
+        return ShardReport(totals=totals, live=live, told=told, over=over, error=self._error() if over else None)
 
     def abort(self) -> None:
         """Stop the run, and wait until it has ended."""
-        self.poll("abort")
-        self._thread.join()
+        self._portal.call(self._stop.abort)
+        wait([self._solved])
+        self._thread.__exit__(None, None, None)
 
-    def _pass_on(self, order: Order, loop: Future[asyncio.AbstractEventLoop]) -> None:
-        def stop() -> None:
-            if order == "abort" or not self._stop.drain():
-                self._stop.abort()
+    def _drain(self) -> None:
+        if not self._stop.drain():
+            self._stop.abort()
 
-        with suppress(RuntimeError):  # the loop has ended
-            loop.result().call_soon_threadsafe(stop)
+    def _error(self) -> PipelineError | None:
+        error = self._solved.exception()
+        if isinstance(error, Interrupted):
+            return None  # as it was ordered
+        return error if isinstance(error, PipelineError | None) else ReplicaLost(f"{type(error).__name__}: {error}")
 
-    def _run(self) -> None:
-        try:
-            with rare_collection():
-                self._carry_out(self._job)
-        except Interrupted:
-            pass  # as it was ordered
-        except PipelineError as error:
-            self._error = error
-        except Exception as error:  # whatever it is, the driver hears it
-            self._error = ReplicaLost(f"{type(error).__name__}: {error}")
-
-    def _carry_out(self, job: ShardJob) -> None:
+    async def _solve(self, job: ShardJob) -> None:
         assert job.options.output is not None
         until = time.monotonic() + CLOSE_S
-        while is_held(job.options.output) and time.monotonic() < until:  # by the worker before this one
-            time.sleep(0.1)
+        while is_held(job.options.output) and time.monotonic() < until:  # by the worker before this one, in real time
+            await anyio.to_thread.run_sync(time.sleep, 0.1)
         observer = Observer(watch=self._watch, tell=lambda sentence: self._told.append(sentence))
-        with prepare(job.options, job.plan, job.problems, virtual=job.virtual_time, starts_unix_ns=job.started_unix_ns) as run:
-
-            async def in_this_loop() -> None:
-                self._loop.set_result(asyncio.get_running_loop())
-                result = await attended(partial(solve, run, observer), None, self._stop)
-                self._error = result.error if result.run.status == "failed" else None
-
-            if not run.nothing_to_do:
-                in_loop(in_this_loop, virtual=run.virtual_time)
+        with (
+            rare_collection(),
+            prepare(job.options, job.plan, job.problems, virtual=job.virtual_time, starts_unix_ns=job.started_unix_ns) as run,
+        ):
+            result = None if run.nothing_to_do else await attended(partial(solve, run, observer), None, self._stop)
+        if result is not None and result.error is not None and result.run.status == "failed":
+            raise result.error
 
     @contextmanager
     def _watch(self, run: Prepared, work: Work) -> Iterator[None]:
-        self._work = work
+        self._work = [work]
         yield

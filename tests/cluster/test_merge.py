@@ -69,9 +69,9 @@ def test_what_is_not_all_shards_of_one_run_once_is_refused(shards: Mapping[str, 
     other = structs.replace(files["1/3"], options=files["1/3"].options | {"seed": 8})
     stopped = structs.replace(files["1/3"], status="interrupted")
     for given, what in (
-        ([files["0/3"], files["1/3"]], "shard 2/3 missing"),
-        ([files["0/3"]], "shards 1/3, 2/3 missing"),
-        ([files["0/3"], files["1/3"], files["1/3"]], "are both shard 1/3"),
+        ([files["0/3"], files["1/3"]], "each once; these are 0/3, 1/3$"),
+        ([files["0/3"]], "each once; these are 0/3$"),
+        ([files["0/3"], files["1/3"], files["1/3"]], "each once; these are 0/3, 1/3, 1/3$"),
         ([files["0/3"], files["whole"]], "is not a shard"),
         ([files["0/3"], other, files["2/3"]], "are not shards of one run: seed is 8, was 7"),
         ([files["0/3"], stopped, files["2/3"]], "is interrupted; `pipeline resume"),
@@ -79,11 +79,6 @@ def test_what_is_not_all_shards_of_one_run_once_is_refused(shards: Mapping[str, 
         with pytest.raises(UsageError, match=what):
             in_order({Path(str(place)): file for place, file in enumerate(given)})
     assert in_order({Path(name): files[name] for name in ("2/3", "0/3", "1/3")}) == [Path("0/3"), Path("1/3"), Path("2/3")]
-
-
-def test_a_refusal_leaves_no_folder(shards: Mapping[str, Path], tmp_path: Path) -> None:
-    code, error = merge(tmp_path, shards["0/3"], shards["1/3"])
-    assert (code, error.count("\n"), (tmp_path / "merged").exists()) == (2, 1, False)
 
 
 def test_a_shard_without_problems(tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ def actors() -> list[psutil.Process]:
     found = []
     for process in psutil.process_iter():
         with suppress(psutil.Error):
-            found += [process] if "ray::ShardActor" in " ".join(process.cmdline()) else []
+            found += [process] if "ray::ShardWorker" in " ".join(process.cmdline()) else []
     return found
 
 
@@ -80,5 +80,5 @@ def test_what_a_cluster_has_no_room_for(folder: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr("ray.nodes", lambda: [{"Alive": True, "Resources": {"CPU": 4.0, "GPU": 2.0}}])
     assert check_room(plan, options) == 2
     ray.shutdown()
-    with pytest.raises(UsageError, match=r"^--cluster slurm: expected ray, or ray://HOST:PORT"):
+    with pytest.raises(UsageError, match=r"^--cluster slurm: cannot connect: Invalid address format"):
         on_ray(structs.replace(waiting(folder, "nowhere"), cluster="slurm"), Observer())

@@ -13,7 +13,7 @@ import psutil
 import pytest
 from msgspec import structs
 
-from pipeline.cluster.replicas import DeviceShare, Poll, divided, solve_on_replicas, solve_on_this_machine, worker_process
+from pipeline.cluster.replicas import DeviceShare, Fleet, Poll, divided, solve_on_this_machine, worker_process
 from pipeline.cluster.worker import ShardJob
 from pipeline.data.problems import Shard
 from pipeline.errors import ReplicaLost, RunFolderError, UsageError
@@ -216,7 +216,7 @@ def test_devices_are_divided() -> None:
 
 
 async def _solve_by(launch: Any, places: int, ready: Any, observer: Observer, stop: Stop) -> SessionResult:
-    return await solve_on_replicas(launch, places, ready, observer, stop)
+    return await Fleet(launch, ready, observer).run(places, stop)
 
 
 @pytest.mark.long

@@ -181,14 +181,3 @@ def test_data_sets_as_they_are_published(name: str) -> None:
     items = [item for row in asked if isinstance(item := columns.problem(1, row), Problem)]
     assert ("".join(item.answer or "-" for item in items), {len(item.options) for item in items}) == ("ABCD", {4})
     assert remark in columns.remark
-
-
-def test_a_row_whose_answer_is_no_option_fails_alone() -> None:
-    rows = [
-        {"problem": "Which?", "options": ["red", "blue"], "answer": "green"},
-        {"problem": "1+1?", "options": ["1", "2"], "answer": "2", "grader": "math"},
-        {"problem": "1+1?", "options": None, "answer": 1},
-    ]
-    first, *others = (item for item, _ in InputReading("p", rows))
-    assert isinstance(first, BadRow)
-    assert others == [Problem(2, "2", "1+1?", "2", (), "math"), Problem(3, "3", "1+1?", "1")]

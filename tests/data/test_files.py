@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pipeline.data.files import Flaw, files_among, files_of, form_of, rows_of
+from pipeline.data.files import Flaw, files_among, files_of, rows_of
 from pipeline.errors import InputError
 
 ROWS = [{"problem": "1+1?", "answer": "é"}, {"problem": '"2, 2"\n+?', "answer": "007"}]
@@ -116,11 +116,6 @@ def test_what_is_no_file(tmp_path: Path) -> None:
     for name, what in {"folder.csv": "is not a file", "a.csv": "no such file"}.items():
         with pytest.raises(InputError, match=what):
             list(rows_of(tmp_path / name))
-
-
-def test_a_format_is_in_the_name() -> None:
-    named = {"a.jsonl.zst": ".jsonl", "a.parquet": ".parquet", "a.arrow.zst": "", "a.gz": "", "A.CSV.GZ": ".csv"}
-    assert {name: form_of(name) for name in named} == named
 
 
 def test_a_folder_and_a_pattern_are_their_files_in_the_order_of_their_names(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 import json
 import sys
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ from pipeline.data.prepare import RECIPES, prepare
 from pipeline.data.problems import Problem
 from pipeline.data.reading import read_problems
 from pipeline.errors import UsageError
-from pipeline.graph.bundled import ARITH
 
 PUBLISHED = [name for name in RECIPES if name not in ("arith", "gpqa_diamond", "math-scot")]
 """Data sets whose rows as published are in the shared folder."""
@@ -40,22 +38,6 @@ def test_a_published_set_has_the_rows_and_the_digest_that_are_known(shared: Path
         (row["problem"], row["answer"]) for row in rows
     ]
     assert pq.read_schema(output).metadata[b"license"].decode() == recipe.license
-
-
-def test_kept_columns_hold_what_is_published(shared: Path, tmp_path: Path) -> None:
-    for name in ("math500", "olympiadbench"):
-        prepare(name, str(shared / "data" / f"{name}.jsonl"), tmp_path / f"{name}.parquet")
-    math, olympiad = (pq.read_table(tmp_path / f"{name}.parquet").to_pylist() for name in ("math500", "olympiadbench"))
-    assert not any("boxed" in row["problem"] for row in math)
-    assert Counter(row["level"] for row in math) == {"1": 43, "2": 90, "3": 105, "4": 128, "5": 134}
-    assert [row["error"] for row in olympiad if row["error"]] == ["1e-1"]
-
-
-def test_the_bundled_set_needs_no_origin(tmp_path: Path) -> None:
-    found = prepare("arith", None, tmp_path / "arith.parquet")
-    assert (found.rows, found.mismatch) == (500, None)
-    ours, theirs = (pq.read_table(path).to_pylist() for path in (tmp_path / "arith.parquet", ARITH / "test.parquet"))
-    assert [(row["problem"], row["answer"]) for row in ours] == [(row["problem"], row["answer"]) for row in theirs]
 
 
 def test_gpqa_has_its_right_option_anywhere(tmp_path: Path) -> None:

@@ -10,9 +10,8 @@ import pytest
 from pipeline.data.problems import ChainSettings, Problem
 from pipeline.data.reading import read_files, read_problems
 from pipeline.data.requests import NEUTRAL, NO_EFFECT, ApiError, AskedChat, ChainReply, completion, error_of, read_chat
-from pipeline.errors import BadRow, InputError
 from pipeline.graph.prompts import Message
-from tests.support.requests import REFUSED, request, write_batch
+from tests.support.requests import request, write_batch
 
 USER = {"role": "user", "content": "2+2?"}
 PLAIN: dict[str, Any] = {"model": "m", "messages": [USER]}
@@ -97,17 +96,6 @@ def test_a_batch_is_told_by_its_lines(tmp_path: Path) -> None:
     assert reading.remarks == [f"{tmp_path}/batch.jsonl: its rows are requests of an OpenAI batch"]
     mapped = read_problems(tmp_path / "batch.jsonl", {"problem": "body.messages", "problem_id": "custom_id"})
     assert next(mapped) == Problem(1, "a", "2+2?", None)
-
-
-def test_lines_that_are_refused_stop_nothing(tmp_path: Path) -> None:
-    first, *refused = read_problems(write_batch(tmp_path / "batch.jsonl", [request("first"), *(line for line, *_ in REFUSED)]))
-    assert first == Problem(1, "first", "2+2?", None)
-    assert [each.problem_id for each in refused if isinstance(each, BadRow)] == [name for _, name, *_ in REFUSED]
-
-
-def test_two_lines_with_one_name_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"row 3: its `custom_id` is that of row 1 already"):
-        list(read_problems(write_batch(tmp_path / "batch.jsonl", [request("a"), request("b"), request("a")])))
 
 
 REPLY: dict[str, Any] = {
