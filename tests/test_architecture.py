@@ -48,7 +48,7 @@ DOORS = {
     "pyarrow": [
         "store/",
         "data/",
-        "remote/object_store",
+        "remote/store",
         "store/resume",
         "analysis/",
         "report/",
@@ -60,8 +60,6 @@ DOORS = {
     "prometheus_client": ["cli/metrics"],
     "pynvml": ["system/machine"],
     "ray": ["cluster/ray"],
-    "obstore": ["remote/object_store"],
-    "boto3": ["remote/object_store"],
     "filelock": ["store/"],
     "rich": ["cli/", "run/stream"],
     "yaml": ["graph/document"],

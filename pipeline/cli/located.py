@@ -1,12 +1,12 @@
 """Run folders and problems that a command is given by path or URL: text enters, a path leaves. All of that is decided here.
 
-What a URL names is on this machine until the command ends; then what was written into it is uploaded.
+What a URL names is on this machine until the command ends; what the command wrote there is uploaded then.
 """
 
-from contextlib import closing
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 from msgspec import Struct
@@ -15,28 +15,21 @@ from pipeline.cli.commands import Opened
 from pipeline.cli.terminal import print_notice
 from pipeline.remote.url import is_url, parse_url
 
-if TYPE_CHECKING:
-    from pipeline.remote.folder import FetchedRun
-
 
 class Located(Struct, frozen=True):
     """A run folder on this machine, and the URL that it stands for, if there is one; as text what the user calls it."""
 
     path: Path
     url: str = ""
-    fetched: "FetchedRun | None" = None
+    fetch: Callable[[], None] | None = None
 
     def __str__(self) -> str:
         return self.url or str(self.path)
 
-    def name(self, path: Path) -> str:
-        """How the user calls a file in it."""
-        return f"{self.url}/{path.relative_to(self.path)}" if self.url and path.is_relative_to(self.path) else str(path)
-
     def refresh(self) -> None:
         """Bring it up to date, where the URL's folder may have changed."""
-        if self.fetched is not None:
-            self.fetched.refresh()
+        if self.fetch is not None:
+            self.fetch()
 
 
 class LocalPath(click.Path):
@@ -53,19 +46,21 @@ class LocalPath(click.Path):
 
 
 class RunFolder(click.Path):
-    """A run folder that a command reads, by path or URL; what the command writes into it is uploaded at its end."""
+    """A run folder that a command reads, by path or URL; one that it `writes` is uploaded at its end."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, writes: bool = False) -> None:
         super().__init__(path_type=Path)
+        self._writes = writes
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if not _is_to_be_opened(value, ctx):
             return Located(Path(value))
-        folder, fetched = import_module("pipeline.remote.folder").fetched_folder(value, print_notice)
-        if fetched is not None:
-            _opened(ctx).enter_context(closing(fetched))
+        if self._writes:
+            return written_run(value, new=False)
+        folder, fetch = import_module("pipeline.remote.folder").fetched_folder(value, print_notice)
+        if fetch is not None:
             _opened(ctx).urls[str(folder)] = str(parse_url(value))
-        return Located(folder, "" if fetched is None else str(parse_url(value)), fetched)
+        return Located(folder, "" if fetch is None else str(parse_url(value)), fetch)
 
 
 class ProblemFile(click.Path):
@@ -81,16 +76,11 @@ class ProblemFile(click.Path):
         return path
 
 
-def written_run(text: str, *, new: bool, take_over: bool = False) -> Located:
-    """The run folder that a command writes, by path or URL, until the command ends. Raises `UsageError`.
-
-    `new`: there is no run yet; `take_over`: from another machine that was at work in a URL, too.
-    """
+def written_run(text: str, *, new: bool) -> Located:
+    """The run folder that a command writes, by path or URL, until the command ends; `new`: there is no run yet. Raises `UsageError`."""
     if not is_url(text):
         return Located(Path(text))
-    folder: Path = _opened().enter_context(
-        import_module("pipeline.remote.folder").written_folder(text, print_notice, new=new, take_over=take_over)
-    )
+    folder: Path = _opened().enter_context(import_module("pipeline.remote.folder").written_folder(text, print_notice, new=new))
     _opened().urls[str(folder)] = text.rstrip("/")
     return Located(folder, text.rstrip("/"))
 

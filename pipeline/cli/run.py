@@ -25,9 +25,6 @@ from pipeline.cli.options import (
 from pipeline.cli.terminal import print_line
 from pipeline.options import MAY_DRIFT, RunOptions, resume_options
 
-TAKE_OVER_HELP = "Continue a run at a URL in whose folder a machine was at work that is dead now."
-take_over_option = option("--take-over", is_flag=True, help=TAKE_OVER_HELP, heading="Resume")
-
 
 @command(headed=True)
 @click.argument("graph", type=click.Path(path_type=Path))
@@ -40,7 +37,6 @@ take_over_option = option("--take-over", is_flag=True, help=TAKE_OVER_HELP, head
 @run_options("samples", "seed", "batch_size", "schedule", "admission", "output", "baseline")
 @json_option
 @run_options("fail_on_error", "resume", "retry_failed", "allow_drift")
-@take_over_option
 @run_options("replicas", "cluster")
 @metrics_options
 @notice_options
@@ -51,14 +47,13 @@ def run(
     as_json: bool,
     metrics: Address,
     baseline: bool,
-    take_over: bool,
     **options: Any,
 ) -> None:
     """Solve the problems of a file with GRAPH: a graph file, or the name of a bundled one, such as speccot.
 
     A run that stopped is continued by `pipeline resume`. Exit codes: see reference/exit-codes in the documentation.
     """
-    folder = None if output is None else written_run(output, new=not options["resume"], take_over=take_over)
+    folder = None if output is None else written_run(output, new=not options["resume"])
     bound = with_models([graph], with_preset([graph], options), options["batch_size"])
     chosen = RunOptions(
         graph=graph,
@@ -82,7 +77,6 @@ def run(
 @run_options("batch_size", "schedule", "admission", "baseline", unset=True)
 @json_option
 @run_options("fail_on_error", "retry_failed", unset=True)
-@take_over_option
 @run_options("replicas", "cluster", unset=True)
 @metrics_options
 @notice_options
@@ -93,7 +87,6 @@ def resume(
     as_json: bool,
     metrics: Address,
     baseline: bool,
-    take_over: bool,
     **changed: Any,
 ) -> None:
     """Resume the run in folder RUN with the options that it was started with, and with the graph as it was then.
@@ -101,7 +94,7 @@ def resume(
     Finished chains are kept, the others continue from their last answered call. Options for engines, schedule and limit replace those of
     the earlier sessions.
     """
-    folder = written_run(run, new=False, take_over=take_over)
+    folder = written_run(run, new=False)
     changes = {name: value for name, value in changed.items() if value is not None}
     options = resume_options(folder.path, retry_failed=retry_failed, fail_on_error=fail_on_error)
     planned = {} if "engines" in changes else options.planned_engines

@@ -1,264 +1,289 @@
-"""Run folders by URL: the two ways to have one on this machine, for a command or a call of the Python API.
+"""Run folders by URL: the copy on this machine in which a command reads or writes, and what brings the store up to date with it.
 
-A machine that writes a run has an object `run.lock` in its folder, which is created only where there is none and names the machine. It
-is removed at the end; what a dead machine has left is replaced by `take_over`, which stops that machine if it is still alive.
+    STAGING/HASH/NAME/          the run folder
+    STAGING/HASH/writes         the session in it that this machine writes, or was killed while it did
+
+A run writes the rows of a call, then those of its step, then that of the chain. So the sizes of the files are taken in the reverse
+order, and up to these sizes they are uploaded in the order in which they are written: each chain in the store has its steps and calls
+there, at every moment, and a write-ahead file that ends in the middle of a row is what a killed process leaves, too. `run.json` is last,
+every time: a run that has ended there is whole, and one that is `running` there with an old `run.json` has lost its machine.
 """
 
 import os
-import socket
+import re
 import threading
+import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
-from datetime import UTC, datetime
+from contextlib import contextmanager, suppress
+from hashlib import blake2b
 from pathlib import Path
-from uuid import uuid4
+from typing import BinaryIO
 
 import msgspec
 from msgspec import Struct
 
-from pipeline.errors import PipelineError, RunFolderError, StoreError, UsageError
-from pipeline.remote.copy import RunCopy
-from pipeline.remote.object_store import ObjectStore
-from pipeline.remote.url import parse_url
+from pipeline.errors import InputError, PipelineError, RunFolderError, StoreError, UsageError, boundary
+from pipeline.files import new_file
+from pipeline.remote.store import MissingFile, RemoteFiles, Stamp, endpoint
+from pipeline.remote.url import SCHEMES, Url, parse_url
 from pipeline.store.folder import FILE as CARD
-from pipeline.store.folder import LOCK, hold, is_held
+from pipeline.store.folder import LOCK, PROBLEMS, is_held
 
 EVERY_S = 60.0
 """Seconds between two uploads."""
-LAST_RETRY_S = 120.0
-"""Seconds for which the end of a run waits for a store that does not answer."""
+ALIVE_S = 180.0
+"""The age of a `run.json` in the store from which on the machine that wrote it is taken to be gone."""
+LAST_RETRY_S, AGAIN_S = 120.0, 5.0
+"""Seconds for which the end of a run waits for a store that does not answer, and between two attempts."""
+FOLDER_VARIABLE = "PIPELINE_STAGING"
+"""The environment variable that names another folder for the copies of all runs."""
+LAST_WRITTEN_FIRST = (CARD, "chains", "steps", "calls", "")
+"""The files and folders of a run: each is written after those that follow it."""
+_LOCAL = re.compile(rf"(.*/)?(\..*|{re.escape(LOCK)}|.*\.tmp)")
+"""Files that stay on this machine: locks and drafts."""
 TakeNotice = Callable[[str], object]
 """Shows a message to the user."""
 
 
-class WriterLock(Struct, frozen=True):
-    """The content of the lock object."""
-
-    id: str
-    host: str
-    pid: int
-    since: str
-
-    @classmethod
-    def new(cls) -> "WriterLock":
-        """A lock of this process."""
-        now = datetime.now(UTC).isoformat(" ", "seconds")
-        return cls(uuid4().hex, socket.gethostname(), os.getpid(), now)
-
-    @classmethod
-    def read(cls, store: ObjectStore) -> "WriterLock | None":
-        """The lock that is in a store."""
-        content = store.read(LOCK)
-        try:
-            return None if content is None else msgspec.json.decode(content, type=cls)
-        except msgspec.DecodeError as error:
-            raise StoreError(f"{store.url}/{LOCK}", f"is not a lock of a run ({error}); remove it") from error
-
-    def __str__(self) -> str:
-        return f"process {self.pid} of {self.host}"
-
-
-class Lost(StoreError):
-    """Another machine writes the folder now."""
-
-
 @contextmanager
-def written_folder(text: str, tell: TakeNotice, *, new: bool, take_over: bool = False) -> Iterator[Path]:
+def written_folder(text: str, tell: TakeNotice, *, new: bool) -> Iterator[Path]:
     """The folder for a run that is written to a URL, uploaded while the body works and at its end; of a `file://` URL its path.
 
-    `new`: there must be no run yet; otherwise the one that is there is brought here. `take_over`: even if another machine holds it.
-    Raises `UsageError` before the body where the folder is in use or not what this machine knows of it, and `RunFolderError` after it
-    where not everything could be uploaded.
+    `new`: there must be no run yet; otherwise the one that is there is brought here. Raises `UsageError` before the body where the folder
+    is in use, and `RunFolderError` after it where not everything could be uploaded.
     """
     url = parse_url(text)
     if isinstance(url, Path):
         yield url
         return
-    copy = RunCopy(url)
-    with written(copy, tell, new=new, take_over=take_over):
+    copy = _RunCopy(url, tell)
+    copy.claim(new=new)
+    with copy.uploading():
         yield copy.folder
 
 
-@contextmanager
-def written(copy: RunCopy, tell: TakeNotice, *, new: bool = False, take_over: bool = False) -> Iterator[None]:
-    """Hold a run folder, here and in the store, while the body writes in it; as `written_folder`."""
-    if is_held(copy.place):
-        raise UsageError(f"{copy.url}: another process of this machine is at work in it; wait for its end")
-    with hold(copy.place):
-        writer = Writer(copy, tell)
-        writer.claim(new=new, take_over=take_over)
-        with writer.uploading():
-            yield
+def fetched_folder(text: str, tell: TakeNotice) -> tuple[Path, Callable[[], None] | None]:
+    """The folder with a copy of the run at a URL, and what brings it up to date again; of a `file://` URL its path alone."""
+    url = parse_url(text)
+    if isinstance(url, Path):
+        return url, None
+    copy = _RunCopy(url, tell)
+    copy.fetch()
+    return copy.folder, copy.fetch
 
 
-class Writer:
-    """This machine as the writer of one folder."""
+class _SessionOfRun(Struct, frozen=True):
+    """What of a `run.json` says which session of which run it is."""
 
-    def __init__(self, copy: RunCopy, tell: TakeNotice) -> None:
-        self._copy, self._tell, self._store = copy, tell, ObjectStore(copy.url)
+    folder_id: str
+    status: str
+    sessions: tuple[dict[str, object], ...] = ()
+
+    @property
+    def begun(self) -> tuple[object, ...]:
+        """The run, and when its last session started."""
+        return self.folder_id, self.sessions[-1]["started_unix_ns"] if self.sessions else None
+
+    @property
+    def goes_on(self) -> bool:
+        return self.status in ("starting", "running")
+
+
+class _Continued(StoreError):
+    """Another machine has continued the run."""
+
+
+class _RunCopy:
+    """The folder of this machine for a run with a URL. Methods raise `RunFolderError` where it cannot be read or written."""
+
+    def __init__(self, url: Url, tell: TakeNotice) -> None:
+        if not url.name:
+            raise UsageError(f"{url}: names a bucket; expected a folder in it, such as {SCHEMES[url.scheme].replace('PATH', 'runs/mine')}")
+        self._url, self._tell, self._store = url, tell, RemoteFiles(url)
+        digest = blake2b(f"{url} {endpoint(url)}".encode(), digest_size=8).hexdigest()
+        self.folder = _all_copies() / digest / url.name
+        self._mark = self.folder.parent / "writes"
+        self._uploaded: dict[str, Stamp] = {}
+        """The versions of the files here that are in the store."""
+        self._claimed: tuple[object, ...] | None = None
+        """The session that the store had when this machine began to write; None where it had none."""
         self._ended = threading.Event()
-        self._lost: Lost | None = None
 
-    def claim(self, *, new: bool, take_over: bool) -> None:
-        """Become the writer, with the folder as the store has it, or as it is here where nobody else has written since."""
-        copy, store = self._copy, self._store
-        listing = store.list()
-        if CARD in listing and new:
-            raise UsageError(f"{copy.url}: already contains a run; add --resume to resume it, or choose another URL with --output")
-        if listing.keys() - {LOCK} and CARD not in listing and not copy.state.lock:
-            raise UsageError(f"{copy.url}: holds other objects and no run; choose another URL with --output")
-        ours = self._lock(take_over)
+    def claim(self, *, new: bool) -> None:
+        """Become the writer, with the folder as the store has it, or as it is here where this machine was killed while it wrote it."""
+        if is_held(self.folder):
+            raise UsageError(f"{self._url}: another process of this machine is at work in it; wait for its end")
+        there = self._store.list()
+        if CARD in there and new:
+            raise UsageError(f"{self._url}: already contains a run; add --resume to resume it, or choose another URL with --output")
+        if there and CARD not in there and not (self.folder / CARD).exists():
+            raise UsageError(f"{self._url}: holds other files and no run; choose another URL with --output")
+        if CARD not in there:
+            return
+        card = self._card_there()
+        self._claimed = card.begun
+        if self._is_ahead(card):
+            return
+        if card.goes_on and (age := time.time() - there[CARD][1] / 1e9) < ALIVE_S:
+            what = f"another machine is at work in it: its run.json was written {max(0.0, age):.0f} s ago"
+            raise UsageError(f"{self._url}: {what}; wait for its end, or {ALIVE_S:.0f} s if that machine is gone")
+        self._download()
+
+    def fetch(self) -> None:
+        """Download what has changed, but where this machine writes the run or was killed while it did. Raises `StoreError` where there is
+        none."""
+        if is_held(self.folder):
+            return
         try:
-            if ours:
-                copy.note(listing)
-            else:
-                bring_here(store, copy, self._tell)
-        except BaseException:
-            self._unlock()
-            raise
-
-    def _lock(self, take_over: bool) -> bool:
-        """Put a lock into the store; True if the last one there was of this machine, whose process was killed."""
-        copy, store, mine = self._copy, self._store, WriterLock.new()
-        before, copy.state.lock = copy.state.lock, mine.id
-        content = msgspec.json.encode(mine)
-        held = None if store.create(LOCK, content) else WriterLock.read(store)
-        ours = held is not None and held.id == before
-        if held is not None and held.id != mine.id:
-            if not ours and not take_over:
-                remedy = "wait for its end, or if it is dead continue its run with `pipeline resume --take-over`"
-                raise UsageError(f"{copy.url}: {held} has been at work in it since {held.since}; {remedy}")
-            store.write(LOCK, content)
-        copy.save()
-        return ours
-
-    def _unlock(self) -> None:
-        with suppress(StoreError):
-            self._store.delete(LOCK)
-            self._copy.state.lock = ""
-            self._copy.save()
+            if not self._is_ahead(self._card_there()):
+                self._download()
+        except MissingFile as error:
+            if not (self.folder / CARD).exists():
+                raise StoreError(str(self._url), "there is no run; expected a folder with a run.json") from error
 
     @contextmanager
     def uploading(self) -> Iterator[None]:
-        """Upload what the body writes, now and then and when it has ended; not where the user breaks off."""
-        thread = threading.Thread(target=self._loop, name=f"upload {self._copy.url}", daemon=True)
+        """Upload every minute while the body works, and what is left at its end."""
+        thread = threading.Thread(target=self._upload_on, daemon=True)
         thread.start()
-        broken_off = False
         try:
             yield
-        except KeyboardInterrupt:
-            broken_off = True
-            raise
         finally:
             self._ended.set()
             thread.join()
-            if not broken_off:
-                self._finish()
+            self._finish()
 
-    def _loop(self) -> None:
+    def _upload_on(self) -> None:
         while not self._ended.wait(EVERY_S):
             try:
-                self._copy.upload(self._store, self._check_mine)
-            except Lost as error:
-                self._lost = error
+                self._upload()
+            except _Continued as error:
                 self._tell(str(error))
                 return
             except (PipelineError, OSError):
                 continue  # it is tried again, and told at the end
 
     def _finish(self) -> None:
-        """Upload what is left, and remove the lock; raises `RunFolderError` where that was in vain."""
-        copy, self._store = self._copy, ObjectStore(self._copy.url, LAST_RETRY_S)
-        try:
-            if self._lost is not None:
-                raise self._lost
-            copy.upload(self._store, self._check_mine)
-            self._check_mine()
-        except Lost as error:
-            raise RunFolderError(f"{error}; its rows so far are in {copy.folder}") from error
-        except StoreError as error:
-            remedy = f"the run is whole in {copy.folder}, and `pipeline resume {copy.url}` uploads the rest"
-            raise RunFolderError(f"{copy.url}: not everything is uploaded: {error.what}; {remedy}") from error
-        self._unlock()
+        """Upload what is left; raises `RunFolderError` where that was in vain."""
+        until = time.monotonic() + LAST_RETRY_S
+        while True:
+            try:
+                self._upload()
+                break
+            except _Continued as error:
+                raise RunFolderError(f"{error}; the rows of this machine are in {self.folder}") from error
+            except StoreError as error:
+                if time.monotonic() < until:
+                    time.sleep(AGAIN_S)
+                    continue
+                remedy = f"the run is whole in {self.folder}, and `pipeline resume {self._url}` uploads the rest"
+                raise RunFolderError(f"{self._url}: not everything is uploaded: {error.what}; {remedy}") from error
+        for name, (size, mtime_ns) in self._store.list().items():  # so that nothing of it is downloaded again
+            if self._uploaded.get(name, (-1, 0))[0] == size:
+                os.utime(self.folder / name, ns=(mtime_ns, mtime_ns))
 
-    def _check_mine(self) -> None:
-        """Raise `Lost` where another machine has taken the folder over."""
-        lock = WriterLock.read(self._store)
-        if lock is None or lock.id != self._copy.state.lock:
-            by = "another machine" if lock is None else str(lock)
-            raise Lost(str(self._copy.url), f"{by} has taken the run over, and nothing more is uploaded from this one")
+    def _upload(self) -> None:
+        """Bring the store up to date with this machine. Where a file is replaced meanwhile, what is left is for the next time."""
+        versions = self._versions()
+        if CARD not in versions:
+            return  # not begun, or withdrawn
+        with suppress(MissingFile):
+            if self._card_there().begun not in (self._claimed, self._card_here().begun):
+                raise _Continued(str(self._url), "another machine has continued the run, and nothing more is uploaded from this one")
+        with suppress(FileNotFoundError), boundary(RunFolderError, f"{self.folder}: cannot be read", foreign=PermissionError):
+            self._mark.write_text(repr(self._card_here().begun))
+            for name, version in reversed(versions.items()):
+                if name == CARD or self._uploaded.get(name) != version:
+                    with (self.folder / name).open("rb") as file:
+                        # `run.json` may be another file by now, and longer.
+                        self._store.upload(name, iter([file.read()]) if name == CARD else _content(file, version[0]))
+                    self._uploaded[name] = version
+            for name in self._store.list():
+                if _is_data(name) and not (self.folder / name).exists():
+                    self._store.delete(name)
+
+    def _download(self) -> None:
+        """Bring this machine up to date with the store."""
+        for _ in range(3):
+            with suppress(MissingFile):  # a file that is gone before it is downloaded was replaced by another one
+                self._download_once()
+                return
+        raise StoreError(str(self._url), "its files change while they are read; try again")
+
+    def _download_once(self) -> None:
+        self._mark.unlink(missing_ok=True)
+        listed = {name: stamp for name, stamp in self._store.list().items() if not _LOCAL.fullmatch(name)}
+        here, count = self._versions(), 0
+        for place in LAST_WRITTEN_FIRST:
+            for name in [name for name in listed if name.startswith(place) and here.get(name) != listed[name]]:
+                if ".." in Path(name).parts:
+                    raise InputError(str(self._url), f"holds a file {name!r}, which is not one of a run")
+                path = self.folder / name
+                with boundary(RunFolderError, f"{path}: cannot be written", foreign=OSError):
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    with new_file(path) as draft:
+                        self._store.download(name, draft)
+                    os.utime(path, ns=(listed[name][1],) * 2)
+                here[name], count = listed[name], count + 1
+        for name in filter(_is_data, here.keys() - listed.keys()):
+            (self.folder / name).unlink(missing_ok=True)
+        if count:
+            self._tell(f"{self._url}: {count:,} files downloaded to {self.folder}")
+
+    def _is_ahead(self, there: _SessionOfRun) -> bool:
+        """True if this machine wrote the session that goes on in the store: rows are here that are not there."""
+        return there.goes_on and self._mark.exists() and self._mark.read_text() == repr(there.begun)
+
+    def _card_here(self) -> _SessionOfRun:
+        return _decoded((self.folder / CARD).read_bytes(), str(self.folder / CARD))
+
+    def _card_there(self) -> _SessionOfRun:
+        return _decoded(self._store.read(CARD), f"{self._url}/{CARD}")
+
+    def _versions(self) -> dict[str, Stamp]:
+        """The versions of the files here that belong into the store, those first that were written last."""
+        found: dict[str, Stamp] = {}
+        with boundary(RunFolderError, f"{self.folder}: cannot be read", foreign=OSError):
+            for place in LAST_WRITTEN_FIRST:
+                for path in _files(self.folder / place):
+                    name = path.relative_to(self.folder).as_posix()
+                    if name not in found and not _LOCAL.fullmatch(name):
+                        with suppress(FileNotFoundError):  # it has got its name, or was replaced, meanwhile
+                            stat = path.stat()
+                            found[name] = stat.st_size, stat.st_mtime_ns
+        return found
 
 
-def bring_here(store: ObjectStore, copy: RunCopy, tell: TakeNotice) -> None:
-    """Make the folder of this machine what the store has; raises `StoreError` where that would lose rows."""
-    listing = store.list()
-    if CARD not in listing or (copy.state.files and copy.is_same(listing)):
-        return  # where a machine died before it had uploaded a `run.json` there is nothing to resume
-    if (copy.folder / CARD).exists() and copy.is_ahead:
-        what = f"has been written by another machine since, and {copy.folder} holds rows that it lacks"
-        raise StoreError(str(copy.url), f"{what}; to continue from what the store has, remove that folder")
-    if count := copy.download(store):
-        tell(f"{copy.url}: {count:,} files downloaded to {copy.folder}")
+def _decoded(card: bytes, where: str) -> _SessionOfRun:
+    try:
+        return msgspec.json.decode(card, type=_SessionOfRun)
+    except msgspec.MsgspecError as error:
+        raise InputError(where, f"is not the file of a run: {error}") from error
 
 
-class FetchedRun:
-    """The run at a URL for a command that reads it, in the folder of this machine; uploaded again where the command writes into it.
-
-    Where a process of this machine writes the run, its own folder is read as it is.
-    """
-
-    def __init__(self, copy: RunCopy, tell: TakeNotice) -> None:
-        self.folder = copy.folder
-        self._copy, self._tell, self._store = copy, tell, ObjectStore(copy.url)
-        self._held = ExitStack()
-        self._elsewhere: WriterLock | None = None
-
-    def refresh(self) -> None:
-        """Download what has changed. Raises `StoreError` where there is no run, or this machine has rows that the store lacks."""
-        copy, store = self._copy, self._store
-        if is_held(copy.place):
-            return
-        if CARD not in store.list() and not (copy.folder / CARD).exists():
-            raise StoreError(str(copy.url), "there is no run; expected a folder with a run.json")
-        lock = WriterLock.read(store)
-        if lock is not None and lock.id == copy.state.lock:
-            return  # the process was killed here, and has left more here than there
-        bring_here(store, copy, self._tell)
-        copy.state.lock = ""
-        self._hold(lock)
-
-    def close(self) -> None:
-        """Upload what the command has written into the folder; raises `RunFolderError` where that fails."""
-        copy = self._copy
-        self._held.close()
-        changed = ", ".join(sorted(copy.changed())[:5])
-        if not changed or is_held(copy.place) or copy.state.lock:
-            return  # the process of this machine that writes the run, or resumes it, uploads them
-        if self._elsewhere is not None:
-            self._tell(f"not uploaded, as {self._elsewhere} is at work in {copy.url}: {changed}, which is in {copy.folder}")
-            return
-        try:
-            with written(copy, self._tell):
-                pass
-        except (StoreError, UsageError) as error:
-            raise RunFolderError(f"{error}; not uploaded: {changed}, which is in {copy.folder}") from error
-
-    def _hold(self, lock: WriterLock | None) -> None:
-        """Hold the folder while another machine writes the run, so that commands of this one do not write into it."""
-        if lock is None:
-            self._held.close()
-        elif self._elsewhere is None:
-            with suppress(UsageError):  # another reader of this machine holds it already
-                self._held.enter_context(hold(self.folder))
-                (self.folder / LOCK).write_text(f"{lock.pid} of {lock.host}")
-        self._elsewhere = lock
+def _is_data(name: str) -> bool:
+    """True if a file holds what a run is, unlike a report about it."""
+    return name in (CARD, PROBLEMS) or "/" in name
 
 
-def fetched_folder(text: str, tell: TakeNotice) -> tuple[Path, FetchedRun | None]:
-    """The folder with a copy of the run at a URL, and what brings it up to date again; of a `file://` URL its path alone."""
-    url = parse_url(text)
-    if isinstance(url, Path):
-        return url, None
-    fetched = FetchedRun(RunCopy(url), tell)
-    fetched.refresh()
-    return fetched.folder, fetched
+def _all_copies() -> Path:
+    """Where the folders of all runs with URLs are."""
+    if named := os.environ.get(FOLDER_VARIABLE):
+        return Path(named).absolute()
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "speculative-pipeline" / "runs"
+
+
+def _files(place: Path) -> Iterator[Path]:
+    """A file, or all files below a folder, those of the highest number first: parts are numbered without a gap, at every moment."""
+    if place.is_file():
+        yield place
+    for folder, folders, names in os.walk(place):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        yield from (Path(folder, name) for name in sorted(names, reverse=True))
+
+
+def _content(file: BinaryIO, size: int) -> Iterator[bytes]:
+    """The first `size` bytes of a file, which may be growing."""
+    while size > 0 and (chunk := file.read(min(1 << 20, size))):
+        size -= len(chunk)
+        yield chunk

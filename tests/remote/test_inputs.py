@@ -55,8 +55,8 @@ def test_a_pattern(store: ObjectServer, prefix: str, tmp_path: Path, pattern: st
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
-        ("b.csv", "there is no such object"),
-        ("*.jsonl", "no object matches this pattern"),
+        ("b.csv", "there is no such file"),
+        ("*.jsonl", "no file matches this pattern"),
         ("folder", "has no file that ends in .parquet"),
         ("../x", "`..` in its path"),
     ],

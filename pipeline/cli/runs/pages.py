@@ -23,7 +23,7 @@ PORT = 8642
     "--output",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Output file.  [default: RUN/report.html; for several runs ./report.html]",
+    help="Output file.  [default: RUN/report.html; for several runs, or one at a URL, ./report.html]",
 )
 @option("--chains", type=click.IntRange(0, 1000), metavar="N", default=30, show_default=True, help="Transcripts per run.")
 @option("--bins", type=click.IntRange(10, 5000), metavar="N", default=400, show_default=True, help="Time bins of plots.")
@@ -33,10 +33,10 @@ def report(runs: tuple[Located, ...], output: Path | None, chains: int, bins: in
     A report of that name is overwritten, any other file is not.
     """
     page, folders = load("report"), [run.path for run in runs]
-    place = page.report_path(folders, output)
+    place = page.report_path(folders, output or (Path(page.NAME) if runs[0].url else None))
     check_readable(*folders)
     page.write(place, page.report(folders, page.ReportOptions(chains=chains, bins=bins)))
-    print_line(f"report: {runs[0].name(place)} ({place.stat().st_size / 1e6:.1f} MB); open it in a browser")
+    print_line(f"report: {place} ({place.stat().st_size / 1e6:.1f} MB); open it in a browser")
 
 
 @command()

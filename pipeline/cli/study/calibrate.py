@@ -43,7 +43,7 @@ def calibrate(runs: tuple[Located, ...], output: Path | None, max_calls: int, fo
             f"{worst} on average, more than {WORST_ERROR:.0%}: no file was written; fit runs at a small and a large batch "
             "size without other load, or add --force"
         )
-    path = output or folders[0] / "calibration.yaml"
+    path = output or (Path() if runs[0].url else folders[0]) / "calibration.yaml"
     try:
         with new_file(path) as draft:
             draft.write_text(engines_file(found), encoding="utf-8")
@@ -51,4 +51,4 @@ def calibrate(runs: tuple[Located, ...], output: Path | None, max_calls: int, fo
         raise UsageError(f"--output {path}: cannot be written: {reason(error)}") from error
     for sentence in not_known(found):
         print_notice(sentence)
-    print_line(f"engines file: {runs[0].name(path)}")
+    print_line(f"engines file: {path}")

@@ -32,7 +32,7 @@ _MEANS = {
 
 
 @command()
-@click.argument("run", type=RunFolder(), metavar="RUN")
+@click.argument("run", type=RunFolder(writes=True), metavar="RUN")
 @option("--dry-run", is_flag=True, help="Report what would change; write nothing.")
 @option("--workers", type=click.IntRange(1, 256), metavar="N", help="Number of grading processes.  [default: one per core, maximum 8]")
 @option(
@@ -85,7 +85,7 @@ def _short(text: str) -> str:
 
 
 @command()
-@click.argument("run", type=RunFolder(), metavar="RUN")
+@click.argument("run", type=RunFolder(writes=True), metavar="RUN")
 @option("--prm", required=True, type=click.Path(path_type=Path), metavar="NAME|FILE", help="Reward model; see `pipeline list rewards`.")
 @option("-s", "--set", "settings", multiple=True, metavar="NAME=VALUE", help="Set engines.reward.NAME. May be repeated.")
 @json_option
