@@ -206,7 +206,7 @@ def _graded(what: str, correct: bool) -> Grade:
 
 
 def _numbers(answer: Fraction, reference: Fraction, percent: bool, expected: bool) -> Grade:
-    """Whether two numbers are equal; where one text alone is a percentage, whether it denotes the other number (50% is 0.5)."""
+    """Whether two numbers are equal; if one text alone is a percentage, whether it denotes the other number (50% is 0.5)."""
     if answer != reference and percent != expected:
         hundredth = (answer / 100, reference) if percent else (answer, reference / 100)
         return _graded("numbers, one of them a percentage", hundredth[0] == hundredth[1])

@@ -106,7 +106,7 @@ def _moment(text: str) -> Moment | None:
         said = found.groupdict()
         month = int(said["m"]) if said.get("m") else 1 + [each[:3] for each in _MONTHS].index(said["name"][:3].casefold())
         day, year = (int(said[part]) if said.get(part) else None for part in ("d", "y"))
-        if day is not None and month > 12 and text[-4:].isdigit():
+        if day is not None and month > 12:
             month, day = day, month
         return month, day, year
     found = _TIME.fullmatch({"noon": "12:00 pm", "midnight": "12:00 am"}.get(text.casefold(), text))
@@ -248,8 +248,7 @@ def _same_one(answer: str, reference: str, leaf: Leaf) -> Grade:
     for compare in (_matrices, _brackets, _ratios, _equations):
         if (same := compare(a, b, leaf)) is not None:
             return same
-    moduli = {found[1] for text in (a, b) if (found := _MODULO.search(text))}
-    if moduli:
+    if moduli := {found[1] for text in (a, b) if (found := _MODULO.search(text))}:
         return _all("remainders", [Grade(len(moduli) == 1, "of one modulus"), _same_one(_MODULO.sub("", a), _MODULO.sub("", b), leaf)])
     (x, unit), (y, other) = split_unit(a), split_unit(b)
     if unit is None and not _has_letters(y):
@@ -263,8 +262,7 @@ def _same_one(answer: str, reference: str, leaf: Leaf) -> Grade:
 
 def _body(text: str) -> str:
     """The condition of a set builder, or the set behind `x \\in`; any other `text` as it is."""
-    found = _BUILDER.match(text)
-    return _MEMBER.sub("", found[1].strip() if found else text.strip())
+    return _MEMBER.sub("", _BUILDER.sub(r"\1", text).strip())
 
 
 def _words(a: str, b: str) -> Grade | None:

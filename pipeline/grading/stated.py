@@ -113,7 +113,7 @@ _LETTERS = re.compile(
 )
 _REASON = re.compile(r",? (?:because|since|as) ")
 _RIGHT_OPTION = re.compile(
-    r"(?:(?<![\w\\'])\(?([A-Za-z])\)?\s+(?:is|must be|would be|seems)\s+"
+    r"(?:(?<![\w\\'])\(?([A-Za-h])\)?\s+(?:is|must be|would be|seems)\s+"
     r"(?:(?:the|clearly|indeed|thus|therefore|definitely|only) ){0,3}(?:correct|right|best|answer)\b"
     r"|(?:\b(?:choose|chose|pick|select|go(?:ing)? with|opt for|[Ii]t(?:'s| is| must be))\s+|选择?\s*)"
     r"(?:[Oo]ption |[Cc]hoice |[Aa]nswer )?\(?([A-Z])(?![\w'])"
@@ -289,7 +289,7 @@ def _first_or_right(text: str) -> str | None:
     """The letter that is the last or the first line of a text, or that the text calls right or chooses."""
     lines = text.strip().split("\n")
     for line in (lines[-1], lines[0]):
-        if found := choice(_REASON.split(line, maxsplit=1)[0]):
+        if len(found := choice(_REASON.split(line, maxsplit=1)[0]) or "") == 1:
             return found
     right = ["".join(groups) for groups in _RIGHT_OPTION.findall(text)]
     return right[-1].upper() if right else None
