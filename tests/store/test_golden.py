@@ -16,8 +16,7 @@ import pytest
 
 from pipeline.errors import InputError
 from pipeline.store.folder import LOCK
-from pipeline.store.store import RunStore, read_batches
-from pipeline.store.wal import read_wal
+from pipeline.store.store import RunStore, read_table
 from tests.support.golden import TABLES, Files, History, cuts, golden_run, resumed, said, totals, whole
 
 
@@ -52,12 +51,6 @@ def test_a_killed_run_is_resumed_to_the_same_content(finished: History, second: 
     assert totals(second.folder) == totals(finished.folder)
 
 
-def rows_of(folder: Path, table: str) -> pa.Table:
-    """All rows of a table that a reader finds."""
-    batches = list(read_batches(folder, table))
-    return pa.Table.from_batches(batches) if batches else pa.table({})
-
-
 def is_prefix(found: pa.Table, rows: pa.Table) -> bool:
     """Whether these are the first of the rows, each as it was."""
     return not found.num_rows or bool(found.cast(rows.schema).equals(rows.slice(0, found.num_rows)))
@@ -65,9 +58,9 @@ def is_prefix(found: pa.Table, rows: pa.Table) -> bool:
 
 def check_recovers(history: History, folder: Path, table: str, least: int) -> int:
     """Recover a folder: the table has at least these rows, the first of the finished run, before recovering and after it."""
-    before = rows_of(folder, table)
+    before = read_table(folder, table)
     RunStore(folder).recover()
-    after = rows_of(folder, table)
+    after = read_table(folder, table)
     assert after.num_rows == before.num_rows >= least, f"{table}: rows are lost"
     assert is_prefix(after, history.rows[table]), f"{table}: rows are doubled, torn or changed"
     assert not [*folder.glob("*/wal-*")]
@@ -76,10 +69,10 @@ def check_recovers(history: History, folder: Path, table: str, least: int) -> in
 
 def check_hangs_together(folder: Path) -> None:
     """Every chain that has ended, and every step, has the calls that it rests on."""
-    calls, steps = (Counter(row["chain_id"] for row in rows_of(folder, table).to_pylist()) for table in ("calls", "steps"))
-    for row in rows_of(folder, "steps").to_pylist():
+    calls, steps = (Counter(row["chain_id"] for row in read_table(folder, table).to_pylist()) for table in ("calls", "steps"))
+    for row in read_table(folder, "steps").to_pylist():
         assert calls[row["chain_id"]] >= row["calls"]
-    for row in rows_of(folder, "chains").to_pylist():
+    for row in read_table(folder, "chains").to_pylist():
         assert (calls[row["chain_id"]], steps[row["chain_id"]]) == (row["calls"], row["steps"] + 1), "guidance is a row, but no step"
 
 
@@ -117,25 +110,6 @@ def test_a_folder_that_is_cut_anywhere_recovers_to_a_prefix(which: str, place: P
 def test_a_folder_that_is_cut_while_its_first_rows_are_written_recovers_to_a_prefix(finished: History, place: Path) -> None:
     first = next(number for number, moment in enumerate(finished.moments) if "calls/wal-00000.arrows" in moment)
     assert check_cuts(finished, finished.moments[first : first + 3], place, 10**6) > 3
-
-
-@pytest.mark.slow
-def test_a_write_ahead_file_that_is_cut_at_any_byte_is_a_prefix(finished: History, tmp_path: Path) -> None:
-    contents = [content for moment in finished.moments for name, content in moment.items() if name == "calls/wal-00000.arrows"]
-    content, path = max(contents, key=len), tmp_path / "wal-00000.arrows"
-    path.write_bytes(content)
-    batches = list(read_wal(path))
-    assert len(batches) > 2
-    sizes = []
-    for end in range(len(content), -1, -7):
-        with path.open("r+b") as file:
-            file.truncate(end)
-        found = list(read_wal(path))
-        sizes.append(len(found))
-        if len(sizes) < 2 or sizes[-1] != sizes[-2]:
-            assert all(one.equals(other) for one, other in zip(found, batches, strict=False))
-    assert sizes == sorted(sizes, reverse=True)
-    assert set(sizes) == set(range(len(batches) + 1))
 
 
 @pytest.mark.slow

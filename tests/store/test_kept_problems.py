@@ -1,8 +1,7 @@
 """An input is read once: the run folder gives back what it said, and nothing needs the file again."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pyarrow as pa
@@ -18,7 +17,6 @@ from pipeline.options import RunOptions, resume_options
 from pipeline.run.observer import Observer
 from pipeline.run.run import run
 from pipeline.store.kept_problems import keep_problems, solved_problems
-from pipeline.store.query import Query
 from pipeline.store.run_file import RunFile
 from tests.support.killed import cut
 from tests.support.paths import ROOT, SIM
@@ -72,26 +70,15 @@ def test_all_columns_stay_with_the_run(tmp_path: Path) -> None:
         {"Question": "1+1?", "gold": 2, "Level": "easy", "when": "1970-01-01T00:00:01"},
         {"Question": "2+2?", "gold": 4, "Level": None, "when": "1970-01-01T00:00:02"},
     ]
-    with Query(folder) as query:
-        assert query.scalar("SELECT sum(reference_answer::INT) FROM problems") == 6
 
 
-CHANGES: dict[str, Callable[[Path], Any]] = {
-    "gone": Path.unlink,
-    "cut": lambda path: path.write_bytes(path.read_bytes()[:100]),
-    "other": lambda path: path.write_text('{"problem": "another"}\n'),
-}
-
-
-@pytest.mark.parametrize("change", CHANGES)
-def test_nothing_can_change_once_the_run_has_begun(tmp_path: Path, change: str) -> None:
+def test_nothing_can_change_once_the_run_has_begun(tmp_path: Path) -> None:
     whole = solve(tmp_path, "whole")
     cut(whole.folder, part := tmp_path / "part", 0.5)
     problems = tmp_path / "problems.jsonl"
-    watched = Observer(ready=lambda found: CHANGES[change](problems))  # after it was read, before an engine opens
+    watched = Observer(ready=lambda found: problems.unlink())  # after it was read, before an engine opens
     options = RunOptions(graph=ROOT / "graphs/speccot.yaml", engines=SIM, input=(str(problems),), output=tmp_path / "again")
-    again = run(options, watched)
-    assert said(again) == said(whole)
+    assert said(run(options, watched)) == said(whole)
     assert said(run(resume_options(part))) == said(whole)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from msgspec import Struct
 
-from pipeline.errors import InputError, UsageError
+from pipeline.errors import UsageError
 from pipeline.store.query import DERIVED, TABLES, Query, query
 from pipeline.store.rows import ROWS, ChainRow
 from pipeline.store.store import RunStore
@@ -92,8 +92,3 @@ def test_users_queries_are_refused_in_a_sentence(tmp_path: Path, sql: str, said:
     with Query(tmp_path) as asked, pytest.raises(UsageError, match=f"^SQL: .*{said[:30]}") as caught:
         asked.select(sql)
     assert said in str(caught.value)
-
-
-def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="no such directory"):
-        Query(tmp_path / "nowhere")

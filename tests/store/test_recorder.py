@@ -1,6 +1,5 @@
 """Rows dropped in microseconds reach the folder on every clock and loop, whatever ends the run."""
 
-# ruff: noqa: PT012  (what raises is the end of the `async with`)
 import shutil
 import threading
 import time
@@ -25,13 +24,15 @@ from tests.support.patience import HANGS_S
 pytestmark = pytest.mark.anyio
 Blank = Callable[..., Any]
 REAL = pytest.mark.parametrize("anyio_backend", ["asyncio"])
+BOTH = pytest.mark.parametrize("virtual", [True, False])
+"""Simulated time on the real clock writes in the loop, real time in a thread."""
 
 
-def rows_of(folder: Path, table: str) -> int:
-    return int(pq.read_table(folder / table).num_rows)
+def rows_of(folder: Path, *tables: str) -> list[int]:
+    return [int(pq.read_table(folder / table).num_rows) for table in tables]
 
 
-async def _record_some(folder: Path, blank: Blank, virtual: bool) -> None:
+async def record_some(folder: Path, blank: Blank, virtual: bool) -> None:
     call = blank(CallRow)
     async with open_recorder(RunStore(folder), virtual) as recorder:
         for index in range(3000):
@@ -40,20 +41,20 @@ async def _record_some(folder: Path, blank: Blank, virtual: bool) -> None:
                 recorder.step(blank(StepRow))
                 recorder.chain(blank(ChainRow))
                 await recorder.room()
-    assert recorder.waiting == 0
-    assert recorder.written == 3006
+        await recorder.aclose()  # and once more at the end
+    assert (recorder.waiting, recorder.written) == (0, 3006)
     assert pq.read_table(folder / "calls")["call_index"].to_pylist() == list(range(3000))
-    assert [rows_of(folder, table) for table in ("steps", "chains")] == [3, 3]
+    assert rows_of(folder, "steps", "chains") == [3, 3]
 
 
 @REAL
 async def test_rows_arrive_in_order_in_real_time(tmp_path: Path, blank: Blank) -> None:
-    await _record_some(tmp_path, blank, virtual=False)
+    await record_some(tmp_path, blank, virtual=False)
 
 
 async def test_rows_arrive_in_order_in_virtual_time(tmp_path: Path, blank: Blank) -> None:
     started, threads = anyio.current_time(), set(threading.enumerate())
-    await _record_some(tmp_path, blank, virtual=True)
+    await record_some(tmp_path, blank, virtual=True)
     assert anyio.current_time() == started, "the clock stood still"
     assert set(threading.enumerate()) <= threads, "others may have ended"
 
@@ -68,15 +69,11 @@ async def test_virtual_rows_are_written_as_they_pile_up(tmp_path: Path, blank: B
         recorder.call(blank(CallRow))
         await anyio.sleep(1e-6)
         assert (recorder.waiting, recorder.written) == (0, 4)
-
-
-async def test_virtual_rows_wait_no_longer_by_the_real_clock(tmp_path: Path, blank: Blank, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "WRITE_EVERY_S", 0.0)
-    async with open_recorder(RunStore(tmp_path), virtual=True) as recorder:
+        monkeypatch.setattr(module, "WRITE_EVERY_S", 0.0)  # by the real clock
         recorder.call(blank(CallRow))
         recorder.call(blank(CallRow))
         await anyio.sleep(1e-6)
-        assert recorder.written == 2
+        assert recorder.written == 6
 
 
 @REAL
@@ -121,96 +118,67 @@ async def test_room_waits_for_a_slow_disk(tmp_path: Path, blank: Blank, monkeypa
             recorder.call(blank(CallRow))
         with anyio.move_on_after(0.03) as waited:
             await recorder.room()
-        assert waited.cancelled_caught
-        assert recorder.waiting == 8
+        assert (waited.cancelled_caught, recorder.waiting) == (True, 8)
         store.gate.set()
         with anyio.fail_after(HANGS_S):
             await recorder.room()
         assert recorder.written == 8
 
 
-async def test_room_lets_virtual_rows_be_written(tmp_path: Path, blank: Blank, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MOST_ROWS", 8)
-    monkeypatch.setattr(module, "WRITE_ROWS", 4)
-    async with open_recorder(RunStore(tmp_path), virtual=True) as recorder:
-        for _ in range(20):
-            recorder.call(blank(CallRow))
-        await recorder.room()
-        assert (recorder.waiting, recorder.written) == (0, 20)
-
-
-async def _lose_the_folder(folder: Path, blank: Blank, virtual: bool) -> None:
-    store = RunStore(folder)
+@REAL
+@BOTH
+async def test_a_failed_write_ends_the_run(tmp_path: Path, blank: Blank, virtual: bool) -> None:
     rows = [blank(CallRow)] * 8192
-    with pytest.raises(RunFolderError, match=r"calls: cannot be written: no such file or directory$"):
-        async with open_recorder(store, virtual) as recorder:
+    with pytest.raises(RunFolderError, match=r"calls: cannot be written: no such file or directory$"):  # noqa: PT012
+        async with open_recorder(RunStore(tmp_path), virtual) as recorder:
             recorder.chain(blank(ChainRow))
-            shutil.rmtree(folder / "calls")
+            shutil.rmtree(tmp_path / "calls")
             for row in rows:
                 recorder.call(row)
             await anyio.sleep_forever()
     with pytest.raises(RunFolderError, match="no such file"):
         await recorder.room()
-    assert rows_of(folder, "chains") == 0, "no chain is there whose calls are not"
-
-
-@REAL
-async def test_a_failed_write_ends_the_run_in_real_time(tmp_path: Path, blank: Blank) -> None:
-    await _lose_the_folder(tmp_path, blank, virtual=False)
-
-
-async def test_a_failed_write_ends_the_run_in_virtual_time(tmp_path: Path, blank: Blank) -> None:
-    await _lose_the_folder(tmp_path, blank, virtual=True)
+    assert rows_of(tmp_path, "chains") == [0], "no chain is there whose calls are not"
 
 
 async def test_a_failure_at_the_end_is_raised_too(tmp_path: Path, blank: Blank) -> None:
-    with pytest.raises(RunFolderError, match="calls: cannot be written"):
+    with pytest.raises(RunFolderError, match="calls: cannot be written"):  # noqa: PT012
         async with open_recorder(RunStore(tmp_path), virtual=True) as recorder:
             recorder.call(blank(CallRow))
             shutil.rmtree(tmp_path / "calls")
 
 
 @REAL
-@pytest.mark.parametrize("virtual", [True, False])
+@BOTH
 async def test_an_error_of_the_body_leaves_as_it_was(tmp_path: Path, blank: Blank, virtual: bool) -> None:
     error = ValueError("mine")
-    with pytest.raises(ValueError, match="mine") as caught:
+    with pytest.raises(ValueError, match="mine") as caught:  # noqa: PT012
         async with open_recorder(RunStore(tmp_path), virtual) as recorder:
             recorder.call(blank(CallRow))
             raise error
-    assert caught.value is error
-    assert error.__context__ is None
-    assert rows_of(tmp_path, "calls") == 1
+    assert (caught.value, error.__context__) == (error, None)
+    assert rows_of(tmp_path, "calls") == [1]
 
 
 @REAL
-@pytest.mark.parametrize("virtual", [True, False])
-async def test_cancellation_loses_nothing(tmp_path: Path, blank: Blank, virtual: bool) -> None:
-    with anyio.CancelScope() as scope:
-        async with open_recorder(RunStore(tmp_path), virtual) as recorder:
-            recorder.call(blank(CallRow))
-            await anyio.lowlevel.checkpoint()
-            recorder.chain(blank(ChainRow))
-            scope.cancel()
-            await anyio.sleep_forever()
-    assert scope.cancelled_caught
-    assert [rows_of(tmp_path, table) for table in ("calls", "steps", "chains")] == [1, 0, 1]
-
-
-@REAL
-async def test_cancellation_while_a_thread_writes_loses_nothing(tmp_path: Path, blank: Blank, monkeypatch: pytest.MonkeyPatch) -> None:
+@BOTH
+async def test_cancellation_loses_nothing(tmp_path: Path, blank: Blank, monkeypatch: pytest.MonkeyPatch, virtual: bool) -> None:
+    """Not even while a thread writes."""
     monkeypatch.setattr(module, "WRITE_ROWS", 2)
-    store = GatedStore(tmp_path)
+    store = RunStore(tmp_path) if virtual else GatedStore(tmp_path)
     with anyio.CancelScope() as scope:
-        async with open_recorder(store, virtual=False) as recorder:
+        async with open_recorder(store, virtual) as recorder:
             recorder.call(blank(CallRow))
             recorder.call(blank(CallRow))
             await anyio.sleep(0.01)
             recorder.call(blank(CallRow))
+            recorder.chain(blank(ChainRow))
             scope.cancel()
-            store.gate.set()
+            if isinstance(store, GatedStore):
+                store.gate.set()
             await anyio.sleep_forever()
-    assert rows_of(tmp_path, "calls") == 3
+    assert scope.cancelled_caught
+    assert rows_of(tmp_path, "calls", "steps", "chains") == [3, 0, 1]
 
 
 @REAL
@@ -218,16 +186,9 @@ async def test_the_end_is_bounded_when_the_disk_hangs(tmp_path: Path, blank: Bla
     monkeypatch.setattr(module, "CLOSE_S", 0.02)
     monkeypatch.setattr(module, "WRITE_ROWS", 1)
     store = GatedStore(tmp_path)
-    with pytest.raises(RunFolderError, match=r"the last rows were not written within 0\.02 s$"):
+    with pytest.raises(RunFolderError, match=r"the last rows were not written within 0\.02 s$"):  # noqa: PT012
         async with open_recorder(store, virtual=False) as recorder:
             recorder.call(blank(CallRow))
             recorder.call(blank(CallRow))
             await anyio.sleep(0.01)
     store.gate.set()
-
-
-async def test_closing_twice_is_harmless(tmp_path: Path, blank: Blank) -> None:
-    async with open_recorder(RunStore(tmp_path), virtual=True) as recorder:
-        recorder.call(blank(CallRow))
-        await recorder.aclose()
-    assert rows_of(tmp_path, "calls") == 1

@@ -29,19 +29,15 @@ def plan_of(graph: Path, engines: str = "sim-2xh100") -> Plan:
     return load_graph(graph, engines=ROOT / f"graphs/engines/{engines}.yaml")
 
 
-def run_of(plan: Plan, **fields: Any) -> RunFile:
-    return structs.replace(RUN, source=source_of(plan), **fields)
-
-
 @pytest.mark.parametrize("graph", GRAPHS, ids=lambda path: path.stem)
 @pytest.mark.parametrize("engines", ["sim-2xh100", "sim-instant", "tiny"])
 def test_a_run_comes_back_as_it_was_written(tmp_path: Path, graph: Path, engines: str) -> None:
     """`sim-instant` has rates without bounds."""
     session = Session(started_unix_ns=5, ended_unix_ns=7, engine_statistics={"target": STATISTICS})
-    run = run_of(plan_of(graph, engines), host=host()).with_session(session)
+    plan = plan_of(graph, engines)
+    run = structs.replace(RUN, source=source_of(plan), host=host()).with_session(session)
     run.write(tmp_path)
-    assert RunFile.read(tmp_path) == run
-    assert RunFile.read(tmp_path).plan == plan_of(graph, engines)
+    assert (RunFile.read(tmp_path), RunFile.read(tmp_path).plan) == (run, plan)
     assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
 
 
@@ -68,8 +64,6 @@ def test_a_judge_that_is_a_function_of_another_process_is_read(tmp_path: Path) -
     ("content", "said"),
     [
         (None, "cannot be read: no such file or directory; expected a run folder"),
-        ("", "is not a run.json of this program: Input data was truncated"),
-        ("[1]", "is not a run.json of this program: Expected `object`, got `array`"),
         ("\udcff", "is not a run.json of this program: JSON is malformed: invalid character (byte 0)"),
         ("{}", "names no format, and this version reads format 1; read it with the version that wrote it, or run it again"),
         ('{"format": 1}', "is not a run.json of this program: Object missing required field `run_id`"),
@@ -78,7 +72,6 @@ def test_a_judge_that_is_a_function_of_another_process_is_read(tmp_path: Path) -
             RUN_JSON | {"source": source(engines={"target": {"max_retries": "many"}})},
             "$.engines.target.max_retries: expected `int`, got `str`",
         ),
-        (RUN_JSON | {"status": "odd"}, "is not a run.json of this program: Invalid enum value 'odd'"),
         (RUN_JSON | {"sessions": [{"status": "finished"}]}, "missing required field `started_unix_ns`"),
     ],
 )

@@ -14,7 +14,6 @@ from typing import Any
 
 import duckdb
 import pyarrow as pa
-import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
 from msgspec.structs import asdict
@@ -72,14 +71,12 @@ def _tuple(value: Any) -> Any:
     return tuple(map(_tuple, value)) if isinstance(value, list) else value
 
 
-def test_duckdb_and_pyarrow_open_the_folder(tmp_path: Path, blank: Blank) -> None:
+def test_others_open_the_folder(tmp_path: Path, blank: Blank) -> None:
     store = RunStore(tmp_path)
     store.append("steps", [blank(StepRow, decision="accepted", step_token_ids=(1, 2)), blank(StepRow, decision="fallback")])
     store.close()
     query = f"select decision, len(step_token_ids) from read_parquet('{tmp_path}/steps/part-*.parquet')"
     assert duckdb.sql(query).fetchall() == [("accepted", 2), ("fallback", 0)]
-    assert duckdb.sql(f"select count(*) from read_parquet('{tmp_path}/chains/part-*.parquet')").fetchall() == [(0,)]
-    assert ds.dataset(tmp_path / "steps").count_rows() == 2
     file = pq.ParquetFile(tmp_path / "steps" / "part-00000.parquet")
     chunk = file.metadata.row_group(0).column(file.schema_arrow.names.index("decision"))
     assert (chunk.compression, chunk.has_dictionary_page) == ("ZSTD", True)
