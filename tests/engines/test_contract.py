@@ -132,6 +132,8 @@ async def test_its_tokenizer_makes_control_tokens_of_its_template_s_parts_alone(
 
 @contract
 async def test_gives_as_many_candidates_as_asked_for_and_says_how_sure_it_was_of_them(engine: Engine) -> None:
+    if "logprobs" in cannot_of(engine):
+        return
     answer = await engine.generate(thinking(engine, n=4, temperature=1.5, logprobs=True))
     assert len(answer.candidates) == 4
     for candidate in answer.candidates:
@@ -214,6 +216,8 @@ async def test_max_tokens_ends_with_length_and_is_cut_to_what_the_context_leaves
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @contract
 async def test_a_choice_gives_all_options_log_probabilities(engine: Engine, temperature: float) -> None:
+    if "options" in cannot_of(engine):
+        return
     options = tuple(engine.tokenizer.encode(digit)[-1] for digit in "0123")
     answer = await engine.generate(thinking(engine, max_tokens=1, option_ids=options, temperature=temperature))
     (candidate,) = answer.candidates
@@ -300,8 +304,8 @@ async def test_a_prompt_that_goes_on_from_another_is_in_the_prefix_cache(engine:
     first = await engine.generate(thinking(engine, LONG, n=3, affinity="chain"))
     longer = [*prompt_of(engine, LONG), *first.candidates[1].ids]
     second = await engine.generate(thinking(engine, prompt_ids=longer, affinity="chain"))
-    cached = second.usage.cached_input_tokens
-    assert first.usage.input_tokens - LARGEST_BLOCK_TOKENS < cached < second.usage.input_tokens
+    if (cached := second.usage.cached_input_tokens) is not None:
+        assert first.usage.input_tokens - LARGEST_BLOCK_TOKENS < cached < second.usage.input_tokens
 
 
 @contract
@@ -320,9 +324,8 @@ async def test_nothing_counts_as_seen_once_the_engine_forgot(engine: Engine) -> 
 @contract
 async def test_what_candidates_of_one_request_share_was_not_cached_before_it(engine: Engine) -> None:
     for name in range(4):  # another prompt each time: a server keeps its cache
-        cold = await engine.generate(
-            thinking(engine, f"Problem {7 + name} of {name}. {LONG}", n=4, temperature=1.5, seed=name, max_tokens=40)
-        )
+        problem = f"Problem {7 + name} of {name}. {LONG}"
+        cold = await engine.generate(thinking(engine, problem, n=4, temperature=1.5, seed=name, max_tokens=40))
         prefix = len(prompt_of(engine, "")) + LARGEST_BLOCK_TOKENS  # of the template, which all prompts begin with
         assert (cold.usage.cached_input_tokens or 0) < prefix
 
