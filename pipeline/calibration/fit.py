@@ -16,8 +16,9 @@ from msgspec import Struct, structs
 from pipeline.analysis.arrays import Array
 from pipeline.calibration.recorded import RESOLUTION_S, TimedCall, durations, undisturbed
 from pipeline.engines.sim.cache import Node, PrefixCache
-from pipeline.engines.sim.device import Share, SimDevice
+from pipeline.engines.sim.device import SimDevice
 from pipeline.engines.sim.scheduler import Job, Scheduler
+from pipeline.engines.sim.sharing import Share
 from pipeline.engines.sim.spec import SimDeviceSpec, SimSpec
 from pipeline.errors import MissingExtra
 
@@ -50,14 +51,11 @@ class RecordedCache(PrefixCache):
         """`most` are the tokens that were in the real cache."""
         return self._all, most
 
-    def insert(self, node: Node, tokens: Sequence[int]) -> None:
-        """Does nothing."""
+    def insert(self, node: Node, tokens: Sequence[int]) -> Node:
+        return node
 
     def extend(self, node: Node, tokens: Sequence[int]) -> Node:
         return node
-
-    def pin(self, node: Node) -> None:
-        """Does nothing."""
 
     def unpin(self, node: Node) -> None:
         """Does nothing."""

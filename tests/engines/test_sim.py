@@ -9,11 +9,15 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import anyio
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pipeline.engine import Completion, Engine, Request
 from pipeline.engines.sim.engine import open_sim
-from pipeline.engines.sim.spec import SimDeviceSpec, SimSpec
+from pipeline.engines.sim.spec import SimDeviceSpec, SimSpec, SimSpeculativeSpec
+from pipeline.engines.sim.speculation import SpeculationMeter, acceptances, draws, iterations_of
 from pipeline.errors import EngineDead, GraphError, RequestRefused
 from pipeline.run.loop import in_loop
 
@@ -123,15 +127,6 @@ async def test_while_two_engines_are_busy_each_runs_at_half_its_rate() -> None:
         assert engines["target"].statistics().busy_s == 2 * iteration(8, 8)
 
 
-async def test_engines_on_devices_of_their_own_do_not_slow_each_other() -> None:
-    other = SimDeviceSpec(name="e", flops_per_s=2.0**21, bytes_per_s=2.0**18, overhead_s=2.0**-9)
-    async with open_sim({"draft": spec(), "target": spec(device=other)}) as engines:
-        async with anyio.create_task_group() as tasks:
-            for engine in engines.values():
-                tasks.start_soon(run, engine, (0.0, request("a", 8, 1)))
-        assert anyio.current_time() == iteration(8, 8)
-
-
 async def test_requests_wait_for_room_in_the_cache() -> None:
     async with opened(kv_cache_tokens=20) as engine:
         (end, _), (_, late) = await run(engine, (0.0, request("a", 10, 3)), (0.001, request("b", 10, 1)))
@@ -151,16 +146,6 @@ async def test_a_cancelled_request_leaves_with_the_iteration_under_way() -> None
         assert engine.statistics().running == engine.statistics().waiting == 0
 
 
-async def test_a_cancelled_request_that_waited_never_runs() -> None:
-    async with opened(max_num_seqs=1) as engine:
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(run, engine, (0.0, request("a", 8, 4)))
-            with anyio.move_on_at(0.012):
-                await anyio.sleep_until(0.001)
-                await engine.generate(request("b", 8, 4))
-        assert anyio.current_time() == iteration(8, 8) + decoding(8, 3)
-
-
 def test_equal_runs_give_equal_results_to_the_bit() -> None:
     async def main() -> list[tuple[float, Completion]]:
         # A third: figures that floats cannot hold exactly.
@@ -170,13 +155,6 @@ def test_equal_runs_give_equal_results_to_the_bit() -> None:
 
     results = [in_loop(main, virtual=True) for _ in range(2)]
     assert all(result == results[0] for result in results)
-
-
-async def test_an_instant_device_takes_no_time() -> None:
-    async with opened(device=FREE) as engine:
-        await run(engine, *((0.0, request(letter, 20, 50, n=2, temperature=1.0)) for letter in "abcdefghij"))
-        assert anyio.current_time() < 1e-300
-        assert engine.statistics().requests == 10
 
 
 async def test_a_scoring_costs_the_prefill_of_what_it_scores() -> None:
@@ -211,28 +189,16 @@ async def test_a_closed_engine_is_dead() -> None:
             r"engine 'target': device\.flops_per_s: is 1, but",
         ),
         ({"target": spec(max_num_seqs=17)}, r"\$\.target\.max_num_batched_tokens"),
+        (
+            {"target": spec(speculative=SimSpeculativeSpec(num_speculative_tokens=8, acceptance=0.5))},
+            r"16 is less than max_num_seqs x \(num_speculative_tokens \+ 1\), 72; that many tokens are verified",
+        ),
     ],
 )
 async def test_specs_that_cannot_work_are_told_before_anything_starts(specs: Mapping[str, SimSpec], where: str) -> None:
     with pytest.raises(GraphError, match=where):
         async with open_sim(specs):
             pass
-
-
-async def test_an_error_of_the_caller_comes_out_as_it_is() -> None:
-    with pytest.raises(KeyError):
-        async with opened():
-            raise KeyError
-
-
-def test_it_also_runs_on_real_time() -> None:
-    async def main() -> None:
-        async with opened() as engine:
-            start = anyio.current_time()
-            [(end, _)] = await run(engine, (start, request("a", 8, 3)))
-            assert end - start >= iteration(8, 8) + decoding(8, 2) - 1e-3
-
-    in_loop(main, virtual=False)
 
 
 async def test_it_states_what_simulates_and_no_number_that_json_lacks() -> None:
@@ -248,3 +214,94 @@ async def test_it_states_what_simulates_and_no_number_that_json_lacks() -> None:
         }
     async with opened(device=FREE) as engine:
         assert "flops_per_s" not in engine.facts
+
+
+# Token-level speculation.
+
+
+def asked(number: int = 0, **fields: Any) -> Request:
+    return Request(request_id=f"r{number}", prompt_ids=prompt(4), max_tokens=40, **fields)
+
+
+def one_by_one(drawn: list[float], rates: list[float]) -> list[tuple[int, int]]:
+    """Tokens and accepted tokens of each iteration, as speculative decoding is described."""
+    found, at = [], 0
+    while at < len(drawn):
+        accepted = 0
+        while accepted < len(rates) and at + accepted < len(drawn) and drawn[at + accepted] < rates[accepted]:
+            accepted += 1
+        tokens = min(accepted + 1, len(drawn) - at)
+        found.append((tokens, accepted))
+        at += tokens
+    return found
+
+
+@given(
+    st.integers(1, 8),
+    st.floats(0, 1) | st.lists(st.floats(0, 1), min_size=1, max_size=4).map(tuple),
+    st.sampled_from([0.0, 0.5]),
+    st.integers(1, 60),
+    st.integers(0, 5),
+)
+def test_a_candidate_is_written_as_speculative_decoding_is_described(
+    k: int, acceptance: float | tuple[float, ...], sigma: float, length: int, candidate: int
+) -> None:
+    inner = SimSpeculativeSpec(num_speculative_tokens=k, acceptance=acceptance, acceptance_sigma=sigma)
+    progress = iterations_of(inner, asked(), candidate, length)
+    rates = acceptances(inner, asked(), candidate)
+    if not sigma:
+        by_position = acceptance if isinstance(acceptance, tuple) else (acceptance,)
+        assert rates == [by_position[min(position, len(by_position) - 1)] for position in range(k)]
+    assert progress.tokens[0] == 1
+    assert list(zip(np.diff(progress.tokens), progress.accepted, strict=True)) == one_by_one(
+        draws(asked(), candidate, length - 1).tolist(), rates
+    )
+
+
+def test_candidates_differ_by_the_stated_deviation_and_are_in_the_middle_what_is_said() -> None:
+    inner = SimSpeculativeSpec(num_speculative_tokens=3, acceptance=(0.8, 0.6), acceptance_sigma=0.4)
+    found = np.array([acceptances(inner, asked(number), 0) for number in range(2000)])
+    assert np.median(found, axis=0) == pytest.approx([0.8, 0.6, 0.6], abs=0.01)
+    assert np.log(found / (1 - found)).std(axis=0) == pytest.approx([0.4] * 3, rel=0.05)
+
+
+def test_what_is_accepted_is_counted_by_position() -> None:
+    inner, meter = SimSpeculativeSpec(num_speculative_tokens=3, acceptance=1.0), SpeculationMeter(3)
+    progress = [iterations_of(inner, asked(), candidate, length) for candidate, length in enumerate((11, 1))]
+    meter.count(progress)
+    found = meter.totals()  # 1, then 4, 4 and 2 tokens
+    assert (found.drafts, found.draft_tokens, found.accepted_tokens, found.accepted_by_position) == (3, 9, 8, (3, 3, 2))
+
+
+async def said(inner: SimSpeculativeSpec | None, requests: list[Request]) -> tuple[list[Completion], Any]:
+    """Answers and statistics of an engine whose iteration takes 2**-7 s for the weights, and 2**-10 s a token if that is more."""
+    async with opened(speculative=inner, kv_bytes_per_token=0.0, max_num_batched_tokens=64, kv_cache_tokens=10_000) as engine:
+        return [await engine.generate(request) for request in requests], engine.statistics()
+
+
+async def test_speculation_changes_the_time_and_no_text() -> None:
+    requests = [asked(number, n=3, temperature=1.0, seed=number) for number in range(8)]
+    inner = SimSpeculativeSpec(num_speculative_tokens=4, acceptance=0.6)
+    (plain, before), (faster, after) = [await said(each, requests) for each in (None, inner)]
+    assert [one.candidates for one in plain] == [one.candidates for one in faster]
+    assert all((a.timing.decode_time_s or 0) > (b.timing.decode_time_s or 0) for a, b in zip(plain, faster, strict=True))
+    assert before.speculation is None
+    assert before.output_tokens == after.output_tokens == 8 * 3 * 40
+    assert after.speculation.drafts + after.speculation.accepted_tokens >= 8 * 3 * 39
+    assert after.speculation.accepted_tokens / after.speculation.drafts == pytest.approx(0.6 * (1 - 0.6**4) / 0.4, rel=0.2)
+
+
+@pytest.mark.parametrize(
+    ("draft", "decode_s"),
+    [
+        ({}, 8 * (2.0**-7 + 2.0**-9)),  # 39 tokens, 5 in an iteration
+        ({"parameters": 2.0**7, "overhead_s": 2.0**-11}, 8 * (2.0**-7 + 2.0**-9 + 4 * (2.0**-10 + 2.0**-11))),
+        ({"verification_s": 2.0**-10}, 8 * (2.0**-7 + 2.0**-9 + 2.0**-10)),
+        ({"overlap": 0.75}, 8 * (2.0**-7 + 2.0**-9 + 2.0**-10)),  # a fourth of the arithmetic of four tokens comes on top
+        ({"overlap": 0.5, "proposed_share": 0.5}, 8 * (2.0**-7 + 2.0**-9 + 2.0**-10)),  # half of that of two
+    ],
+)
+async def test_an_iteration_costs_a_verification_and_its_proposals(draft: dict[str, float], decode_s: float) -> None:
+    inner = SimSpeculativeSpec(num_speculative_tokens=4, acceptance=1.0, **draft)
+    [answer], _ = await said(inner, [asked()])
+    assert answer.timing.decode_time_s == decode_s

@@ -1,6 +1,7 @@
 """The event-jumping scheduler against a plain simulation that computes every iteration, in exact fractions."""
 
 import math
+from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -12,6 +13,7 @@ from pipeline.engine import Request
 from pipeline.engines.sim.device import SimDevice
 from pipeline.engines.sim.roofline import BatchCost
 from pipeline.engines.sim.scheduler import Job, Scheduler, segment
+from pipeline.engines.sim.sharing import waits
 from pipeline.engines.sim.spec import SimDeviceSpec, SimSpec, SimSpeculativeSpec
 from pipeline.engines.sim.speculation import CandidateIterations, iterations_of
 from pipeline.system.ageing_queue import OLDEST_EVERY
@@ -209,36 +211,26 @@ def workloads(draw: st.DrawFn) -> list[Order]:
     ]
 
 
-@pytest.mark.slow
-@given(workloads(), st.sampled_from([0.0, 32.0, 4096.0]), st.sampled_from([100, 200, 10_000]), st.booleans())
-def test_jumping_equals_computing_every_iteration(orders: list[Order], kv_bytes: float, room: int, shared: bool) -> None:
-    specs = [spec(kv_bytes_per_token=kv_bytes, kv_cache_tokens=room), spec(kv_bytes_per_token=32.0, parameters=2.0**9)]
-    if not shared:
-        specs.pop()
-        for order in orders:
-            order.engine = 0
-    plain(specs, orders)
-    assert jumping(specs, orders) == {order.number: order.moments for order in orders}
-
-
-@pytest.mark.slow
-@given(workloads(), st.sampled_from([0.0, 0.5, 1.0]), st.sampled_from([1, 3]), st.sampled_from([0.0, 2.0**7]))
-def test_speculation_equals_computing_every_iteration(orders: list[Order], acceptance: float, tokens: int, draft: float) -> None:
-    inner = SimSpeculativeSpec(
+def speculative(acceptance: float, tokens: int, draft: float) -> SimSpeculativeSpec:
+    return SimSpeculativeSpec(
         num_speculative_tokens=tokens, acceptance=acceptance, parameters=draft, kv_bytes_per_token=8.0, overhead_s=2.0**-12
     )
-    specs = [spec(speculative=inner, max_num_batched_tokens=24), spec(parameters=2.0**9)]
+
+
+inner = st.builds(speculative, st.sampled_from([0.0, 0.5, 1.0]), st.sampled_from([1, 3]), st.sampled_from([0.0, 2.0**7]))
+
+
+@pytest.mark.slow
+@given(workloads(), st.sampled_from([0.0, 32.0, 4096.0]), st.sampled_from([100, 200, 10_000]), st.booleans(), st.none() | inner)
+def test_jumping_equals_computing_every_iteration(
+    orders: list[Order], kv_bytes: float, room: int, two: bool, inner: SimSpeculativeSpec | None
+) -> None:
+    first = spec(kv_bytes_per_token=kv_bytes, kv_cache_tokens=room, speculative=inner, max_num_batched_tokens=24 if inner else 16)
+    specs = [first, *([spec(parameters=2.0**9)] if two else [])]
+    for order in orders:
+        order.engine %= len(specs)
     plain(specs, orders)
     assert jumping(specs, orders) == {order.number: order.moments for order in orders}
-
-
-def test_a_request_that_all_others_overtake_is_let_in_all_the_same() -> None:
-    """Verifications without end, always more than fit, beside one answer: the answer goes when it is an eighth's turn."""
-    answer = Order(0, 0, 0.0, 16, (8,), 9, math.inf)
-    verifications = [Order(number, 0, 0.0, 16, (1,), 1, math.inf) for number in range(1, 40)]
-    moments = jumping([spec(max_num_seqs=2)], [answer, *verifications])
-    before = [number for number, (scheduled, _, _) in moments.items() if scheduled < moments[0][0]]
-    assert len(before) == OLDEST_EVERY - 1
 
 
 def test_nobody_passes_the_oldest_while_it_waits_for_room() -> None:
@@ -319,3 +311,101 @@ def test_the_example_of_two_engines_that_share_a_device() -> None:
     while (event := device.next_event()) < math.inf:
         device.advance(event)
     assert (short.finished, long.finished) == (3.0, 5.0)
+
+
+# Engines that are busy on one device at the same time: nothing is gained, nothing is lost, and looking changes nothing.
+
+
+@pytest.mark.parametrize(
+    ("kernels_s", "wait", "expected"),
+    [
+        ((2.0, 2.0), 1.0, [2.0, 2.0]),  # they alternate
+        ((4.0, 1.0), 0.5, [1.125, 3.0]),
+        ((4.0, 1.0, 1.0), 0.5, [1.25, 3.5, 3.5]),  # waits add up
+        ((4.0, 1.0), 0.0, [1.0, 1.0]),
+    ],
+)
+def test_short_kernels_wait_longest(kernels_s: Sequence[float], wait: float, expected: Sequence[float]) -> None:
+    assert waits(kernels_s, wait) == pytest.approx(expected, rel=1e-9)
+
+
+def shared(sharing: str, *, overhead_s: float = 0.0, kv_bytes: float = 0.0, wait: float = 0.0, layers: int = 1) -> SimSpec:
+    """An iteration reads its weights in a second."""
+    device = SimDeviceSpec(
+        name="d",
+        flops_per_s=math.inf,
+        bytes_per_s=1.0,
+        overhead_s=overhead_s,
+        sharing=sharing,  # type: ignore[arg-type]
+        kernel_wait=wait if sharing == "mps" else None,
+    )
+    return SimSpec(model="m", device=device, parameters=1.0, bytes_per_parameter=1.0, kv_bytes_per_token=kv_bytes, layers=layers)
+
+
+def finished(of: Sequence[SimSpec], arrivals: Sequence[tuple[int, float, int]], looks: Sequence[float] = ()) -> list[float]:
+    """When each job ends; a job is the number of an engine of `of`, its arrival and its length. `looks`: times at which the device is
+    looked at."""
+    device = SimDevice(of[0].device)
+    joined = [device.join(Scheduler(each)) for each in of]
+    jobs = [job(number, at, length) for number, (_, at, length) in enumerate(arrivals)]
+    for moment in [*sorted({*(at for _, at, _ in arrivals), *looks}), math.inf]:
+        while (event := device.next_event()) < moment:
+            device.advance(event)
+        if moment in looks:
+            device.advance(moment)
+        for each, (engine, at, _) in zip(jobs, arrivals, strict=True):
+            if at == moment:
+                device.add(joined[engine], each, moment)
+    return [each.finished for each in jobs]
+
+
+@pytest.mark.parametrize(
+    ("of", "expected"),
+    [
+        (shared("time_slices"), [7.0, 4.0]),
+        (shared("time_slices", overhead_s=1.0), [14.0, 8.0]),  # whole iterations take turns
+        (shared("mps"), [5.0, 2.0]),  # no kernel waits
+        (shared("mps", wait=0.5), [6.0, 3.0]),
+        (shared("mps", wait=1.0), [7.0, 4.0]),  # kernels alternate
+    ],
+)
+def test_two_engines_that_share_a_device(of: SimSpec, expected: list[float]) -> None:
+    """A long job of 5 iterations and beside it, from the start, a short one of 2 on another engine."""
+    assert finished([of, of], [(0, 0.0, 5), (1, 0.0, 2)]) == pytest.approx(expected, rel=1e-9)
+
+
+def test_an_engine_with_short_kernels_waits_for_one_with_long_ones() -> None:
+    """Two iterations of 2 s each, in four layers and in one: kernels of 0.5 and 2 s, which make them 3 and 1.125 times as long. The second
+    ends at 4.5, when 1.5 s of the first one's 4 s are done."""
+    of = [shared("mps", overhead_s=1.0, wait=0.5, layers=layers) for layers in (4, 1)]
+    assert finished(of, [(0, 0.0, 2), (1, 0.0, 2)]) == pytest.approx([7.0, 4.5], rel=1e-9)
+
+
+arrivals_of = st.lists(
+    st.tuples(st.integers(0, 1), st.integers(0, 40).map(lambda ticks: ticks / 4), st.integers(1, 40)), min_size=1, max_size=8
+)
+waiting_costs = st.sampled_from([0.0, 0.55, 1.0])
+
+
+def two(sharing: str, wait: float) -> list[SimSpec]:
+    return [shared(sharing, wait=wait, layers=layers, overhead_s=0.25, kv_bytes=2.0**-6) for layers in (28, 64)]
+
+
+@given(arrivals_of, st.lists(st.floats(0, 100), max_size=5), st.sampled_from(["mps", "time_slices"]), waiting_costs)
+def test_looking_at_a_device_changes_nothing(arrivals: list[tuple[int, float, int]], looks: list[float], sharing: str, wait: float) -> None:
+    of = two(sharing, wait)
+    assert finished(of, arrivals, looks) == finished(of, arrivals)
+
+
+@given(st.integers(1, 60), st.integers(1, 60), st.sampled_from([0.0, 2.0**-6, 0.5]), st.floats(0, 1), st.integers(1, 100))
+def test_sharing_makes_nothing_faster_and_waiting_costs_no_more_than_turns(
+    one: int, other: int, kv_bytes: float, wait: float, layers: int
+) -> None:
+    def ends(sharing: str) -> list[float]:
+        of = [shared(sharing, overhead_s=0.25, kv_bytes=kv_bytes, wait=wait, layers=each) for each in (1, layers)]
+        return finished(of, [(0, 0.0, one), (1, 0.0, other)])
+
+    alone = [finished([shared("mps", overhead_s=0.25, kv_bytes=kv_bytes)], [(0, 0.0, length)])[0] for length in (one, other)]
+    waiting, slices = ends("mps"), ends("time_slices")
+    assert all(beside >= own * (1 - 1e-9) for beside, own in zip([*waiting, *slices], alone * 2, strict=True))
+    assert max(waiting) <= max(slices) * (1 + 1e-9)

@@ -50,30 +50,28 @@ class PrefixCache:
         if root is None:
             root = self._roots[adapter] = Node((), None)
         node, length = self._walk(root, tokens, 0, most)
-        self.pin(node)
+        node.pins += 1
         return node, length
 
-    def insert(self, node: Node, tokens: Sequence[int]) -> None:
-        """Add `tokens` after `node`."""
+    def insert(self, node: Node, tokens: Sequence[int]) -> Node:
+        """Add `tokens` after `node`; returns the node at which they end."""
         end, start = self._walk(node, tokens, 0, len(tokens))
         if start < len(tokens):
-            self._touch(self._add(end, tokens[start:]))
+            leaf = end.children[tokens[start]] = Node(tokens[start:], end)
+            self.cached += len(leaf.tokens)
+            self._touch(leaf)
+            return leaf
+        return end
 
     def extend(self, node: Node, tokens: Sequence[int]) -> Node:
-        """Add `tokens` after `node`, and move a pin from `node` to the node at which they end, which is returned."""
-        end, start = self._walk(node, tokens, 0, len(tokens))
-        if start < len(tokens):
-            end = self._add(end, tokens[start:])
-        self.pin(end)
+        """`insert`, and move a pin from `node` to the node at which they end."""
+        end = self.insert(node, tokens)
+        end.pins += 1
         self.unpin(node)
         return end
 
-    def pin(self, node: Node) -> None:
-        """Protect `node`, and so everything before it, from eviction once more."""
-        node.pins += 1
-
     def unpin(self, node: Node) -> None:
-        """Take back one `pin` of `node`."""
+        """Take back a pin of `node`, which protects it, and so everything before it, from eviction."""
         node.pins -= 1
         self._touch(node)
 
@@ -88,12 +86,6 @@ class PrefixCache:
     def release(self, tokens: int) -> None:
         """Return reserved room for that many tokens."""
         self.reserved -= tokens
-
-    def _add(self, node: Node, tokens: Sequence[int]) -> Node:
-        """A new leaf after `node`."""
-        leaf = node.children[tokens[0]] = Node(tokens, node)
-        self.cached += len(tokens)
-        return leaf
 
     def _walk(self, node: Node, tokens: Sequence[int], start: int, most: int) -> tuple[Node, int]:
         """Follow `tokens[start:most]` below `node`, splitting the run in which they part from the tree."""

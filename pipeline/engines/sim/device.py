@@ -9,10 +9,9 @@ moment run: a decision about new work waits until the clock has moved on, if onl
 
 import math
 from collections.abc import Collection, Mapping
-from functools import partial
 
 from pipeline.engines.sim.scheduler import Job, Scheduler
-from pipeline.engines.sim.sharing import Sharing
+from pipeline.engines.sim.sharing import Share, Sharing
 from pipeline.engines.sim.spec import SimDeviceSpec, SimSpec, SimSpeculativeSpec
 from pipeline.errors import GraphError
 
@@ -20,44 +19,17 @@ ROUNDING = 1e-12
 """The maximum relative difference of two readings of one moment on a virtual clock."""
 
 
-class Share:
-    """One engine on a device: its scheduler, whether it is busy, and when a decision about its next iteration was last due."""
-
-    def __init__(self, scheduler: Scheduler) -> None:
-        self.scheduler = scheduler
-        self.busy = False
-        self.boundary_clock = -math.inf
-        """The clock's time when the engine's last boundary between iterations was handled; work that arrives before the clock moves on
-        still joins there."""
-        self.boundary_time = -math.inf
-        """The exact time of that boundary; the clock may have been read a rounding error later."""
-        self.is_cut = False
-        """True if the forecast was cut after the iteration under way."""
-        self._busy_s = 0.0
-        self._since = 0.0
-
-    def busy_s(self, now: float) -> float:
-        """Seconds in which the engine computed, until `now`."""
-        return self._busy_s + (max(now - self._since, 0.0) if self.busy else 0.0)
-
-    def set_busy(self, busy: bool, now: float) -> None:
-        """Become busy or idle at `now`."""
-        self._busy_s, self._since = self.busy_s(now), now
-        self.busy = busy
-
-
 class SimDevice:
     """The simulated accelerator that `spec` describes, with the engines that share it."""
 
     def __init__(self, spec: SimDeviceSpec) -> None:
         self.spec = spec
-        self.shares: list[Share] = []
         self._sharing = Sharing(spec.waits_for)
+        self.shares = self._sharing.shares
 
     def join(self, scheduler: Scheduler) -> Share:
         """Add an engine, whose `scheduler` decides what it computes here."""
         share = Share(scheduler)
-        self._sharing.join(scheduler)
         self.shares.append(share)
         return share
 
@@ -84,8 +56,7 @@ class SimDevice:
             first = self._sharing.first_end(now)
             if first is None:
                 return
-            scheduler, time = first
-            self._finish_forecast(next(share for share in self.shares if share.scheduler is scheduler), time, now)
+            self._finish_forecast(*first, now)
 
     def next_event(self) -> float:
         """The time at which `advance` has something to do, if nothing arrives before; infinite where it never has."""
@@ -93,30 +64,24 @@ class SimDevice:
         for share in self.shares:
             scheduler = share.scheduler
             if scheduler.forecast:
-                time = self._sharing.next_change(scheduler)
+                time = share.next_change
                 # No task waits for a forecast that ends without a finished job: its event comes when the clock has moved past it.
                 earliest = min(earliest, time if scheduler.finishes_job() else math.nextafter(time, math.inf))
             elif share.busy:
                 earliest = min(earliest, math.nextafter(share.boundary_clock, math.inf))
         return earliest
 
-    def _caught_up(self, share: Share, now: float) -> float:
-        """The engine's work at `now`, up to which its boundary is moved over whole segments."""
-        work = self._sharing.work_at(share.scheduler, now)
-        share.scheduler.catch_up(work, partial(self._sharing.time, share.scheduler))
-        return work
-
     def _reconsider(self, share: Share, now: float) -> None:
         """Have the engine decide again at its next boundary between iterations, which may be this moment."""
         scheduler = share.scheduler
         if not share.busy:
-            self._sharing.start(scheduler, now)
-            share.set_busy(True, now)
+            self._sharing.start(share, now)
             share.boundary_clock = share.boundary_time = now
         elif scheduler.forecast and share.boundary_clock == now and scheduler.decoding_only:
-            scheduler.discard_forecast()
+            scheduler.forecast.clear()  # none of it was computed
         elif scheduler.forecast and not share.is_cut:
-            work = self._caught_up(share, now)
+            work = share.work_at(now)
+            share.catch_up(work)
             share.is_cut = scheduler.cut(work)
             if not share.is_cut:
                 share.boundary_clock = share.boundary_time = now
@@ -127,15 +92,14 @@ class SimDevice:
         scheduler, now = share.scheduler, share.boundary_time
         scheduler.decide(now)
         if scheduler.forecast:
-            self._sharing.decided(scheduler, now)
+            self._sharing.decided(share, now)
         else:
-            self._sharing.stop(scheduler, now)
-            share.set_busy(False, now)
+            self._sharing.stop(share, now)
 
     def _finish_forecast(self, share: Share, time: float, now: float) -> None:
         """An engine has reached the boundary at which its forecast ends."""
         scheduler = share.scheduler
-        finished = scheduler.finish(partial(self._sharing.time, scheduler))
+        finished = scheduler.finish(share.time)
         for job in finished:
             job.notify()
         # The clock may have been read a rounding error late; what answers a finished job is still of the same moment. What arrives when a

@@ -7,7 +7,6 @@ results to the last bit; on a real clock the engines take real time. The only cl
 
 import asyncio
 import math
-from array import array
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
@@ -16,10 +15,11 @@ from typing import TypeAlias
 
 from pipeline.engine import Backend, Completion, Engine, EngineStatistics, Fact, Request, Timing, Tokenizer, Usage, packed
 from pipeline.engines.meter import UsageMeter
-from pipeline.engines.sim.device import Share, SimDevice, devices_of, widened
+from pipeline.engines.sim.device import SimDevice, devices_of, widened
 from pipeline.engines.sim.output import Output, TextSource
 from pipeline.engines.sim.replay import RecordedText
 from pipeline.engines.sim.scheduler import Job, Scheduler
+from pipeline.engines.sim.sharing import Share
 from pipeline.engines.sim.spec import SimSpec
 from pipeline.engines.sim.speculation import SpeculationMeter, iterations_of
 from pipeline.engines.sim.text import TextModel
@@ -92,14 +92,10 @@ class SimEngine:
         self._check_alive()
         validate_request(request, self.max_model_len, self.vocab_size, self.spec.adapters)
         output = self._source.output(request, self.max_model_len)
-        jobs = self._jobs(request, packed(request.prompt_ids), output)
+        jobs = self._jobs(request, output)
         await self._computed(jobs)
-        first, *others = jobs
-        usage = Usage(
-            input_tokens=len(first.prompt),
-            cached_input_tokens=first.cached,
-            output_tokens=output.sampled,
-        )
+        first, *_ = jobs
+        usage = Usage(input_tokens=len(first.prompt), cached_input_tokens=first.cached, output_tokens=output.sampled)
         self._meter.count(usage)
         if self._speculation:
             self._speculation.count(each for job in jobs for each in job.progress)
@@ -108,7 +104,7 @@ class SimEngine:
             option_logprobs=output.option_logprobs,
             scored_logprobs=output.scored_logprobs,
             usage=usage,
-            timing=_timing(first, others),
+            timing=_timing(first, max(job.finished for job in jobs)),
         )
 
     def statistics(self) -> EngineStatistics:
@@ -152,27 +148,32 @@ class SimEngine:
         if not self._alive:
             raise EngineDead(self.role, self._exit_reason)
 
-    def _jobs(self, request: Request, prompt: "array[int]", output: Output) -> dict[Job, Done]:
-        """The jobs of a request, each with the future that has a result when it is over: one for the first `max_num_seqs` candidates,
-        and one for each further candidate."""
-        computed = prompt + packed(request.scored_ids)
-        need = len(computed) + sum(output.lengths)
-        if need > self.spec.kv_cache_tokens:
-            raise RequestRefused(f"{need} tokens of keys and values do not fit; kv_cache_tokens is {self.spec.kv_cache_tokens}")
-        now = self._clock.now()
-        cached, jobs, speculative = tuple(map(packed, output.cached)), {}, self.spec.speculative
-        drawn = enumerate(output.lengths)
-        progress = tuple(iterations_of(speculative, request, each, length) for each, length in drawn) if speculative else ()
-        for start, end in pairwise((0, *range(self.spec.max_num_seqs, len(output.lengths)), len(output.lengths))):
-            key, done = (request.priority, now, request.request_id, next(self._numbers)), self._clock.loop.create_future()
-            texts, over = output.lengths[start:end], partial(_end, done)
-            job = Job(key, computed, len(prompt) - 1, texts, cached[start:end], over, progress[start:end], request.adapter)
+    def _jobs(self, request: Request, output: Output) -> dict[Job, Done]:
+        """The jobs of a request, each with what has a result when it is over: one for the first `max_num_seqs` candidates, and one for each
+        further candidate. Raises `RequestRefused` where they can never fit."""
+        prompt, spec, inner = packed(request.prompt_ids) + packed(request.scored_ids), self.spec, self.spec.speculative
+        if (need := len(prompt) + sum(output.lengths)) > spec.kv_cache_tokens:
+            raise RequestRefused(f"{need} tokens of keys and values do not fit; kv_cache_tokens is {spec.kv_cache_tokens}")
+        now, cached, jobs = self._clock.now(), tuple(map(packed, output.cached)), {}
+        progress = tuple(iterations_of(inner, request, *each) for each in enumerate(output.lengths)) if inner else ()
+        for start, end in pairwise((0, *range(spec.max_num_seqs, len(output.lengths)), len(output.lengths))):
+            done: Done = self._clock.loop.create_future()
+            job = Job(
+                key=(request.priority, now, request.request_id, next(self._numbers)),
+                prompt=prompt,
+                reusable=len(request.prompt_ids) - 1,
+                lengths=output.lengths[start:end],
+                cached_outputs=cached[start:end],
+                notify=partial(_end, done),
+                progress=progress[start:end],
+                adapter=request.adapter,
+            )
             jobs[job] = done
         return jobs
 
     async def _computed(self, jobs: dict[Job, Done]) -> None:
         """Wait until the device has computed `jobs`; cancelling frees what they hold."""
-        self._open_jobs.update(jobs)
+        self._open_jobs |= jobs
         for job in jobs:
             if self._clock.device.add(self._share, job, job.arrived):
                 self._clock.adjust()
@@ -205,8 +206,7 @@ def _facts(spec: SimSpec) -> dict[str, Fact]:
     return facts | ({"flops_per_s": rate} if math.isfinite(rate) else {})
 
 
-def _timing(first: Job, others: list[Job]) -> Timing:
-    finished = max([first.finished, *(job.finished for job in others)])
+def _timing(first: Job, finished: float) -> Timing:
     return Timing(
         queue_time_s=first.scheduled - first.arrived,
         prefill_time_s=first.first_token - first.scheduled,
@@ -218,13 +218,7 @@ def _timing(first: Job, others: list[Job]) -> Timing:
 @asynccontextmanager
 async def open_sim(specs: Mapping[str, SimSpec]) -> AsyncIterator[Mapping[str, Engine]]:
     """Open the simulated engines of all roles; those that name the same device share it. Raises `UsageError`."""
-    async with open_devices(specs, {role: _source(role, spec) for role, spec in specs.items()}) as engines:
-        yield engines
-
-
-@asynccontextmanager
-async def open_devices(specs: Mapping[str, SimSpec], sources: Mapping[str, TextSource]) -> AsyncIterator[Mapping[str, SimEngine]]:
-    """Open an engine for each role, which takes the time that its spec gives and answers what its source of text gives."""
+    sources = {role: _source(role, spec) for role, spec in specs.items()}
     clocks = {name: DeviceClock(SimDevice(device)) for name, device in devices_of(specs).items()}
     engines = {role: SimEngine(role, spec, clocks[spec.device.name], sources[role]) for role, spec in specs.items()}
     async with background_tasks() as tasks:

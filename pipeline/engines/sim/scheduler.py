@@ -253,10 +253,6 @@ class Scheduler:
         self.forecast.append(first.cut(work))
         return True
 
-    def discard_forecast(self) -> None:
-        """Drop the forecast, none of which must have been computed."""
-        self.forecast.clear()
-
     def _prompts(self, now: float) -> list[tuple[Job, int]]:
         """Prompt tokens for the next iteration: first the prompt that is under way, then what waits and fits."""
         budget = self.max_num_batched_tokens - self.size * (1 + self.roofline.proposals)

@@ -1,12 +1,11 @@
 """How engines that are busy on one simulated device at the same time slow each other: work enters, times leave.
 
-Synchronous code. Work is measured in the seconds that it takes alone. An engine is known by its scheduler, whose forecast says what it will
-compute; of events at one moment those of engines that joined earlier come first.
+Synchronous code. Work is measured in the seconds that it takes alone. An engine's scheduler says what it will compute; of events at one
+moment those of engines that joined earlier come first.
 """
 
 import math
 from collections.abc import Sequence
-from functools import partial
 
 from msgspec import Struct
 
@@ -23,6 +22,51 @@ class Pace(Struct):
     """Mean seconds of one of its kernels, alone; under CUDA MPS."""
     until: float = math.inf
     """Work after which its kernels have another length; under CUDA MPS."""
+
+
+class Share:
+    """One engine on a device: its scheduler, whether it is busy and at which pace, and when a decision about its next iteration was last
+    due."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self.scheduler, self.pace = scheduler, Pace()
+        self.busy = False
+        self.boundary_clock = -math.inf
+        """The clock's time when the engine's last boundary between iterations was handled; work that arrives before the clock moves on
+        still joins there."""
+        self.boundary_time = -math.inf
+        """The exact time of that boundary; the clock may have been read a rounding error later."""
+        self.is_cut = False
+        """True if the forecast was cut after the iteration under way."""
+        self._busy_s = self._since = 0.0
+
+    def busy_s(self, now: float) -> float:
+        """Seconds in which the engine computed, until `now`."""
+        return self._busy_s + (max(now - self._since, 0.0) if self.busy else 0.0)
+
+    def set_busy(self, busy: bool, now: float) -> None:
+        """Become busy or idle at `now`."""
+        self._busy_s, self._since = self.busy_s(now), now
+        self.busy = busy
+
+    @property
+    def next_change(self) -> float:
+        """When something happens to an engine that has a forecast: its end, or an earlier change of its pace."""
+        return self.time(min(self.scheduler.end, self.pace.until))
+
+    def time(self, work: float) -> float:
+        """When the engine comes to `work`, at its pace."""
+        pace = self.pace
+        return pace.since + (work - pace.work) * pace.slowdown
+
+    def work_at(self, now: float) -> float:
+        """The inverse of `time`; never past the end of a forecast, which rounding could do."""
+        pace = self.pace
+        return min(pace.work + max(now - pace.since, 0.0) / pace.slowdown, pace.until, self.scheduler.end)
+
+    def catch_up(self, work: float) -> None:
+        """Move the boundary of the scheduler over the segments that end by `work`."""
+        self.scheduler.catch_up(work, self.time)
 
 
 def waits(kernels_s: Sequence[float], kernel_wait: float) -> list[float]:
@@ -50,75 +94,61 @@ class Sharing:
     def __init__(self, kernel_wait: float | None) -> None:
         """`kernel_wait`: of `waits`; None: engines take turns."""
         self._kernel_wait = kernel_wait
-        self._paces: dict[Scheduler, Pace] = {}
-        self._busy: list[Scheduler] = []
+        self.shares: list[Share] = []
 
-    def join(self, scheduler: Scheduler) -> None:
-        """Another engine is on the device, and idle."""
-        self._paces[scheduler] = Pace()
-
-    def start(self, scheduler: Scheduler, now: float) -> None:
+    def start(self, share: Share, now: float) -> None:
         """An engine becomes busy at `now`; sets the work at which it begins."""
-        scheduler.work = min((self.work_at(other, now) for other in self._busy), default=0.0)
-        self._paces[scheduler] = Pace(now, scheduler.work)
-        self._busy.append(scheduler)
-        self._renew(now, scheduler, scheduler.work)
+        work = share.scheduler.work = min((other.work_at(now) for other in self._busy), default=0.0)
+        share.pace = Pace(now, work)
+        share.set_busy(True, now)
+        self._renew(now, share, work)
 
-    def decided(self, scheduler: Scheduler, now: float) -> None:
+    def decided(self, share: Share, now: float) -> None:
         """A busy engine has a new forecast from `now` on."""
         if self._kernel_wait is not None:
-            self._begin_segment(scheduler, now, scheduler.work)
+            self._begin_segment(share, now, share.scheduler.work)
 
-    def stop(self, scheduler: Scheduler, now: float) -> None:
+    def stop(self, share: Share, now: float) -> None:
         """An engine becomes idle at `now`, at a boundary between iterations."""
-        self._busy.remove(scheduler)
-        self._renew(now, scheduler, scheduler.work)
+        share.set_busy(False, now)
+        self._renew(now, share, share.scheduler.work)
 
-    def first_end(self, now: float) -> tuple[Scheduler, float] | None:
+    def first_end(self, now: float) -> tuple[Share, float] | None:
         """The engine whose forecast ends first, and when, if that is by `now`; the paces change up to then."""
-        while ahead := [scheduler for scheduler in self._paces if scheduler.forecast]:
-            first = min(ahead, key=self.next_change)
-            if (time := self.next_change(first)) > now:
+        while ahead := [share for share in self.shares if share.scheduler.forecast]:
+            first = min(ahead, key=lambda share: share.next_change)
+            if (time := first.next_change) > now:
                 return None
-            if (until := self._paces[first].until) >= first.end:
+            if (until := first.pace.until) >= first.scheduler.end:
                 return first, time
             self._begin_segment(first, time, until)
         return None
 
-    def next_change(self, scheduler: Scheduler) -> float:
-        """When something happens to an engine that has a forecast: its end, or an earlier change of its pace."""
-        return self.time(scheduler, min(scheduler.end, self._paces[scheduler].until))
+    @property
+    def _busy(self) -> list[Share]:
+        return [share for share in self.shares if share.busy]
 
-    def time(self, scheduler: Scheduler, work: float) -> float:
-        """When an engine comes to `work`, at its pace."""
-        pace = self._paces[scheduler]
-        return pace.since + (work - pace.work) * pace.slowdown
-
-    def work_at(self, scheduler: Scheduler, now: float) -> float:
-        """The inverse of `time`; never past the end of a forecast, which rounding could do."""
-        pace = self._paces[scheduler]
-        return min(pace.work + max(now - pace.since, 0.0) / pace.slowdown, pace.until, scheduler.end)
-
-    def _begin_segment(self, scheduler: Scheduler, now: float, work: float) -> None:
+    def _begin_segment(self, share: Share, now: float, work: float) -> None:
         """An engine under CUDA MPS comes to `work` at `now`, where a segment begins."""
-        scheduler.catch_up(work, partial(self.time, scheduler))
-        pace, segment = self._paces[scheduler], scheduler.forecast[0]
+        share.catch_up(work)
+        pace, segment = share.pace, share.scheduler.forecast[0]
         pace.kernel_s, pace.until = (segment.end - segment.start) / (segment.iterations * segment.cost.layers), segment.end
-        self._renew(now, scheduler, work)
+        self._renew(now, share, work)
 
-    def _renew(self, now: float, at: Scheduler, work: float) -> None:
+    def _renew(self, now: float, at: Share, work: float) -> None:
         """Set all paces from `now` on; the engine `at` has come exactly to `work`, and in time slices all have. A pace that stays is
         not begun anew, which would round."""
-        for scheduler, slowdown in zip(self._busy, self._slowdowns(), strict=True):
-            pace = self._paces[scheduler]
+        busy = self._busy
+        for share, slowdown in zip(busy, self._slowdowns(busy), strict=True):
+            pace, scheduler = share.pace, share.scheduler
             if slowdown != pace.slowdown:
-                together = scheduler is at or self._kernel_wait is None
-                reached = work if together else self.work_at(scheduler, now) if scheduler.forecast else scheduler.work
+                together = share is at or self._kernel_wait is None
+                reached = work if together else share.work_at(now) if scheduler.forecast else scheduler.work
                 if scheduler.forecast:
-                    scheduler.catch_up(reached, partial(self.time, scheduler))
+                    share.catch_up(reached)
                 pace.work, pace.since, pace.slowdown = reached, max(now, pace.since), slowdown
 
-    def _slowdowns(self) -> list[float]:
+    def _slowdowns(self, busy: Sequence[Share]) -> list[float]:
         if self._kernel_wait is None:
-            return [float(len(self._busy))] * len(self._busy)
-        return waits([self._paces[scheduler].kernel_s for scheduler in self._busy], self._kernel_wait)
+            return [float(len(busy))] * len(busy)
+        return waits([share.pace.kernel_s for share in busy], self._kernel_wait)
