@@ -43,7 +43,7 @@ from pipeline.remote.url import is_url
 from pipeline.run.loop import loop_options
 from pipeline.run.observer import Observer
 from pipeline.run.prepare import Prepared, checked, load_plan, on_replicas, prepare
-from pipeline.run.run import SessionResult, failed_too_often
+from pipeline.run.run import SessionResult
 from pipeline.run.run import solve as solve_run
 from pipeline.run.stream import ChainStream, MemoryRows, as_task, in_thread, progress_shown
 from pipeline.runtime.virtual_loop import VirtualLoop
@@ -101,12 +101,6 @@ class Result(Struct, frozen=True, kw_only=True):
         """Right chains over graded ones, 0 to 1, failed chains counted as wrong; None where none was graded."""
         totals = self.run.totals
         return totals.correct / totals.graded if totals.graded else None
-
-    @property
-    def too_many_failed(self) -> bool:
-        """True if a larger share of the chains failed than `fail_on_error` allows."""
-        totals = self.run.totals
-        return failed_too_often(totals.chains_done, totals.chains_failed, self.run.options.get("fail_on_error", 0.0))
 
     def to_arrow(self, table: str = "chains") -> "pyarrow.Table":
         """The rows of `chains`, `steps` or `calls`, with the units of their columns as field metadata.
@@ -366,19 +360,13 @@ def _opened(engines: Engines | None) -> dict[str, Any] | None:
 
 def _roles(engines: Mapping[str, Any]) -> dict[str, Any]:
     """`engines` in the form of an engines file."""
-    return {role: _role(role, engine) for role, engine in engines.items()}
-
-
-def _role(role: str, engine: Any) -> Any:
-    if isinstance(engine, Mapping):
-        return engine
-    if isinstance(engine, EngineSpec):
-        return msgspec.to_builtins(engine)
-    if not hasattr(engine, "generate"):
-        raise UsageError(f"engines: {role!r} is a `{type(engine).__name__}`; expected a mapping, a spec or an open engine")
-    if (flaw := flaw_in_contract(Engine, engine)) is not None:
-        raise UsageError(f"engines: {role!r} {flaw}")
-    return {"backend": "open", "model": str(getattr(engine, "model", ""))}
+    found = {role: msgspec.to_builtins(engine) if isinstance(engine, EngineSpec) else engine for role, engine in engines.items()}
+    for role, engine in found.items():
+        if not isinstance(engine, Mapping):
+            if (flaw := flaw_in_contract(Engine, engine)) is not None:
+                raise UsageError(f"engines: {role!r} {flaw}")
+            found[role] = {"backend": "open", "model": str(getattr(engine, "model", ""))}
+    return found
 
 
 def _result(run: RunFile, started: Prepared, kept: MemoryRows, told: Sequence[str]) -> Result:

@@ -162,7 +162,7 @@ def wrong(**changes: Any) -> Any:
     [
         ({"graph": {"name": "x", "engines": "tiny", "stages": {}}}, "graph: \\$.stages: holds no stage"),
         ({"engines": "sim-2xh10"}, "did you mean `sim-2xh100`"),
-        ({"engines": {"draft": 5, "target": 5}}, "'draft' is a `int`; expected a mapping, a spec or an open engine"),
+        ({"engines": {"draft": 5, "target": 5}}, "'draft' has no `role`, .* \\(a int\\)"),
         ({"graph": "target", "engines": {"draft": Echo("draft")}}, "no engine named `target`"),
         ({"engines": {"draft": Echo("draft"), "target": {"backend": "sim"}}}, "draft are already open but the others are specs"),
         ({"set": {"candidates": object()}}, r"set\['candidates'\]: .*expected a number"),

@@ -121,7 +121,7 @@ class Fleet:
         self._told: set[str] = set()
 
     async def run(self, places: int, stop: Stop | None = None) -> SessionResult:
-        """Solve all shards on so many places, and merge them. Raises what keeps any chain from starting."""
+        """Solve all shards on the places, and merge them. Raises what keeps any chain from starting."""
         stop = stop or Stop()
         with self._ready.announced(), stop.draining(self._drain):
             if self._left:
@@ -131,7 +131,7 @@ class Fleet:
                         for place in range(places):
                             tasks.start_soon(self._work, place)
                 if not self._begun:
-                    if self._ready.old is None:
+                    if not self._ready.record.sessions:
                         shutil.rmtree(self._folder / SHARDS)
                     raise self._error or Interrupted()
             stop.over()

@@ -51,8 +51,6 @@ class Prepared(Struct, frozen=True, kw_only=True):
     virtual_time: bool
     folder: Path | None = None
     """None for a run that writes nothing to disk."""
-    old: RunFile | None = None
-    """The `run.json` of the run to resume; None for a new run."""
     record: RunFile
     """The content of `run.json` before this session."""
     resume_state: ResumeState = field(default_factory=ResumeState)
@@ -72,7 +70,7 @@ class Prepared(Struct, frozen=True, kw_only=True):
     def announced(self) -> Iterator[None]:
         """Let a new run be in its folder, as `starting`, while the body opens its engines; where it never begins it is gone again."""
         folder = self.folder
-        if folder is None or self.old is not None:
+        if folder is None or self.record.sessions:
             yield
             return
         structs.replace(self.record, status="starting").write(folder)
@@ -140,7 +138,6 @@ def prepare(
                 problems=kept,
                 virtual_time=virtual,
                 folder=folder,
-                old=old,
                 record=record,
                 starts_unix_ns=starts_unix_ns,
             )

@@ -183,7 +183,7 @@ async def fit(run: Prepared, engines: Mapping[str, Engine], tell: Callable[[str]
 def begin(run: Prepared, engines: Mapping[str, Engine], startup_s: float) -> RunFile:
     """The record of the run with a new session on open `engines`, which is written. Raises `RunFolderError`."""
     record = run.record
-    if run.folder is not None and run.old is not None:
+    if run.folder is not None and record.sessions:
         drop_unfinished(run.folder, run.options.retry_failed)
     before = record.sessions[-1].ended_unix_ns or 0 if record.sessions else 0
     # The simulated hours of an earlier session may end after the real time.

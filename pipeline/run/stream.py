@@ -1,7 +1,7 @@
 """The chains of a run for the code that called it: kept in memory, read one by one while the run goes on, or counted by a bar."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, TypeVar
 
@@ -9,9 +9,10 @@ import anyio
 import anyio.lowlevel
 import anyio.to_thread
 from anyio.from_thread import start_blocking_portal
-from rich.console import RenderableType
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-from rich.progress import Progress as Bar
+from rich.columns import Columns
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.text import Text
 
 from pipeline.run.loop import loop_options
 from pipeline.run.observer import Work
@@ -128,24 +129,15 @@ class MemoryRows(NoRows):
         self.chains.append(row)
 
 
-class _RunBar(Bar):
-    """A bar that looks at the run whenever it is drawn; the run never waits for it."""
-
-    def __init__(self, run: Prepared, work: Work) -> None:
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[said]}"))
-        super().__init__(*columns, TimeRemainingColumn())
-        self._progress, self._run = work.progress, self.add_task(run.plan.name, total=run.record.chains, said="")
-
-    def get_renderables(self) -> Iterable[RenderableType]:
-        if self.tasks:
-            progress = self._progress
-            said = f"{sum(progress.output_tokens.values()):,} tokens" + (f", {progress.failed:,} failed" if progress.failed else "")
-            self.update(self._run, completed=progress.over, said=said)
-        return super().get_renderables()
-
-
 @contextmanager
 def progress_shown(run: Prepared, work: Work) -> Iterator[None]:
-    """Draw the progress of a run until the block ends."""
-    with _RunBar(run, work):
+    """Draw the progress of a run until the block ends; the run never waits for it."""
+    chains, progress = run.record.chains, work.progress
+
+    def bar() -> Columns:
+        failed = f", {progress.failed:,} failed" if progress.failed else ""
+        said = f"{progress.over:,}/{chains:,}, {sum(progress.output_tokens.values()):,} tokens{failed}"
+        return Columns([run.plan.name, ProgressBar(chains, progress.over, width=40), Text(said)])
+
+    with Live(get_renderable=bar):
         yield
