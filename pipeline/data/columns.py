@@ -76,7 +76,8 @@ class Columns:
             *history, last = self._chat(record)
             options = self._options(record) if grader in (None, "letter") else ProblemOptions()
             answer = self._letter(record, options) if options.texts else self._answer(record)
-            return Problem(row, self._id(row, record), last.content, answer, options.texts, grader, tuple(history))
+            own = self._text("problem_id", record) or f"(row {row})" if self.named else str(row)
+            return Problem(row, own, last.content, answer, options.texts, grader, tuple(history))
         except (Flaw, ApiError) as flaw:
             return BadRow(self._where, row, str(flaw), name)
 
@@ -114,9 +115,6 @@ class Columns:
     def _answer(self, record: Mapping[str, Any]) -> str | None:
         """The reference answer, of a worked solution what follows `####` (GSM8K)."""
         return (self._text("answer", record) or "").rpartition("####")[2].strip() or None
-
-    def _id(self, row: int, record: Mapping[str, Any]) -> str:
-        return self._text("problem_id", record) or f"(row {row})" if "problem_id" in self._names else str(row)
 
     def _chat(self, record: Mapping[str, Any]) -> tuple[Message, ...]:
         """The problem, behind the chat before it."""

@@ -31,11 +31,6 @@ ADDRESS = re.compile(r"(?:hf://)?([\w.-]+(?:/[\w.-]+)?)(?:@([\w./-]+?))?(?::(\w[
 """`hf://OWNER/NAME`, with `@REVISION`, `:CONFIG` and `/SPLIT`."""
 
 
-def as_published(row: Row) -> Row:
-    """Most data sets: nothing is changed."""
-    return row
-
-
 def math500(row: Row) -> Row:
     """Some versions begin every problem with an instruction, which a graph has itself."""
     return {**row, "problem": row["problem"].removeprefix("Return your final response within \\boxed{}.")}
@@ -76,7 +71,7 @@ class Recipe(Struct, frozen=True):
     """Where it is on the hub, in the form of `ADDRESS`; empty: nowhere."""
     problem_id: str = ""
     """The column of ids; empty: rows are numbered."""
-    change: Callable[[Row], Row | None] = as_published
+    change: Callable[[Row], Row | None] = lambda row: row
     """What a row is read as; None: it is left out."""
 
 
@@ -121,12 +116,10 @@ def prepare(name: str, origin: str | None, output: Path) -> PreparedData:
         raise UsageError(f"{output}: expected the name of a file that ends in .parquet")
     recipe = RECIPES[name]
     where, rows = _problems(name, recipe, origin)
-    digest = hashlib.blake2b(digest_size=16)
-    for row in rows:
-        digest.update(msgspec.json.encode((row["problem"], row["answer"])) + b"\n")
-    found, known = (len(rows), digest.hexdigest()), (recipe.rows, recipe.digest or digest.hexdigest())
-    what = "{:,} rows with the digest {}".format
-    differs = f"{where}: {what(*found)}, expected {what(*known)}: results are not comparable with the published ones"
+    text = b"".join(msgspec.json.encode((row["problem"], row["answer"])) + b"\n" for row in rows)
+    digest = hashlib.blake2b(text, digest_size=16).hexdigest()
+    found, known = (f"{count:,} rows with the digest {of}" for count, of in ((len(rows), digest), (recipe.rows, recipe.digest or digest)))
+    differs = f"{where}: {found}, expected {known}: results are not comparable with the published ones"
     columns = dict.fromkeys(name for row in rows for name in row)
     schema = pa.schema({name: pa.list_(pa.string()) if name == "options" else pa.string() for name in columns}, {"license": recipe.license})
     with boundary(UsageError, f"{output}: cannot be written", foreign=OSError):
@@ -134,7 +127,7 @@ def prepare(name: str, origin: str | None, output: Path) -> PreparedData:
         with new_file(output) as draft:
             pq.write_table(pa.Table.from_pylist(rows, schema), draft, compression="zstd")
     mismatch = None if found == known else differs
-    return PreparedData(name=name, output=str(output), origin=where, rows=len(rows), digest=digest.hexdigest(), mismatch=mismatch)
+    return PreparedData(name=name, output=str(output), origin=where, rows=len(rows), digest=digest, mismatch=mismatch)
 
 
 def _problems(name: str, recipe: Recipe, origin: str | None) -> tuple[str, list[dict[str, Any]]]:
@@ -156,21 +149,19 @@ def _problems(name: str, recipe: Recipe, origin: str | None) -> tuple[str, list[
     for (item, _), row in zip(reading, kept, strict=True):
         if not isinstance(item, Problem) or not item.answer:
             raise InputError(f"{where}, row {item.row}", item.what if not isinstance(item, Problem) else "has no answer")
-        own = {
+        own: dict[str, Any] = {
             "problem_id": f"{name}-{item.problem_id.removeprefix(f'{name}-')}",
             "problem": item.problem.strip(),
             "answer": item.answer,
             "options": list(item.options),
             "grader": recipe.grader,
         }
-        others = {key: _text(value) for key, value in row.items() if key not in own and key.lower() not in ALIASES["problem"]}
-        rows.append(own | others)
+        others = [key for key in row if key not in own and key.lower() not in ALIASES["problem"]]
+        as_text = (
+            value if isinstance(value := row[key], str | None) else msgspec.json.encode(value, enc_hook=str).decode() for key in others
+        )
+        rows.append(own | dict(zip(others, as_text, strict=True)))
     return where, rows
-
-
-def _text(value: Any) -> str | None:
-    """A value as the text of a column: the file has one type for all."""
-    return value if isinstance(value, str | None) else msgspec.json.encode(value, enc_hook=str).decode()
 
 
 def hub_data(address: str) -> Any:

@@ -55,8 +55,8 @@ class InputReading:
             if isinstance(item, BadRow):
                 bad.append(item)
             elif columns.named and (first := rows_by_id.setdefault(item.problem_id, row)) != row:
-                what = f"its `{columns.named}` is that of row {first} already"
-                raise InputError(f"{self.name}, row {row}", f"{what}; ids must differ, or map another column: --column problem_id=NAME")
+                what = f"its `{columns.named}` is that of row {first} already; ids must differ, or map others: --column problem_id=NAME"
+                raise InputError(f"{self.name}, row {row}", what)
             yield item, text
         self.sha256 = digest.hexdigest()
         self._check(total, bad)

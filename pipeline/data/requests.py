@@ -21,7 +21,6 @@ NO_EFFECT = frozenset("metadata parallel_tool_calls prompt_cache_key safety_iden
 NEUTRAL: dict[str, Sequence[Any]] = dict.fromkeys("frequency_penalty ignore_eos logprobs presence_penalty top_logprobs".split(), (0,))
 NEUTRAL |= {"best_of": (1,), "repetition_penalty": (1,), "tool_choice": ("none", "auto"), "response_format": ({"type": "text"},)}
 """The values under which parameters that cannot be obeyed ask for nothing; a null or an empty value of any parameter does not either."""
-TURNS = "an optional system message, then alternating user and assistant messages, ending with the user's"
 T = TypeVar("T")
 
 
@@ -119,14 +118,8 @@ def read_chat(body: bytes | str | Mapping[str, Any]) -> AskedChat:
         samples=asked.n,
         **{name: getattr(asked, name) for name in ("temperature", "top_p", "min_p", "seed")},
     )
-    return AskedChat(
-        model=asked.model,
-        problem=last.content,
-        history=tuple(history),
-        settings=settings,
-        stream=bool(asked.stream),
-        include_usage=bool((asked.stream_options or {}).get("include_usage")),
-    )
+    stream, usage = bool(asked.stream), bool((asked.stream_options or {}).get("include_usage"))
+    return AskedChat(model=asked.model, problem=last.content, history=tuple(history), settings=settings, stream=stream, include_usage=usage)
 
 
 def read_messages(name: str, messages: Sequence[Any]) -> tuple[Message, ...]:
@@ -136,7 +129,8 @@ def read_messages(name: str, messages: Sequence[Any]) -> tuple[Message, ...]:
     chat = tuple(Message(each.role.replace("developer", "system"), text) for each, text in zip(said, texts, strict=True))
     roles = [message.role for message in chat]
     if not re.fullmatch("s?(ua)*u", "".join(role[0] for role in roles)):
-        raise ApiError(f"`{name}` has messages by {', '.join(roles) or 'nobody'}; expected {TURNS}", name, "invalid_value")
+        turns = "an optional system message, then alternating user and assistant messages, ending with the user's"
+        raise ApiError(f"`{name}` has messages by {', '.join(roles) or 'nobody'}; expected {turns}", name, "invalid_value")
     return chat
 
 
@@ -147,10 +141,9 @@ def _converted(value: Any, kind: type[T], where: str = "") -> T:
     except msgspec.ValidationError as error:
         what, _, path = str(error).partition(" - at `$")
         param = (where + path.rstrip("`")).lstrip(".") or what.split("`")[-2]
-        missing = what.startswith("Object missing")
-        raise ApiError(
-            what if missing else f"`{param}`: {what}", param, "missing_required_parameter" if missing else "invalid_value"
-        ) from error
+        if what.startswith("Object missing"):
+            raise ApiError(what, param, "missing_required_parameter") from error
+        raise ApiError(f"`{param}`: {what}", param, "invalid_value") from error
 
 
 def is_request(names: Iterable[str]) -> bool:
