@@ -27,7 +27,7 @@ from msgspec import Struct
 from pipeline.errors import InputError, OutOfMemory, UsageError
 from pipeline.store.folder import check_folder, folder_id
 from pipeline.store.rows import ROWS, schema_of
-from pipeline.store.store import check_parts, own_files, read_file, shards_of
+from pipeline.store.store import REPLICA, check_parts, own_files, read_file, shards_of
 from pipeline.system.machine import core_count, memory
 
 if TYPE_CHECKING:
@@ -38,7 +38,6 @@ Array = np.ndarray[Any, np.dtype[Any]]
 TABLES = ("chains", "steps", "calls", "problems", "rewards")
 """The views in the order in which they are opened: a chain is written after its steps and calls, so of every chain that is seen all steps
 and calls are."""
-REPLICA = "replica"
 RUN = "run"
 """The column that a view has besides those of its rows: the name of the run folder."""
 DERIVED = {
@@ -86,8 +85,7 @@ class Query:
             for folder in folders:
                 check_folder(folder)
                 folder_id(folder)
-            named = [*zip(self.names, folders, strict=True)]
-            self._unopened = {table: [source for run in named for source in _sources(*run, table)] for table in TABLES if named}
+            self._views = {table: self._view(table) for table in TABLES if folders}
         except BaseException:
             self._connection.close()
             raise
@@ -205,27 +203,31 @@ class Query:
     def _named(self, sql: str | Path) -> str:
         """The text of a query, after making the tables that it names."""
         text = sql.read_text() if isinstance(sql, Path) else sql
-        for table in words_of(text) & self._unopened.keys():
-            self._open(table)
+        for table in words_of(text) & self._views.keys():
+            parts, statement = self._views.pop(table)
+            check_parts(parts)
+            self._connection.execute(statement)
         return text
 
-    def _open(self, table: str) -> None:
-        """Make the view of a table: for each source the rows of its parts, and those that are in no part yet."""
-        names, pieces = schema_of(ROWS[table]).names, []
+    def _view(self, table: str) -> tuple[list[Path], str]:
+        """The parts of a table, and the statement that makes its view of them and of the rows that are in no part yet."""
+        schema, parts, pieces = schema_of(ROWS[table]), list[Path](), list[str]()
         further = "".join(f", {sql} AS {name}" for name, (_, sql, _) in DERIVED.items()) if table == "chains" else ""
-        for number, source in enumerate(self._unopened.pop(table)):
-            columns = ", ".join(
-                f"{source.replica}::INTEGER AS {name}" if name == REPLICA and source.replica is not None else f'"{name}"' for name in names
-            )
-            waiting = f"waiting_{table}_{number}"
-            self._connection.register(waiting, source.waiting)
-            tables = [waiting]
-            if source.parts:
-                check_parts(source.parts)
-                # A folder named NAME=VALUE is no column.
-                tables.append(f"read_parquet([{', '.join(map(_path, source.parts))}], hive_partitioning = false)")
-            pieces += [f"SELECT {_quoted(source.run)} AS {RUN}, {columns}{further} FROM {each}" for each in tables]
-        self._connection.execute(f"CREATE VIEW {table} AS {' UNION ALL '.join(pieces)}")
+        for run, folder in zip(self.names, self.folders, strict=True):
+            shards = shards_of(folder, table)
+            for replica, place in enumerate(shards) if shards else [(None, folder)]:
+                own = {REPLICA: f"{replica}::INTEGER AS {REPLICA}"} if replica is not None else {}
+                select = f"SELECT {_quoted(run)} AS {RUN}, {', '.join(own.get(name, name) for name in schema.names)}{further} FROM"
+                files = own_files(place, table)
+                full = [file for file in files if file.suffix == ".parquet"]
+                rest = (batch for file in files if file not in full for batch in read_file(file, schema.names))
+                waiting = f"waiting_{table}_{len(pieces)}"
+                self._connection.register(waiting, pa.Table.from_batches((each.replace_schema_metadata() for each in rest), schema))
+                pieces.append(f"{select} {waiting}")
+                if full:  # a folder named NAME=VALUE is no column
+                    pieces.append(f"{select} read_parquet([{', '.join(map(_path, full))}], hive_partitioning = false)")
+                parts += full
+        return parts, f"CREATE VIEW {table} AS {' UNION ALL '.join(pieces)}"
 
     @contextmanager
     def _errors_of_files(self) -> Iterator[None]:
@@ -280,27 +282,6 @@ def run_names(folders: Sequence[Path]) -> list[str]:
     names = [place.name for place in places]
     full = [name if names.count(name) == 1 else str(Path(*place.parts[-2:])) for name, place in zip(names, places, strict=True)]
     return full if len(set(full)) == len(full) else [str(place) for place in places]
-
-
-class _Source(Struct, frozen=True):
-    """What holds the rows of a table of one run, or of one of its shards."""
-
-    run: str
-    """The name of the run."""
-    replica: int | None
-    """The number of the shard; None for the run itself."""
-    parts: list[Path]
-    waiting: pa.Table
-    """The rows of write-ahead files."""
-
-
-def _sources(run: str, folder: Path, table: str) -> Iterator[_Source]:
-    schema, shards = schema_of(ROWS[table]), shards_of(folder, table)
-    for replica, place in enumerate(shards) if shards else [(None, folder)]:
-        files = own_files(place, table)
-        parts = [file for file in files if file.suffix == ".parquet"]
-        batches = (batch for file in files if file not in parts for batch in read_file(file, schema.names))
-        yield _Source(run, replica, parts, pa.Table.from_batches((batch.replace_schema_metadata() for batch in batches), schema))
 
 
 def _path(file: Path) -> str:
