@@ -27,15 +27,6 @@ class Condition(Struct, frozen=True):
     word: str
     """One of `VERDICTS` or `READINGS`."""
 
-    @property
-    def gate(self) -> bool:
-        return self.word in READINGS
-
-    @property
-    def accepted(self) -> bool:
-        """Whether the judge must accept, or the gate let pass."""
-        return self.word in (VERDICTS[0], READINGS[0])
-
 
 class StageNode(Struct, frozen=True):
     """A stage in a plan."""

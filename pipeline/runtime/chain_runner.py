@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from pipeline.engine import Completion, Request
 from pipeline.errors import ContextOverflow, PipelineError, RunError
-from pipeline.graph.plan import Block, Condition, LoopNode, Plan, StageNode
+from pipeline.graph.plan import READINGS, VERDICTS, Block, Condition, LoopNode, Plan, StageNode
 from pipeline.graph.spec import UntilSpec
 from pipeline.reasoning.chain import Chain
 from pipeline.runtime.admission.admission import AdmissionMember
@@ -211,8 +211,6 @@ def _due(condition: Condition | None, chain: Chain) -> bool:
     neither `passed` nor `flagged`."""
     if condition is None:
         return True
-    if condition.gate:
-        reading = chain.readings.get(condition.stage)
-        return reading is not None and reading.flagged != condition.accepted
-    verdict = chain.verdicts.get(condition.stage)
-    return verdict is not None and verdict.accepted == condition.accepted
+    verdict, reading = chain.verdicts.get(condition.stage), chain.readings.get(condition.stage)
+    words = [*([VERDICTS[not verdict.accepted]] if verdict else []), *([READINGS[reading.flagged]] if reading else [])]
+    return condition.word in words

@@ -36,7 +36,7 @@ def build_stages(
             judges=tuple(judge for each in plan.repeated if isinstance(judge := built.get(each.name), ShowingStage)),
             measured=node.name in plan.measured,
             # So that the step begins with the tokens that the gate looked at.
-            seeded_as=drafts.get(held.stage) if held is not None and held.gate and held.accepted else None,
+            seeded_as=drafts.get(held.stage) if held is not None and held.word == "passed" else None,
             unsupported=unsupported,
         )
         stage: Stage = stage_kinds()[node.spec.kind].build(node.name, node.spec, builders, place)

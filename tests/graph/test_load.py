@@ -9,11 +9,11 @@ import pytest
 
 from pipeline.api import load_graph
 from pipeline.engines.sim.spec import SimSpec
-from pipeline.errors import GraphError, UsageError, nearest
+from pipeline.errors import GraphError, UsageError
 from pipeline.graph.bundled import bundled_files
 from pipeline.graph.document import Document, parse
 from pipeline.graph.load import load_engines, load_preset
-from pipeline.graph.plan import LoopNode, StageNode
+from pipeline.graph.plan import Condition, LoopNode, StageNode
 from pipeline.graph.spec import SamplingSpec
 from pipeline.run.prepare import load_plan
 from tests.support.commands import pipeline
@@ -223,8 +223,7 @@ def test_the_plan_of_speccot() -> None:
     assert isinstance(loop, LoopNode)
     fallback = loop.body.levels[2][0]
     assert isinstance(fallback, StageNode)
-    assert fallback.condition is not None
-    assert (fallback.condition.stage, fallback.condition.accepted) == ("verify", False)
+    assert fallback.condition == Condition("verify", "rejected")
 
 
 @pytest.mark.parametrize("preset", bundled_files("preset"))
@@ -243,16 +242,3 @@ def test_a_setting_of_a_stage_may_stand_where_the_graph_names_a_param() -> None:
 def test_a_sampling_key_that_is_null_is_the_default_of_its_stage() -> None:
     plan = load_plan(ROOT / "graphs/specreason.yaml", settings=("temperature=null",))
     assert {node.spec.temperature for node in plan.stages() if isinstance(node.spec, SamplingSpec)} == {0.6}
-
-
-@pytest.mark.parametrize(
-    ("name", "known", "near"),
-    [
-        ("every", ["unit", "when"], None),
-        ("nmae", ["name", "main"], "name"),
-        ("tosh", ["torch", "vllm"], "torch"),
-        ("specot", ["scot", "speccot"], "speccot"),
-    ],
-)
-def test_the_nearest_name(name: str, known: list[str], near: str | None) -> None:
-    assert nearest(name, known) == near
