@@ -279,7 +279,7 @@ def _called(graph: Graph, problems: Input, options: RunKeywords, *, virtual: boo
     """
     given = _known(options, RunKeywords)
     bound: Any = {name: given.pop(name) for name in GraphKeywords.__annotations__ if name in given}
-    engines, output, replicas = given.pop("engines", None), given.pop("output", None), given.get("replicas", 1)
+    engines, output, replicas, preset = given.pop("engines", None), given.pop("output", None), given.get("replicas", 1), bound.get("preset")
     opened, planned, said = _opened(engines), dict[str, dict[str, Any]](), list[str]()
     if replicas != 1 and opened is not None:
         raise UsageError("replicas: the engines are already open; give specs, of which each replica opens its own")
@@ -304,7 +304,7 @@ def _called(graph: Graph, problems: Input, options: RunKeywords, *, virtual: boo
             "in_memory": [name for name, given_so in {"graph": no_graph, "engines": no_engines}.items() if given_so],
             "graders": [register_grader(each).name for each in given.pop("graders", ())],
             "columns": dict(given.get("columns") or {}),
-            "samples": given.get("samples") or _preset_samples(bound.get("preset")),
+            "samples": samples if (samples := given.get("samples")) is not None else (preset and load_preset(preset).samples) or 1,
             "random": None if given.get("random") is None else str(given["random"]),
         }
         valid = _valid({**given, **values})
@@ -341,10 +341,6 @@ def _settings(bound: Mapping[str, Any]) -> tuple[str, ...]:
         except TypeError as error:
             raise UsageError(f"set[{name!r}]: {error}; expected a number, a text, a boolean or None") from error
     return tuple(found)
-
-
-def _preset_samples(preset: str | Path | None) -> int:
-    return (load_preset(preset).samples if preset is not None else None) or 1
 
 
 def _opened(engines: Engines | None) -> dict[str, Any] | None:

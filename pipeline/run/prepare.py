@@ -32,7 +32,7 @@ from pipeline.remote.inputs import fetch_problems
 from pipeline.store.folder import FILE, hold_default, hold_output
 from pipeline.store.kept_problems import Problems, keep_problems
 from pipeline.store.resume import ResumeState, forget_mismatched, read_resume_state
-from pipeline.store.run_file import RunFile, RunInput, Session, host, versions
+from pipeline.store.run_file import RunFile, RunInput, host, versions
 from pipeline.store.store import KEPT, RunStore, has_table, new_folder_id, shards_of
 from pipeline.text import storable
 
@@ -155,26 +155,24 @@ def _resumed(run: Prepared, folder: Path, old: RunFile) -> Prepared:
     if run.options.retry_failed:
         forget_mismatched(folder, old)
     state = read_resume_state(folder, most, run.options.retry_failed, [each.started_unix_ns for each in old.sessions])
-    return structs.replace(run, record=structs.replace(record, sessions=_ended_sessions(old, state.last_call_unix_ns)), resume_state=state)
+    *before, last = old.sessions
+    if last.status == "running":  # it was killed: its end is that of the last call in the trace
+        last = structs.replace(last, status="killed", ended_unix_ns=max(last.started_unix_ns, state.last_call_unix_ns or 0))
+    return structs.replace(run, record=structs.replace(record, sessions=(*before, last)), resume_state=state)
 
 
 @contextmanager
 def _held(options: RunOptions, name: str, *, on_disk: bool) -> Iterator[tuple[Path | None, RunFile | None]]:
-    """The folder of a run, held until the end, and the `run.json` in it."""
-    if options.output is None:
+    """The folder of a run, held until the end, and the `run.json` in it. Raises `InputError` for one that cannot be read."""
+    folder = options.output
+    if folder is None:
         with hold_default(RUNS, name) if on_disk else nullcontext() as made:
             yield made, None
         return
-    if options.resume and (there := _run_in(options.output)) is not None and is_over(there, options):
-        yield options.output, there  # nothing is written: the folder may be read-only
-        return
-    with hold_output(options.output, FILE, resume=options.resume):
-        yield options.output, _run_in(options.output)
-
-
-def _run_in(folder: Path) -> RunFile | None:
-    """The `run.json` in `folder`; None where there is none. Raises `InputError`."""
-    return RunFile.read(folder) if (folder / FILE).exists() else None
+    # Nothing is written into the folder of a run that is over: it may be read-only.
+    over = options.resume and (folder / FILE).exists() and is_over(RunFile.read(folder), options)
+    with nullcontext() if over else hold_output(folder, FILE, resume=options.resume):
+        yield folder, RunFile.read(folder) if (folder / FILE).exists() else None
 
 
 def is_over(old: RunFile, options: RunOptions) -> bool:
@@ -286,14 +284,6 @@ def _new_record(options: RunOptions, plan: Plan, problems: Problems, run_id: str
         command=[storable(argument) for argument in command],
         options=recorded_options(options),
     )
-
-
-def _ended_sessions(old: RunFile, last_ns: int | None) -> tuple[Session, ...]:
-    """The sessions of `old`; a session that was killed gets the end of the last call in the trace as its own."""
-    *before, last = old.sessions
-    if last.status == "running":
-        last = structs.replace(last, status="killed", ended_unix_ns=max(last.started_unix_ns, last_ns or 0))
-    return (*before, last)
 
 
 def check_drift(folder: Path, old: RunFile, new: RunFile, allowed: Sequence[str]) -> None:

@@ -230,7 +230,10 @@ async def _carry_out(run: Prepared, record: RunFile, fitted: Fitted, observer: O
             async with AsyncExitStack() as stack:
                 rows, recorder = await _open_rows(stack, run, observer, progress)
                 work = Executor(plan, fitted.stages, engines, fitted.builders, schedule, rows, clock, settings, progress, run.resume_state)
-                chains = _input(run) if feed is None or recorder is None else _KeptFeed(feed, recorder)
+                samples = SampleCounts(options.samples, run.record.samples)
+                chains: Feed = InputFeed(iter(run.problems), samples, run.resume_state.is_over, threads=not run.virtual_time)
+                if feed is not None and recorder is not None:
+                    chains = _KeptFeed(feed, recorder)
                 with observer.watch(run, work), stop.draining(work.drain):
                     await work.run(chains)
                     ended = clock.now()
@@ -274,12 +277,6 @@ async def _open_rows(stack: AsyncExitStack, run: Prepared, observer: Observer, p
         sinks.insert(0, recorder)
     graded = await stack.enter_async_context(open_inline_grader(Tee(*sinks), grader, virtual, run.problem_rows()))
     return graded if served else Tee(graded, FirstRows(observer.tell)), recorder  # a server serves on
-
-
-def _input(run: Prepared) -> Feed:
-    """The chains of the input, in their order."""
-    samples = SampleCounts(run.options.samples, run.record.samples)
-    return InputFeed(iter(run.problems), samples, run.resume_state.is_over, threads=not run.virtual_time)
 
 
 class _KeptFeed:
