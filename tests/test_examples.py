@@ -13,7 +13,7 @@ from pipeline.options import RunOptions
 from pipeline.run.run import run
 from tests.support.paths import ROOT
 from tests.support.patience import HANGS_S
-from tests.support.runs import chains_of, write_problems
+from tests.support.runs import rows, write_problems
 
 RAY_DATA = ROOT / "examples/ray_data.py"
 SCRIPTS = sorted({*(ROOT / "examples").glob("own_*.py")})
@@ -51,5 +51,5 @@ def test_batches_of_ray_data_are_answered_as_in_a_run(tmp_path: Path) -> None:
     found = {row["problem_id"]: row for row in json.loads(said)}
     assert found.pop("empty")["error"].endswith("has no `problem`")
     run(RunOptions(graph=Path("speccot"), engines=Path("sim-instant"), input=(str(problems),), output=tmp_path / "run"))
-    expected = {row["problem_id"]: (row["answer"], row["correct"], None) for row in chains_of(tmp_path / "run")}
+    expected = {row["problem_id"]: (row["answer"], row["correct"], None) for row in rows(tmp_path / "run", "chains")}
     assert {name: (row["solution"], row["correct"], row["error"]) for name, row in found.items()} == expected

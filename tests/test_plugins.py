@@ -4,9 +4,7 @@ process. It goes through every command as the built-in kinds and engines do, and
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import pyarrow.parquet as pq
 import pytest
 
 from pipeline.analysis.quality.step_counts import count_steps
@@ -17,6 +15,7 @@ from tests.support.commands import pipeline
 from tests.support.installed import installed
 from tests.support.killed import cut
 from tests.support.paths import ROOT
+from tests.support.runs import rows
 
 PLUGIN = ROOT / "tests/plugin"
 GRAPH = PLUGIN / "critic.yaml"
@@ -35,11 +34,6 @@ def command(*arguments: str | Path, code: int = 0) -> str:
     done = pipeline(*arguments)
     assert done.returncode == code, done.stderr
     return done.stdout if code == 0 else done.stderr
-
-
-def rows(run: Path, table: str) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = pq.read_table(run / table).to_pylist()
-    return found
 
 
 def steps_of(run: Path) -> list[tuple[str, int, str, str]]:

@@ -15,7 +15,7 @@ from pipeline.run.prepare import Prepared
 from pipeline.run.run import run
 from pipeline.store.folder import LOCK
 from tests.support.paths import ROOT, SIM
-from tests.support.runs import chains_of, write_problems
+from tests.support.runs import rows, write_problems
 
 TARGET = ROOT / "graphs/target.yaml"
 
@@ -39,7 +39,7 @@ def test_a_second_run_in_the_same_second_has_a_folder_of_its_own(tmp_path: Path,
     folders = [*(tmp_path / "runs").iterdir()]
     assert len(folders) == 2
     for folder in folders:
-        assert len({row["chain_id"] for row in chains_of(folder)}) == len(chains_of(folder)) == 12
+        assert len({row["chain_id"] for row in rows(folder, "chains")}) == len(rows(folder, "chains")) == 12
 
 
 @pytest.mark.parametrize("resume", [False, True])
@@ -54,7 +54,7 @@ def test_a_second_run_in_the_same_folder_is_refused_before_its_engines_start(tmp
             pipeline.solve(TARGET, problems, engines=SIM, output=tmp_path / "run", resume=resume)
 
     assert run(options, beside(second)).exit_code == 0
-    assert len(chains_of(tmp_path / "run")) == 12
+    assert len(rows(tmp_path / "run", "chains")) == 12
 
 
 @pytest.mark.parametrize("resume", [False, True])
@@ -64,4 +64,4 @@ def test_a_process_that_was_killed_before_its_run_had_begun_leaves_a_place_for_o
     (folder / LOCK).write_text("1\n")
     (folder / ".0123456789abcdef.tmp").write_text("{")
     run(RunOptions(graph=TARGET, engines=SIM, input=(str(write_problems(tmp_path, 1)),), output=folder, resume=resume))
-    assert len(chains_of(folder)) == 1
+    assert len(rows(folder, "chains")) == 1

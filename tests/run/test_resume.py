@@ -21,6 +21,7 @@ from pipeline.store.query import Query
 from pipeline.store.run_file import RunFile
 from pipeline.store.store import write_part
 from tests.support.killed import cut
+from tests.support.runs import rows
 
 pytestmark = pytest.mark.slow  # whole runs
 
@@ -37,11 +38,6 @@ def options(folder: Path, graph: str = "speccot", **other: Any) -> RunOptions:
         problems.write_bytes(b"\n\n".join([*rows, b'{"problem_id": "bad"}']) + b"\n")
     defaults = {"batch_size": 4, "samples": 2, "output": folder / graph}
     return RunOptions(graph=ROOT / f"graphs/{graph}.yaml", engines=SIM, input=(str(problems),), **defaults | other)  # type: ignore[arg-type]
-
-
-def rows(folder: Path, table: str) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = pq.read_table(folder / table).to_pylist()
-    return found
 
 
 def said(folder: Path) -> dict[str, Any]:

@@ -18,9 +18,9 @@ from pipeline.store.run_file import RunFile
 from tests.support.changed import change_rows
 from tests.support.commands import COMMAND
 from tests.support.golden import golden_run
-from tests.support.hanging_together import check_hangs_together, rows
+from tests.support.hanging_together import check_hangs_together
 from tests.support.paths import ROOT
-from tests.support.runs import write_problems
+from tests.support.runs import rows, write_problems
 
 CHAINS = 24
 

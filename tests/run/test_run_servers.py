@@ -19,7 +19,7 @@ from tests.support import small_server
 from tests.support.commands import running
 from tests.support.paths import ROOT
 from tests.support.patience import HANGS_S
-from tests.support.runs import calls_of, chains_of, servers_file, solve_with, write_problems
+from tests.support.runs import rows, servers_file, solve_with, write_problems
 from tests.support.served import TOKENIZER
 from tests.support.servers import Running
 from tests.support.small_server import VLLM, Handler, Reply, SmallServer, edited, raw, status
@@ -38,7 +38,7 @@ def both(server: SmallServer) -> dict[str, str]:
 
 
 def texts(folder: Path) -> list[tuple[str, str]]:
-    return sorted((row["chain_id"], row["answer_text"]) for row in chains_of(folder))
+    return sorted((row["chain_id"], row["answer_text"]) for row in rows(folder, "chains"))
 
 
 class Moody:
@@ -60,7 +60,7 @@ def test_a_server_that_fails_now_and_then_loses_nothing_and_changes_no_answer(tm
     assert solve_with(servers_file(tmp_path, model="tiny", **both(small)), tmp_path / "calm", **little).exit_code == 0
     small.always = Moody()
     assert solve_with(servers_file(tmp_path, model="tiny", **both(small)), tmp_path / "moody", **little).exit_code == 0
-    calls = calls_of(tmp_path / "moody")
+    calls = rows(tmp_path / "moody", "calls")
     assert {row["error_type"] for row in calls} == {None, "EngineUnavailable", "BadCompletion"}
     assert summarize(tmp_path / "moody").engines["target"].retried_calls > 0
     assert texts(tmp_path / "calm") == texts(tmp_path / "moody")
@@ -119,7 +119,8 @@ def test_a_run_that_is_suspended_for_longer_than_timeout_s_goes_on(tmp_path: Pat
         os.kill(process.pid, signal.SIGCONT)
         _, error = process.communicate(timeout=HANGS_S)
     assert process.returncode == 0, error
-    assert {row["error_type"] for row in calls_of(tmp_path / "out")} <= {None, "EngineUnavailable"}  # a connection may have been closed
+    errors = {row["error_type"] for row in rows(tmp_path / "out", "calls")}
+    assert errors <= {None, "EngineUnavailable"}  # a connection may have been closed
 
 
 @pytest.mark.vllm
@@ -129,7 +130,7 @@ def test_a_run_on_an_openai_vllm_server(served_draft: Running, tmp_path: Path) -
     engines = servers_file(tmp_path, draft=served_draft.base_url)
     engines.write_text(f"{engines.read_text()}target: {{backend: torch, model: 'bundled:tiny-target', core: 1}}\n")
     assert solve_with(engines, tmp_path / "run", limit=24, settings=("temperature=0",)).exit_code == 0
-    assert sum(row["correct"] for row in chains_of(tmp_path / "run")) >= 18
+    assert sum(row["correct"] for row in rows(tmp_path / "run", "chains")) >= 18
     draft = summarize(tmp_path / "run").engines["draft"]
     assert draft.cached_share is not None
     assert 0 < draft.cached_share < 1

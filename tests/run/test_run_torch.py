@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.commands import running
 from tests.support.patience import HANGS_S
-from tests.support.runs import chains_of
+from tests.support.runs import rows
 
 
 @pytest.mark.torch
@@ -23,7 +23,7 @@ def test_engines_killed_and_stopped_in_mid_run_are_restarted_and_its_answers_sta
         workers[1].send_signal(signal.SIGSTOP)
         out, error = process.communicate(timeout=HANGS_S)
     assert process.returncode == 0, error
-    chains = chains_of(tmp_path / "out")
+    chains = rows(tmp_path / "out", "chains")
     assert len({row["problem_id"] for row in chains}) == 24
     assert sum(row["correct"] for row in chains) >= 18
     found = json.loads((tmp_path / "out/run.json").read_text())["sessions"][-1]["engine_statistics"]

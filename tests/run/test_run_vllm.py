@@ -12,7 +12,7 @@ from pipeline.engine import Engine
 from pipeline.options import RunOptions
 from tests.support.engines import PLAIN
 from tests.support.paths import ROOT, TEST_SET
-from tests.support.runs import calls_of, chains_of, solve_on
+from tests.support.runs import rows, solve_on
 
 pytestmark = [pytest.mark.vllm, pytest.mark.skipif(find_spec("vllm") is None, reason="vllm is not installed here")]
 
@@ -24,11 +24,12 @@ def test_the_bundled_pair_solves_most_problems_and_the_run_has_the_engines_own_w
         graph=ROOT / "graphs/speccot.yaml", input=(str(TEST_SET),), limit=24, output=tmp_path, engines=PLAIN.path, settings=PLAIN.settings
     )
     portal.call(solve_on, vllm_engines, options)
-    assert sum(row["correct"] for row in chains_of(tmp_path)) >= 18
-    assert {row["error_type"] for row in chains_of(tmp_path)} == {None}
+    assert sum(row["correct"] for row in rows(tmp_path, "chains")) >= 18
+    assert {row["error_type"] for row in rows(tmp_path, "chains")} == {None}
     card = json.loads((tmp_path / "run.json").read_text())
     for role in ("draft", "target"):
-        statistics, mine = card["sessions"][-1]["engine_statistics"][role], [row for row in calls_of(tmp_path) if row["engine"] == role]
+        statistics = card["sessions"][-1]["engine_statistics"][role]
+        mine = [row for row in rows(tmp_path, "calls") if row["engine"] == role]
         assert statistics["requests"] == len(mine)
         assert 0 < statistics["cached_input_tokens"] < statistics["input_tokens"]
         assert statistics["speculation"] is None

@@ -28,6 +28,7 @@ from pipeline.store.recorder import open_recorder
 from pipeline.store.resume import ResumeState
 from pipeline.store.store import RunStore
 from tests.support.paths import ROOT, SIM
+from tests.support.runs import rows
 
 pytestmark = pytest.mark.anyio
 TWO_DRAFTS = """
@@ -96,11 +97,6 @@ async def execute(folder: Path, graph: Path, schedule: str = "pipelined", draft:
         executor = Executor(plan, stages, engines, builders, admits, recorder, clock, known, progress)
         problems = (Problem(row=i, problem_id=str(i), problem=f"Problem number {i}?", answer=None) for i in range(1, 7))
         await executor.run(InputFeed(problems, SampleCounts(1, 1), lambda place: False, threads=False))
-
-
-def rows(folder: Path, table: str) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = pq.read_table(folder / table).to_pylist()
-    return found
 
 
 @pytest.fixture

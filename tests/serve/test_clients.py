@@ -13,7 +13,7 @@ import pytest
 from pipeline.grading.answers import same_answer
 from tests.support.paths import ROOT, TEST_SET
 from tests.support.patience import HANGS_S
-from tests.support.runs import chains_of
+from tests.support.runs import rows
 from tests.support.serving import serving
 
 PYTHON = Path(sys.prefix) / "clients/bin/python"
@@ -38,8 +38,8 @@ def our_score(folder: Path) -> float:
     """The share of a run's answers that we grade as right, of as many problems of the test set."""
     answers = {row["problem"]: row["answer"] for row in pq.read_table(TEST_SET).to_pylist()}
     problems = {row["problem_id"]: row["problem"] for row in pq.read_table(folder / "problems").to_pylist()}
-    right = [same_answer(row["answer"], answers[problems[row["problem_id"]]]) for row in chains_of(folder)]
-    assert len(right) == len({problems[row["problem_id"]] for row in chains_of(folder)}) == PROBLEMS
+    right = [same_answer(row["answer"], answers[problems[row["problem_id"]]]) for row in rows(folder, "chains")]
+    assert len(right) == len({problems[row["problem_id"]] for row in rows(folder, "chains")}) == PROBLEMS
     return sum(right) / PROBLEMS
 
 

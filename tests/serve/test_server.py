@@ -13,7 +13,7 @@ import pytest
 
 from pipeline.serve.desk import ServeLimits
 from tests.support.patience import HANGS_S
-from tests.support.runs import chains_of
+from tests.support.runs import rows
 from tests.support.serving import SHORT, Serving, serving
 
 pytestmark = pytest.mark.slow  # connections, and a run on real time
@@ -195,7 +195,7 @@ def test_a_client_that_leaves_ends_its_chain_and_lets_the_next_begin(tmp_path: P
         with client.chat.completions.create(model="speccot", messages=ASKED, stream=True) as pieces:
             next(iter(pieces))
         client.chat.completions.create(model="speccot", messages=ASKED, max_tokens=1)  # begins when the other has ended
-    left, short = sorted(chains_of(tmp_path / "run"), key=lambda row: row["input_row"])
+    left, short = sorted(rows(tmp_path / "run", "chains"), key=lambda row: row["input_row"])
     assert (left["stop_reason"], left["error_type"], left["error_message"]) == ("error", "Withdrawn", "the client closed the connection")
     assert short["stop_reason"] == "max_tokens"
     assert server.result is not None
@@ -207,7 +207,7 @@ def test_a_request_that_takes_too_long_ends_as_an_error(tmp_path: Path) -> None:
         with pytest.raises(openai.InternalServerError, match=r"no answer within 0\.2 s") as late:
             server.client().chat.completions.create(model="speccot", messages=ASKED)
         assert late.value.status_code == 504
-    [row] = chains_of(tmp_path / "run")
+    [row] = rows(tmp_path / "run", "chains")
     assert row["error_message"] == "there was no answer within 0.2 s"
 
 

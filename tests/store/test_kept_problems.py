@@ -20,7 +20,7 @@ from pipeline.store.kept_problems import keep_problems, solved_problems
 from pipeline.store.run_file import RunFile
 from tests.support.killed import cut
 from tests.support.paths import ROOT, SIM
-from tests.support.runs import chains_of, said, solve, write_problems
+from tests.support.runs import rows, said, solve, write_problems
 
 BAD = (b'{"problem_id": "no text"}', b"not JSON", b'{"problem": "Which?", "options": ["one", "two"], "answer": "B", "level": 3}')
 
@@ -90,6 +90,6 @@ def test_a_limit_grows_without_the_input(tmp_path: Path) -> None:
     for limit in (5, None):
         more = structs.replace(resume_options(folder), limit=limit, allow_drift=("limit",))
         assert run(more).exit_code == 0
-        assert sorted(row["input_row"] for row in chains_of(folder)) == list(range(1, 1 + (limit or 9)))
+        assert sorted(row["input_row"] for row in rows(folder, "chains")) == list(range(1, 1 + (limit or 9)))
         assert RunFile.read(folder).input.rows == (limit or 9)
     assert len(list(solved_problems(folder, RunFile.read(folder)))) == 9

@@ -2,14 +2,8 @@
 
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
-import pyarrow.parquet as pq
-
-
-def rows(folder: Path, table: str) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = pq.read_table(folder / table).to_pylist()
-    return found
+from tests.support.runs import rows
 
 
 def check_hangs_together(folder: Path, chains: int) -> None:

@@ -70,8 +70,9 @@ async def solve_on(engines: Mapping[str, Engine], options: RunOptions) -> Sessio
     return result
 
 
-def rows(result: SessionResult, table: str) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = pq.read_table(result.folder / table).to_pylist()
+def rows(run: SessionResult | Path, table: str) -> list[dict[str, Any]]:
+    """Of a run, or of its folder."""
+    found: list[dict[str, Any]] = pq.read_table((run if isinstance(run, Path) else run.folder) / table).to_pylist()
     return found
 
 
@@ -81,16 +82,6 @@ def said(result: SessionResult) -> dict[str, Any]:
     for row in rows(result, "steps"):
         steps.setdefault(row["chain_id"], []).append((row["step_index"], row["decision"], row["step_text"], row["candidate_texts"]))
     return {row["chain_id"]: (row["answer"], row["stop_reason"], steps.get(row["chain_id"])) for row in rows(result, "chains")}
-
-
-def chains_of(out: Path) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = pq.read_table(out / "chains").to_pylist()
-    return rows
-
-
-def calls_of(out: Path) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = pq.read_table(out / "calls").to_pylist()
-    return rows
 
 
 def status(out: Path) -> str:

@@ -11,7 +11,7 @@ from pipeline.training import retrace
 from pipeline.training.retrace import Retracer
 from tests.support.killed import cut
 from tests.support.paths import ROOT
-from tests.support.runs import calls_of, rows, solve, solve_with, write_problems
+from tests.support.runs import rows, solve, solve_with, write_problems
 
 pytestmark = pytest.mark.slow  # whole runs
 
@@ -49,7 +49,7 @@ def test_thoughts_that_ended_early(graph: str, tmp_path: Path) -> None:
 
 def test_prompts_are_those_that_were_recorded(tmp_path: Path) -> None:
     result = solve(tmp_path, input=write_problems(tmp_path, 3))
-    digests = {row["request_id"]: row["prompt_digest"] for row in calls_of(result.folder)}
+    digests = {row["request_id"]: row["prompt_digest"] for row in rows(result.folder, "calls")}
     asked = [asked.request for chain in Retracer(result.folder).chains() for step in chain.steps for asked in step.asked]
     assert asked
     assert all(request.digest() == digests[request.request_id] for request in asked)

@@ -16,7 +16,7 @@ from pipeline.training.examples import Origin
 from pipeline.training.formats import Wanted
 from pipeline.training.problems import HeldOutProblems, problem_hash, split_of
 from pipeline.training.write import WrittenData, write_training_data
-from tests.support.runs import calls_of, rows, solve, write_problems
+from tests.support.runs import rows, solve, write_problems
 
 pytestmark = pytest.mark.slow  # whole runs
 
@@ -87,7 +87,7 @@ def test_cut_thoughts_are_left_out(tmp_path: Path) -> None:
 def test_choices_of_a_run_whose_answers_are_right(speccot: SessionResult, tmp_path: Path) -> None:
     result = speccot
     _, data = written(tmp_path, result.folder, format="selection")
-    asked = {tuple(row["option_ids"]) for row in calls_of(result.folder) if row["kind"] == "choose"}
+    asked = {tuple(row["option_ids"]) for row in rows(result.folder, "calls") if row["kind"] == "choose"}
     correct = {row["chain_id"] for row in rows(result, "chains") if row["correct"]}
     steps = {(row["chain_id"], row["step_index"]): row for row in rows(result, "steps") if row["verify_kind"] == "choose"}
     assert {(row["chain_id"], row["step_index"]) for row in data} == {place for place in steps if place[0] in correct}
