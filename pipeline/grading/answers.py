@@ -120,13 +120,15 @@ def compare_texts(kind: Kind, answer: str, reference: str) -> Grade | None:
     if max(len(answer), len(reference)) > LONGEST:
         return Grade(False, why=f"longer than {LONGEST:,} characters")
     mine, theirs = _read(answer), _read(reference)
-    values = mine.value, theirs.value
-    if None in values and (kind == "numeric" or (values[1] is not None and _is_sentence(mine.cleaned))):
-        values = _figure(answer), _figure(reference)
-    if values[0] is not None and values[1] is not None:
-        if 0 < abs(values[0] - values[1]) < precision(theirs.compact):
+    a, b = mine.value, theirs.value
+    if (a is None or b is None) and (kind == "numeric" or (b is not None and _is_sentence(mine.cleaned))):
+        a, b = _figure(answer), _figure(reference)
+    if a is not None and b is not None:
+        if 0 < abs(a - b) < precision(theirs.compact):
             return _graded("numbers, as far as the reference is rounded", True)
-        return _numbers(values[0], values[1], is_percentage(answer), is_percentage(reference))
+        if a == b or (percent := is_percentage(answer)) == is_percentage(reference):
+            return _graded("numbers", a == b)
+        return _graded("numbers, one of them a percentage", a / 100 == b if percent else a == b / 100)
     if mine.compact == theirs.compact != "":
         return Grade(True, "the same text in one notation")
     return Grade(False, "different texts") if kind == "letter" else None
@@ -203,11 +205,3 @@ def _figure(text: str) -> Fraction | None:
 
 def _graded(what: str, correct: bool) -> Grade:
     return Grade(correct, f"{'equal' if correct else 'different'} {what}")
-
-
-def _numbers(answer: Fraction, reference: Fraction, percent: bool, expected: bool) -> Grade:
-    """Whether two numbers are equal; if one text alone is a percentage, whether it denotes the other number (50% is 0.5)."""
-    if answer != reference and percent != expected:
-        hundredth = (answer / 100, reference) if percent else (answer, reference / 100)
-        return _graded("numbers, one of them a percentage", hundredth[0] == hundredth[1])
-    return _graded("numbers", answer == reference)
