@@ -21,10 +21,6 @@ from pipeline.errors import InputError, boundary
 
 BATCH_ROWS = 256
 """Maximum number of rows of a Parquet or Arrow file in memory at once."""
-BUFFER = 1 << 16
-"""Bytes of a text file read at once."""
-MAX_VALUE = 1 << 24
-"""Maximum number of characters of one value in a CSV file."""
 _SPLIT = re.compile(r"(?<![a-z])(train|test|val|dev|eval)")
 
 
@@ -89,7 +85,7 @@ def _object(line: str) -> Record:
 
 def _csv(path: Path) -> Iterator[Record]:
     """Every value is text: 007 stays 007."""
-    csv.field_size_limit(MAX_VALUE)
+    csv.field_size_limit(1 << 24)  # characters of one value
     with _text(path) as text:
         rows = csv.reader(text, delimiter="\t" if ".tsv" in path.suffixes else ",", strict=True)
         names = next(rows, [])
@@ -102,7 +98,7 @@ def _csv(path: Path) -> Iterator[Record]:
 
 def _text(path: Path) -> io.TextIOWrapper:
     """A text file, decompressed as its suffix says. Bytes that are no UTF-8 are lone surrogates, so that they spoil no other row."""
-    file = io.BufferedReader(pa.input_stream(str(path), compression="detect"), BUFFER)
+    file = io.BufferedReader(pa.input_stream(str(path), compression="detect"), 1 << 16)
     return io.TextIOWrapper(file, "utf-8-sig", errors="surrogateescape", newline="")
 
 
