@@ -60,9 +60,7 @@ def check(specs: Mapping[str, VllmSpec], machine: Machine) -> None:
         low, high = (".".join(map(str, bound)) for bound in VERSIONS)
         raise GraphError(first, f"vLLM {version} is installed, which is not supported; use >={low},<{high}: {INSTALL}")
     for role, spec in specs.items():
-        inner = (spec.speculative_config or {}).get("model")
-        for model in (spec.model, *([inner] if isinstance(inner, str) else [])):
-            check_model(f"engine {role!r}", resolve(role, model))
+        check_model(f"engine {role!r}", resolve(role, spec.model))
     if not is_cpu_build(machine) and version.partition("+")[2][:2] in ("", "cu"):
         _check_gpus(specs, len(machine.gpus))
 
@@ -118,18 +116,14 @@ def program(spec: VllmSpec, cores: Iterable[int] | None, machine: Machine) -> Pr
 def widened(specs: Mapping[str, VllmSpec], opened: Collection[str]) -> dict[str, dict[str, float]]:
     """The shares of the engines that are not opened go to the opened ones on the same GPUs, in equal parts; as an engine has one share of
     all of its GPUs, the GPU with the least to give decides. An engine that states no share keeps what it has."""
-    found: dict[str, dict[str, float]] = {}
-    for role in opened:
-        if (share := specs[role].args.get(SHARE)) is not None and (freed := min(_freed(specs, opened, gpu) for gpu in specs[role].gpus)):
-            found[role] = {f"args.{SHARE}": min(1.0, round(share + freed, 6))}
-    return found
 
+    def freed(gpu: int) -> float:
+        here = {role: spec.args.get(SHARE, 0.0) for role, spec in specs.items() if gpu in spec.gpus}
+        given: float = sum(share for role, share in here.items() if role not in opened)
+        return given / sum(role in opened for role in here)
 
-def _freed(specs: Mapping[str, VllmSpec], opened: Collection[str], gpu: int) -> float:
-    """The share of a GPU that engines which are not opened leave to each of those that are."""
-    here = [role for role, spec in specs.items() if gpu in spec.gpus]
-    freed: float = sum(specs[role].args.get(SHARE, 0.0) for role in here if role not in opened)
-    return freed / sum(role in opened for role in here)
+    more = {role: min(map(freed, specs[role].gpus)) for role in opened if SHARE in specs[role].args}
+    return {role: {f"args.{SHARE}": min(1.0, round(specs[role].args[SHARE] + share, 6))} for role, share in more.items() if share}
 
 
 BACKEND = Backend(spec=VllmSpec, open=open_vllm, tokenizer=tokenizer_of, widened=widened)

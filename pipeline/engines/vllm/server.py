@@ -212,7 +212,6 @@ def facts(engine: AsyncLLM, setup: Setup, spec: VllmSpec) -> dict[str, Fact]:
         "answers": "model",
         **(core_facts(setup.role, setup.cores, spec.threads) if on_cpu else gpus),
         "vllm": __version__,
-        "device": device,
         "dtype": str(config.model_config.dtype).removeprefix("torch."),
         "kv_cache_tokens": cache.kv_cache_size_tokens or (cache.num_gpu_blocks or 0) * block_size,
         "block_size": block_size,
