@@ -74,12 +74,6 @@ def test_a_text_whose_tokens_were_counted_elsewhere_is_given_as_it_is_where_the_
     assert output_of(served, request(max_tokens=65), 65, TOKENIZER) is None
 
 
-def test_a_text_that_was_recorded_longer_than_asked_is_cut() -> None:
-    answer = output_of(call(max_tokens=2), request(max_tokens=2), 2, TOKENIZER)
-    assert answer is not None
-    assert [(each.ids, each.finish_reason) for each in answer.candidates] == [(tuple(SAID[:2]), "length"), (tuple(ENDED[:2]), "length")]
-
-
 @pytest.fixture
 def recorded(tmp_path: Path, blank: Any) -> Path:
     """A call that was answered at its second attempt, one that never was, and one more of each in a second part."""

@@ -374,13 +374,6 @@ def test_two_engines_that_share_a_device(of: SimSpec, expected: list[float]) -> 
     assert finished([of, of], [(0, 0.0, 5), (1, 0.0, 2)]) == pytest.approx(expected, rel=1e-9)
 
 
-def test_an_engine_with_short_kernels_waits_for_one_with_long_ones() -> None:
-    """Two iterations of 2 s each, in four layers and in one: kernels of 0.5 and 2 s, which make them 3 and 1.125 times as long. The second
-    ends at 4.5, when 1.5 s of the first one's 4 s are done."""
-    of = [shared("mps", overhead_s=1.0, wait=0.5, layers=layers) for layers in (4, 1)]
-    assert finished(of, [(0, 0.0, 2), (1, 0.0, 2)]) == pytest.approx([7.0, 4.5], rel=1e-9)
-
-
 arrivals_of = st.lists(
     st.tuples(st.integers(0, 1), st.integers(0, 40).map(lambda ticks: ticks / 4), st.integers(1, 40)), min_size=1, max_size=8
 )

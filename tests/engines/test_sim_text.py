@@ -1,13 +1,11 @@
 """What simulated models write and judge: lengths, quality, stops, and that prompts can be read back."""
 
 import math
-from collections.abc import Iterator
 from pathlib import Path
 from statistics import NormalDist, fmean, pstdev
 from string import ascii_lowercase
 from typing import Any, Literal
 
-import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -21,7 +19,7 @@ from pipeline.engines.sim.spec import MAX_LENGTHS, PRESETS, Preset, SimTextSpec,
 from pipeline.engines.sim.text import TextModel, sim_answer
 from pipeline.engines.sim.tokenizer import SPECIALS, VOCAB_SIZE, SimTokenizer
 from pipeline.errors import GraphError
-from pipeline.graph.prompts import DELIMITER, LABELS, THINK_CLOSE, WORDINGS
+from pipeline.graph.prompts import DELIMITER, LABELS, THINK_CLOSE
 from pipeline.reasoning.prompts import OptionPrompt, PromptBuilder
 from tests.support.engines import SIM
 
@@ -68,11 +66,6 @@ def test_no_token_reaches_over_a_boundary(before: str, boundary: str, after: str
     assert encode(before + boundary + after) == encode(before) + encode(boundary) + encode(after)
 
 
-def test_a_token_is_about_four_characters_as_a_real_ones_are() -> None:
-    words = " ".join(WORDINGS)
-    assert 3.6 < len(words) / len(TOKENIZER.encode(words)) < 4.4
-
-
 @pytest.mark.parametrize("tokens", [3, 4, 5, 9, 13, 40])
 def test_steps_and_answers_are_as_short_as_stated(tokens: int) -> None:
     text = SimTextSpec(step_tokens_mean=tokens, step_tokens_sigma=0, steps_mean=30, answer_tokens=tokens, step_accuracy=1)
@@ -84,16 +77,6 @@ def test_steps_and_answers_are_as_short_as_stated(tokens: int) -> None:
     assert ("\\boxed{" in answer.text) == (tokens >= 4 + len(sim_answer(PROBLEM)))
 
 
-@pytest.mark.parametrize("correlation", [0.0, 0.5, 1.0])
-def test_lengths_of_a_steps_candidates_have_the_stated_correlation(correlation: float) -> None:
-    text = SimTextSpec(step_tokens_mean=400, step_correlation=correlation)
-    pairs = []
-    for number in range(600):
-        one, other = write(DIALECT.generation(f"problem {number}"), text, seed=number, n=2, **STEP)
-        pairs.append((math.log(len(one.ids)), math.log(len(other.ids))))
-    assert np.corrcoef(np.array(pairs).T)[0, 1] == pytest.approx(correlation, abs=0.09)
-
-
 def test_the_text_depends_on_seed_and_index_alone() -> None:
     prompt = DIALECT.generation(PROBLEM)
     three = write(prompt, n=3, seed=7, **STEP)
@@ -102,16 +85,6 @@ def test_the_text_depends_on_seed_and_index_alone() -> None:
     assert len({written.ids for written in three}) == 3
     assert write(prompt, seed=8, **STEP)[0].ids != three[0].ids
     assert write(prompt, seed=8, temperature=0.0, **STEP) == write(prompt, seed=9, temperature=0.0, **STEP)
-
-
-def test_a_whole_response_ends_with_the_right_answer_when_all_steps_are_right() -> None:
-    for number in range(20):
-        problem = f"{PROBLEM} ({number})\nMore of it."
-        [response] = write(DIALECT.generation(problem), SimTextSpec(step_accuracy=1))
-        text = TOKENIZER.decode(response.ids)
-        assert (response.finish_reason, response.stop_reason) == ("stop", None)
-        assert boxed(text) == sim_answer(problem)
-        assert "</think>\n\n" in text
 
 
 def test_a_thought_cut_off_early_is_right_as_often_as_it_is_long() -> None:
@@ -148,14 +121,6 @@ def test_an_answer_asked_for_early_is_that_of_the_thought_ended_there_and_looks_
     assert above == {True: pytest.approx(0.82, abs=0.06), False: pytest.approx(0.18, abs=0.06)}
 
 
-def test_guidance_starts_a_step_that_the_next_one_finishes() -> None:
-    prompt = DIALECT.generation(PROBLEM)
-    [guidance] = write(prompt, limit=8)
-    assert (len(guidance.ids), guidance.finish_reason) == (8, "length")
-    [step] = write([*prompt, *guidance.ids], **STEP)
-    assert TextModel("m", DEFAULT).read([*prompt, *guidance.ids, *step.ids]).done == 1
-
-
 def test_any_stop_string_ends_after_the_token_that_completes_it() -> None:
     prompt = DIALECT.generation(PROBLEM)
     [written] = write(prompt, stop=("e su",))
@@ -168,33 +133,6 @@ def test_any_stop_string_ends_after_the_token_that_completes_it() -> None:
 def verification(prompt: OptionPrompt) -> Request:
     content = Content("", prompt.judged)
     return Request(request_id="r", prompt_ids=prompt.ids, max_tokens=1, option_ids=prompt.option_ids, content=content)
-
-
-def choices(draft: TextModel, target: TextModel, candidates: int, problems: int = 200) -> Iterator[tuple[int, list[bool]]]:
-    """The target's choices for the first step of many problems, with which candidates were right."""
-    for number in range(problems):
-        context = DIALECT.generation(f"{PROBLEM} ({number})")
-        asked = Request(request_id="r", prompt_ids=context, max_tokens=512, n=candidates, temperature=1.0, seed=number, **STEP)
-        shown = [written.ids for written in draft.write(asked, tuple(context), 512)]
-        prompt = DIALECT.choose(context, shown)
-        request = Request(
-            request_id="r", prompt_ids=prompt.ids, max_tokens=1, option_ids=prompt.option_ids, content=Content("", prompt.judged)
-        )
-        chosen, logprobs = target.choose(request, tuple(prompt.ids))
-        assert max(logprobs) == logprobs[chosen]
-        assert len(logprobs) == candidates + 1
-        yield chosen, [" no" not in TOKENIZER.decode(ids) for ids in shown]
-
-
-def verified(accuracy: float, candidates: int, draft_accuracy: float) -> Iterator[tuple[int, list[bool]]]:
-    """Choices of a verifier of this accuracy."""
-    draft, target = SimTextSpec(step_accuracy=draft_accuracy), SimTextSpec(verifier_accuracy=accuracy)
-    return choices(TextModel("m", draft), TextModel("t", target), candidates)
-
-
-def test_a_perfect_verifier_chooses_the_first_right_candidate() -> None:
-    for chosen, right in verified(accuracy=1, candidates=5, draft_accuracy=0.5):
-        assert chosen == (right.index(True) + 1 if any(right) else 0)
 
 
 def drafted(correlation: float, accuracy: float = 0.8, candidates: int = 5, steps: int = 1500) -> list[list[bool]]:

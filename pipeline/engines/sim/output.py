@@ -29,14 +29,16 @@ GATE_AUC, TRIAL_AUC = 0.75, 0.9
 
 
 class Output(Struct, frozen=True):
-    """The answer to a request without its timing: text, log probabilities, and the lengths that decide how long it takes."""
+    """The answer to a request without its timing: texts and log probabilities."""
 
     candidates: tuple[Candidate, ...]
-    lengths: tuple[int, ...]
-    """Number of tokens that are sampled for each candidate, at least one until it is cut; a request that only scores samples one, which
-    is dropped."""
     option_logprobs: tuple[float, ...] = ()
     scored_logprobs: tuple[float, ...] = ()
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Tokens that are sampled for each candidate, at least one; a request that only scores samples one, which is dropped."""
+        return tuple(max(len(each.ids) + each.ended, 1) for each in self.candidates) or (1,)
 
     @property
     def cached(self) -> tuple[tuple[int, ...], ...]:

@@ -119,16 +119,16 @@ def output_of(call: RecordedCall, request: Request, limit: int, tokenizer: Token
     first few of the recorded candidates, and the beginnings of their texts, are what the model would have written.
     """
     if request.scored_ids:
-        return Output((), (1,), scored_logprobs=call.scored_logprobs)
+        return Output((), scored_logprobs=call.scored_logprobs)
     each = list(zip(call.output_token_ids, call.finish_reason, call.stop_reason, call.confidences, strict=True))[: request.n]
-    candidates, lengths = [], []
+    candidates = []
     for ids, finish, stop, confidence in each:
         sampled = len(ids) + (finish == "stop" and stop is None)  # the end of the sequence was sampled and is not kept
         if request.max_tokens != call.max_tokens or len(ids) > limit:
             if finish == "length" and len(ids) < limit:
                 return None
             if sampled > limit:
-                ids, finish, stop, sampled, confidence = ids[:limit], "length", None, limit, None
+                ids, finish, stop, confidence = ids[:limit], "length", None, None
         candidates.append(
             Candidate(
                 ids=ids,
@@ -139,8 +139,7 @@ def output_of(call: RecordedCall, request: Request, limit: int, tokenizer: Token
                 confidence=confidence,
             )
         )
-        lengths.append(max(sampled, 1))
-    return Output(tuple(candidates), tuple(lengths), call.option_logprobs)
+    return Output(tuple(candidates), call.option_logprobs)
 
 
 def bindings(engines: Path | None) -> Path | Mapping[str, Any] | None:

@@ -225,14 +225,13 @@ class TextModel:
         """See `TextSource`."""
         prompt = packed(request.prompt_ids)
         if request.scored_ids:
-            return Output((), (1,), scored_logprobs=self.score(prompt, tuple(request.scored_ids)))
+            return Output((), scored_logprobs=self.score(prompt, tuple(request.scored_ids)))
         if request.option_ids:
             chosen, logprobs = self.choose(request, prompt)
             ids = (request.option_ids[chosen],)
             option = Candidate(ids=ids, text=_TOKENIZER.decode(ids), cumulative_logprob=logprobs[chosen], finish_reason="length")
-            return Output((option,), (1,), option_logprobs=logprobs)
-        candidates = self.write(request, prompt, min(request.max_tokens, max_model_len - len(prompt)))
-        return Output(tuple(candidates), tuple(len(candidate.ids) + candidate.ended for candidate in candidates))
+            return Output((option,), option_logprobs=logprobs)
+        return Output(tuple(self.write(request, prompt, min(request.max_tokens, max_model_len - len(prompt)))))
 
     def read(self, prompt: Sequence[int], content: Content | None = None) -> ThoughtState:
         """How far the thought in `prompt` has come, read from the marker at its end, and its problem: that of its `content`, or else what
