@@ -31,7 +31,7 @@ import math
 from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Callable, Sequence
-from heapq import heappop, heappush
+from itertools import takewhile
 from typing import NamedTuple
 
 from msgspec import Struct
@@ -130,6 +130,11 @@ class Finish(NamedTuple):
     """Tokens by which its context grows with an iteration."""
     job: Job
 
+    @property
+    def ends_job(self) -> bool:
+        """True if no sequence of its job ends later."""
+        return self.job.iterations[self.candidate] == max(self.job.iterations)
+
 
 class Decoding(NamedTuple):
     """The sequences that decode at one boundary between iterations: how many there are, the tokens whose keys and values they read in the
@@ -174,8 +179,6 @@ class Scheduler:
         self._partial: Job | None = None
         """The job whose prompt is computed in part; there is never a second one."""
         self._finishes: list[Finish] = []
-        self._last_iterations: list[tuple[int, Key, Job]] = []
-        """For each job whose prompt is computed, the iteration after which it is finished; a heap."""
         self._dropped = False
         """True if a running job was cancelled since the last decision."""
 
@@ -206,10 +209,8 @@ class Scheduler:
 
     def finishes_job(self) -> bool:
         """True if a job finishes at the end of the forecast."""
-        left = self._last_iterations[0][0] - self._iteration if self._last_iterations else math.inf
-        for each in self.forecast:
-            left -= each.iterations
-        return left <= 0
+        end = self._iteration + sum(each.iterations for each in self.forecast)
+        return any(finish.ends_job for finish in takewhile(lambda finish: finish.iteration <= end, self._finishes))
 
     def add(self, job: Job) -> bool:
         """Queue `job`; returns whether the next iteration may have to be decided again for it."""
@@ -306,16 +307,13 @@ class Scheduler:
         for candidate, (iterations, rate) in enumerate(zip(job.iterations, job.rates, strict=True)):
             last, context = self._iteration + iterations, len(job.prompt) + 1 + rate * (iterations - 1)
             insort(self._finishes, Finish(last, job.key, candidate, context, rate, job))
-        heappush(self._last_iterations, (self._iteration + max(job.iterations), job.key, job))
 
     def _forecast_decoding(self, at: float, batch: "Decoding", iteration: int) -> None:
         """Add segments of decoding until the next job is finished or, while a job waits to be admitted, until a sequence ends.
 
         `at` is the device work, `iteration` the number of iterations that are over, where these segments of `batch` begin.
         """
-        while self._last_iterations[0][2].cancelled:
-            heappop(self._last_iterations)
-        horizon = self._finishes[0].iteration if self.waiting else self._last_iterations[0][0]
+        horizon: float = math.inf
         for finish in self._finishes:
             if finish.iteration > horizon:
                 break
@@ -324,6 +322,8 @@ class Scheduler:
                 self.forecast.append(segment(at, count, self.roofline.iteration(*batch)))
                 at, batch, iteration = self.end, batch.after(count), finish.iteration
             batch = batch.without(finish)
+            if self._queue or finish.ends_job:
+                horizon = finish.iteration
 
     def _advance(self, done: Segment, now: float) -> list[Job]:
         """Move batch and cache to the end of the segment `done`, at time `now`; returns the jobs that finish there."""
@@ -360,8 +360,6 @@ class Scheduler:
         """Finish `job`, all of whose sequences have ended: its outputs stay in the cache, in the room that was reserved for them."""
         job.finished = now
         self._leave(job, job.cached_outputs)
-        while self._last_iterations and (self._last_iterations[0][2].cancelled or not self._last_iterations[0][2].unfinished):
-            heappop(self._last_iterations)
 
     def _leave(self, job: Job, outputs: Sequence[Sequence[int]] = ()) -> None:
         """Take out `job`, which runs no more; the cache keeps these `outputs`, in the room reserved for them."""
@@ -392,5 +390,3 @@ class Scheduler:
         self._finishes = [finish for finish in self._finishes if not finish.job.cancelled]
         for job in gone.values():
             self._leave(job)
-        while self._last_iterations and self._last_iterations[0][2].cancelled:
-            heappop(self._last_iterations)
