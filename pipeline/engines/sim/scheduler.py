@@ -28,10 +28,10 @@ as it would have been, B has its first token at 5 and its second at 6.
 """
 
 import math
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right, insort
 from collections import deque
 from collections.abc import Callable, Sequence
-from itertools import takewhile
+from operator import attrgetter
 from typing import NamedTuple
 
 from msgspec import Struct
@@ -210,7 +210,7 @@ class Scheduler:
     def finishes_job(self) -> bool:
         """True if a job finishes at the end of the forecast."""
         end = self._iteration + sum(each.iterations for each in self.forecast)
-        return any(finish.ends_job for finish in takewhile(lambda finish: finish.iteration <= end, self._finishes))
+        return any(finish.ends_job for finish in self._ending(end))
 
     def add(self, job: Job) -> bool:
         """Queue `job`; returns whether the next iteration may have to be decided again for it."""
@@ -334,19 +334,20 @@ class Scheduler:
             job.computed += tokens
             if job.cached + job.computed == len(job.prompt):
                 self._start_decoding(job, now)
-        finished = []
-        ended = 0
-        for finish in self._finishes:
-            if finish.iteration > self._iteration:
-                break
-            ended += 1
-            self._batch = self._batch.without(finish)
-            finish.job.unfinished -= 1
-            if not finish.job.unfinished:
-                self._complete(finish.job, now)
-                finished.append(finish.job)
-        del self._finishes[:ended]
+        ended, finished = self._ending(self._iteration), []
+        del self._finishes[: len(ended)]
+        for finish in ended:
+            self._batch, job = self._batch.without(finish), finish.job
+            job.unfinished -= 1
+            if not job.unfinished:
+                job.finished = now
+                self._leave(job, job.cached_outputs)
+                finished.append(job)
         return finished
+
+    def _ending(self, iteration: int) -> list[Finish]:
+        """The sequences that end with this iteration or before it."""
+        return self._finishes[: bisect_right(self._finishes, iteration, key=attrgetter("iteration"))]
 
     def _start_decoding(self, job: Job, now: float) -> None:
         """Put the computed prompt of `job` into the cache, where other jobs may reuse it, and let its sequences decode."""
@@ -355,11 +356,6 @@ class Scheduler:
         self._batch = self._batch.joined(job)
         job.node = self.cache.extend(job.node, job.prompt[job.cached :])
         self._release(job, job.reserved - sum(job.lengths))
-
-    def _complete(self, job: Job, now: float) -> None:
-        """Finish `job`, all of whose sequences have ended: its outputs stay in the cache, in the room that was reserved for them."""
-        job.finished = now
-        self._leave(job, job.cached_outputs)
 
     def _leave(self, job: Job, outputs: Sequence[Sequence[int]] = ()) -> None:
         """Take out `job`, which runs no more; the cache keeps these `outputs`, in the room reserved for them."""
