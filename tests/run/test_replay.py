@@ -118,22 +118,6 @@ def test_another_threshold_answers_the_chains_that_go_the_recorded_way(
     }
 
 
-@pytest.mark.parametrize("sure", [-0.15, -0.12])
-def test_another_threshold_of_a_gate_reads_the_recorded_log_probabilities(
-    recorded: Callable[[str], Path], tmp_path: Path, sure: float
-) -> None:
-    before, settings = recorded("gated"), (f"sure={sure}",)
-    truth = run(options(before.parent, "gated", settings=settings, output=tmp_path / "truth"))
-    result = replay(before, tmp_path / "guess", settings=settings)
-    answered, missing = said(result.folder), unanswered(result.folder)
-    assert answered
-    assert missing
-    assert {chain: said(truth.folder)[chain] for chain in answered} == answered
-    steps = {(row["chain_id"], row["step_index"]): row["gate_value"] for row in rows(truth.folder, "steps")}
-    for row in rows(result.folder, "steps"):
-        assert row["gate_value"] == steps[row["chain_id"], row["step_index"]]
-
-
 def test_fewer_problems_samples_and_candidates_need_no_new_text_as_far_as_they_go(recorded: Callable[[str], Path], tmp_path: Path) -> None:
     before = recorded("speccot")
     few = replay(before, tmp_path / "few", limit=4, samples=1)
