@@ -48,7 +48,6 @@ class Wal:
     """A write-ahead file open for appending. Every method raises `OSError`."""
 
     def __init__(self, path: Path, schema: pa.Schema) -> None:
-        self.path = path
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         self.size = self._checksum = 0
         """`size`: bytes of all that was appended."""
@@ -56,7 +55,8 @@ class Wal:
             self._write(schema.serialize())
             sync_folder(path.parent)
         except OSError:
-            self.remove()
+            os.close(self._file)
+            path.unlink(missing_ok=True)
             raise
 
     def append(self, batch: pa.RecordBatch) -> None:
@@ -75,11 +75,6 @@ class Wal:
             self.sync()
         finally:
             os.close(self._file)
-
-    def remove(self) -> None:
-        """Close and delete the file, when its rows are in a part."""
-        os.close(self._file)
-        self.path.unlink(missing_ok=True)
 
     def _write(self, message: pa.Buffer) -> None:
         """Append `message`; when that fails, cut off what was written of it."""
