@@ -37,7 +37,7 @@ class RunProgress(Struct, frozen=True, kw_only=True):
     done: int
     failed: int
     graded: int
-    """Chains that count as right or wrong, see `events.counted`."""
+    """Chains that count as right or wrong, see `rows.counted`."""
     correct: int
     answers: str | None = None
     """`simulated` or `recorded` where models do not give the answers; see `resources.answers`."""

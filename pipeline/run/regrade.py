@@ -1,7 +1,7 @@
 """`pipeline grade`: a run folder enters, its chains are graded again, and what changed leaves.
 
-Answers and references are taken from the folder; nothing is solved again. Where a grade changes the table `chains` is replaced whole,
-then the totals in `run.json`.
+Answers and references are taken from the folder; nothing is solved again. Where a grade changes the parts of the table
+`chains` are written anew, then the totals in `run.json`; a killed process leaves a folder that the next `grade` finishes.
 """
 
 from collections import Counter
@@ -54,7 +54,7 @@ class Regrade(Struct):
     chains: int = 0
     """Rows of the table `chains`."""
     graded: int = 0
-    """Rows that now count as right or wrong, failed chains as wrong; see `events.counted`."""
+    """Rows that now count as right or wrong, failed chains as wrong; see `rows.counted`."""
     correct: int = 0
     changed: int = 0
     became_right: int = 0
@@ -100,8 +100,9 @@ def regrade(run: Path, *, dry_run: bool = False, workers: int | None = None, lim
                     new[row["chain_id"]] = grade
         if new and not dry_run:
             RunStore(run).rewrite("chains", partial(_regraded, new))
-            if record.ended_unix_ns is not None:
-                structs.replace(record, totals=structs.replace(record.totals, graded=found.graded, correct=found.correct)).write(run)
+        totals = structs.replace(record.totals, graded=found.graded, correct=found.correct)
+        if totals != record.totals and record.ended_unix_ns is not None and not dry_run:
+            structs.replace(record, totals=totals).write(run)
     return found
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from msgspec import structs
 
 from pipeline.analysis.headline.lines import headline
 from pipeline.analysis.summary import summarize
@@ -81,6 +82,8 @@ def test_what_changed_is_said_and_written_and_all_else_stays(run: Path) -> None:
     assert pq.read_table(run / "chains").drop_columns(loose).equals(table.drop_columns(loose))
     again = json.loads(pipeline("grade", run, "--json").stdout)
     assert (again["changed"], again["changes"], again["correct"], content(run)) == (0, [], 3, after)
+    structs.replace(RunFile.read(run), totals=Totals(graded=5, correct=2, steps=7)).write(run)  # as where it was killed before the totals
+    assert (regrade(run).changed, content(run)) == (0, after)
 
 
 def test_a_run_that_was_killed(tmp_path: Path, blank: Blank) -> None:

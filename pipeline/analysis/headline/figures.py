@@ -138,7 +138,7 @@ class Summary(Struct, frozen=True, kw_only=True):
     graded: int
     """Chains that count as right or wrong: those whose answer was graded, and failed ones with a reference answer."""
     failed_as_wrong: int = 0
-    """Those of `graded` that failed; see `events.counted`."""
+    """Those of `graded` that failed; see `rows.counted`."""
     correct: int
     """Those of `graded` that are right."""
     grading_errors: dict[str, int] = {}
