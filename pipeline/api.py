@@ -249,7 +249,7 @@ async def _streamed(call: _SolveCall, chains: ChainStream, held: ExitStack) -> S
 
 def _solved(call: _SolveCall, trace: bool, progress: bool) -> Result:
     """Solve and wait; raises `Unfinished`."""
-    run, kept, told = call.run, MemoryRows(trace=trace), [*call.said, *call.run.problems.remarks]
+    run, kept, told = call.run, MemoryRows(trace=trace and call.run.folder is None), [*call.said, *call.run.problems.remarks]
     if run.nothing_to_do:
         return _result(run.record, run, kept, told)
     observer = Observer(sink=kept, tell=told.append, watch=progress_shown if progress else Observer().watch)
@@ -367,11 +367,9 @@ def _roles(engines: Mapping[str, Any]) -> dict[str, Any]:
 
 def _result(run: RunFile, started: Prepared, kept: MemoryRows, told: Sequence[str]) -> Result:
     """The result of a run; where there is a run folder, with all chains in it, those of earlier sessions included."""
-    if started.folder is not None:
-        kept = MemoryRows(trace=False)
-        kept.chains = read_rows(started.folder, ChainRow, "chains")
+    chains = kept.chains if started.folder is None else read_rows(started.folder, ChainRow, "chains")
     return Result(
-        chains=tuple(sorted(kept.chains, key=lambda row: (row.input_row, row.sample_index))),
+        chains=tuple(sorted(chains, key=lambda row: (row.input_row, row.sample_index))),
         run=run,
         folder=started.folder,
         notices=tuple(told),

@@ -43,11 +43,14 @@ class FileMapping(dict[Any, Any]):
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
     """Makes mappings that know their lines in `file`, and no objects."""
 
-    file = ""
     yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {}
     yaml_constructors: ClassVar[dict[str | None, Any]] = {
         tag: make for tag, make in yaml.SafeLoader.yaml_constructors.items() if tag is None or tag.removeprefix(_TAG) in _PLAIN
     }
+
+    def __init__(self, text: str, file: str) -> None:
+        super().__init__(text)
+        self.file = file
 
     def mapping(self, node: yaml.Node) -> FileMapping:
         found = FileMapping()
@@ -202,9 +205,7 @@ def _copied(value: Any, file: str) -> Any:
 def parse(text: str, file: str = "") -> Any:
     """The value of one YAML document, whose mappings know their lines in `file`; raises `GraphError`."""
     try:
-        loader = _Loader(text)
-        loader.file = file
-        return loader.get_single_data()
+        return _Loader(text, file).get_single_data()
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = file if mark is None else f"{file}, line {mark.line + 1}"

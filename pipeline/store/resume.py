@@ -183,13 +183,12 @@ def read_resume_state(folder: Path, samples: int, retry_failed: bool, sessions: 
         for table, rows in query.stream(LACKING):
             if rows > 0:
                 raise InputError(str(folder / table), f"lacks {rows:,} of the rows that `chains` counts; {REMEDY}")
-        state = query.row(COUNTS, ResumeState)
+        counts = query.row(COUNTS, ResumeState)
         places = query.columns("SELECT (input_row - 1) * $samples + sample_index AS place FROM ended ORDER BY 1", samples=samples)
-        state.over = array("q", places["place"].tobytes())
         failed = query.stream("SELECT error_type, error_stage, count(*) FROM ended WHERE stop_reason = 'error' GROUP BY ALL ORDER BY ALL")
-        state.errors = Counter({(error, stage or NO_STAGE): count for error, stage, count in failed})
-        state.decisions = Counter(dict(query.stream("SELECT decision, count(*) FROM steps GROUP BY 1 ORDER BY 1")))
-        state.output_tokens = dict(query.stream("SELECT engine, sum(output_tokens)::BIGINT FROM calls GROUP BY 1 ORDER BY 1"))
+        errors = Counter({(error, stage or NO_STAGE): count for error, stage, count in failed})
+        decisions = Counter(dict(query.stream("SELECT decision, count(*) FROM steps GROUP BY 1 ORDER BY 1")))
+        output_tokens = dict(query.stream("SELECT engine, sum(output_tokens)::BIGINT FROM calls GROUP BY 1 ORDER BY 1"))
         chains: defaultdict[str, ResumedChain] = defaultdict(ResumedChain)
         for chain, ids in query.stream(UNENDED_STEPS):
             chains[chain].steps.append(tuple(ids))
@@ -199,8 +198,14 @@ def read_resume_state(folder: Path, samples: int, retry_failed: bool, sessions: 
             resumed.attempt(bisect_right(sessions, submit), submit, row["client_wait_s"], end)
             if row["error_type"] is None:
                 resumed.calls[row["request_id"]] = msgspec.convert(row, ResumedCall)
-    state.chains = dict(chains)
-    return state
+    return structs.replace(
+        counts,
+        over=array("q", places["place"].tobytes()),
+        chains=dict(chains),
+        errors=errors,
+        decisions=decisions,
+        output_tokens=output_tokens,
+    )
 
 
 def drop_unfinished(folder: Path, retry_failed: bool) -> None:
