@@ -204,7 +204,7 @@ def test_samples_are_in_their_order(store: RunStore) -> None:
 
 def test_a_run_that_was_killed_does_not_say_that_it_goes_on(runs: Path, tmp_path: Path) -> None:
     shutil.copytree(runs / "alone", tmp_path / "alone")
-    (tmp_path / "alone" / "run.json").write_bytes(structs.replace(RunFile.read(runs / "alone"), status="running").encode())
+    structs.replace(RunFile.read(runs / "alone"), status="running").write(tmp_path / "alone")
     html = page(TestClient(view_app(Shelf(tmp_path)), base_url="http://localhost"), "/run", run="alone")
     assert "This run is killed: figures" in html
     assert "This run is running" not in html
@@ -222,7 +222,7 @@ def test_the_list_follows_its_runs(runs: Path, tmp_path: Path) -> None:
     with hold(folder):
         assert state() == ["running"]
     assert state() == ["finished"]
-    (folder / "run.json").write_bytes(structs.replace(run, status="interrupted").encode())
+    structs.replace(run, status="interrupted").write(folder)
     assert state() == ["interrupted"]
     shutil.rmtree(folder)
     assert state() == []

@@ -290,7 +290,14 @@ async def _terms(where: str, server: Server, spec: OpenAISpec, tokenizer: Tokeni
     # vLLM is sent a text, too: it repeats the ids that its own tokenizer makes of that.
     sent = Prompt(tokenizer.decode(request.prompt_ids), prompt.tokens) if ids else prompt
     try:
-        body = await _asked(server, request, sent, terms, 1, ASK_S)
+        ask = partial(_asked, server, request, sent, terms, 1, ASK_S)
+        try:
+            body = await ask()
+        except NoAnswer as found:  # other clients may have kept it busy
+            if found.verdict not in ("busy", "failing"):
+                raise
+            await anyio.sleep(FIRST_PAUSE_S)
+            body = await ask()
         if not ids:
             adds_bos = body.count("prompt_tokens") == prompt.tokens + 1
             terms = structs.replace(terms, adds_bos=adds_bos, logprobs=any(choice.logprobs for choice in body.choices))
