@@ -343,7 +343,7 @@ class PromptBuilder:
         return array("I", self.tokenizer.encode(before)), self._unopened(reply)
 
     def _unopened(self, reply: str) -> str:
-        """The beginning of a reply, without that of a thought."""
+        """The beginning of a reply, but not of a thought."""
         mark = self.prompts.thought.open
         return reply.rstrip().removesuffix(mark) if self.thinks and reply.rstrip().endswith(mark) else reply
 

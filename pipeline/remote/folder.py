@@ -3,7 +3,7 @@
     STAGING/HASH/NAME/          the run folder
     STAGING/HASH/writes         the session in it that this machine writes, or was killed while it did
 
-A run writes the rows of a call, then those of its step, then that of the chain. So the sizes of the files are taken in the reverse
+A run writes the rows of a call, then those of its step, then that of the chain. So file sizes are taken in the reverse
 order, and up to these sizes they are uploaded in the order in which they are written: each chain in the store has its steps and calls
 there, at every moment, and a write-ahead file that ends in the middle of a row is what a killed process leaves, too. `run.json` is last,
 every time: a run that has ended there is whole, and one that is `running` there with an old `run.json` has lost its machine.
@@ -274,7 +274,7 @@ def _all_copies() -> Path:
 
 
 def _files(place: Path) -> Iterator[Path]:
-    """A file, or all files below a folder, those of the highest number first: parts are numbered without a gap, at every moment."""
+    """A file, or all files below a folder, the highest number first: parts are numbered without a gap, at every moment."""
     if place.is_file():
         yield place
     for folder, folders, names in os.walk(place):

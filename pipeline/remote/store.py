@@ -75,7 +75,7 @@ class RemoteFiles:
 
     @contextmanager
     def _answered(self, name: str = "") -> Iterator[None]:
-        """Turn errors of the store into a `StoreError`, in its own words; those of files on this machine stay what they are."""
+        """Turn errors of the store into a `StoreError`, in its own words; errors of local files stay what they are."""
         where = f"{self.url}/{name}" if name else str(self.url)
         try:
             yield

@@ -156,7 +156,7 @@ def _resumed(run: Prepared, folder: Path, old: RunFile) -> Prepared:
         forget_mismatched(folder, old)
     state = read_resume_state(folder, most, run.options.retry_failed, [each.started_unix_ns for each in old.sessions])
     *before, last = old.sessions
-    if last.status == "running":  # it was killed: its end is that of the last call in the trace
+    if last.status == "running":  # it was killed: it ended with the last call in the trace
         last = structs.replace(last, status="killed", ended_unix_ns=max(last.started_unix_ns, state.last_call_unix_ns or 0))
     return structs.replace(run, record=structs.replace(record, sessions=(*before, last)), resume_state=state)
 

@@ -94,7 +94,7 @@ def bind(plan: Plan, stages: Mapping[str, Stage], dispatchers: Mapping[str, Disp
 
 
 class ChainRunner:
-    """Runs one chain; its `record` is told of every stage, call and step."""
+    """Runs one chain, and reports every stage, call and step to `record`."""
 
     __slots__ = ("_chain", "_clock", "_member", "_overflow", "_record", "_schedule")
 

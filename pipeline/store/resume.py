@@ -1,6 +1,6 @@
 """Resuming a run: its folder enters; which chains are over leaves, and what the engines have answered of those that are not.
 
-A chain is resumed by running its plan from the start while its recorded calls answer in place of the engines: the same seeds
+A chain is resumed by running its plan from the start while its recorded calls stand in for the engines: the same seeds
 lead to the same requests, so that it comes to its last answered call as before, and from there on asks the engines.
 """
 
@@ -16,10 +16,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec import Struct, structs
 
-from pipeline.engine import Candidate, Completion, FinishReason, Request, Tokenizer, Usage
+from pipeline.engine import Candidate, Completion, Request, Tokenizer, Usage
 from pipeline.errors import ChainError, InputError
 from pipeline.store.query import Query
-from pipeline.store.rows import confidences
+from pipeline.store.rows import AnsweredCall
 from pipeline.store.run_file import RunFile
 from pipeline.store.store import REMEDY, RunStore
 
@@ -35,24 +35,13 @@ class ResumeMismatch(ChainError):
         self.step_index = step_index
 
 
-class ResumedCall(Struct, frozen=True, kw_only=True):
-    """One call that an engine answered in an earlier session; its fields are columns of the calls table."""
+class ResumedCall(AnsweredCall, frozen=True, kw_only=True):
+    """One call that an engine answered in an earlier session, with what it cost."""
 
-    request_id: str
-    prompt_digest: int | None
     client_wait_s: float
     input_tokens: int
     cached_input_tokens: int | None
     output_tokens: int
-    output_token_ids: tuple[tuple[int, ...], ...]
-    finish_reason: tuple[FinishReason, ...]
-    stop_reason: tuple[str | None, ...]
-    option_logprobs: tuple[float, ...]
-    scored_logprobs: tuple[float, ...]
-    logprob_mean: tuple[float | None, ...]
-    logprob_min: tuple[float | None, ...]
-    first_entropy: tuple[float | None, ...]
-    logprob_margin: tuple[float | None, ...]
 
     @property
     def usage(self) -> Usage:
@@ -61,12 +50,13 @@ class ResumedCall(Struct, frozen=True, kw_only=True):
 
     def completion(self, tokenizer: Tokenizer) -> Completion:
         """The completion that the engine gave, with texts decoded from the recorded ids."""
-        known = confidences(structs.asdict(self), len(self.output_token_ids))
         candidates = [
             Candidate(
                 ids=ids, text=tokenizer.decode(ids), cumulative_logprob=None, finish_reason=finish, stop_reason=stop, confidence=confidence
             )
-            for ids, finish, stop, confidence in zip(self.output_token_ids, self.finish_reason, self.stop_reason, known, strict=True)
+            for ids, finish, stop, confidence in zip(
+                self.output_token_ids, self.finish_reason, self.stop_reason, self.confidences, strict=True
+            )
         ]
         return Completion(
             candidates=tuple(candidates), option_logprobs=self.option_logprobs, scored_logprobs=self.scored_logprobs, usage=self.usage

@@ -5,7 +5,7 @@ field metadata.
 Durations are seconds by a monotonic clock, instants nanoseconds UTC.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cache
 from types import NoneType, UnionType
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
@@ -15,6 +15,7 @@ from msgspec import Meta, Struct
 from msgspec.structs import astuple
 
 from pipeline.confidence import Confidence, Measure
+from pipeline.engine import FinishReason
 
 
 def column(unit: str = "", vllm: str = "") -> Any:
@@ -167,12 +168,28 @@ MEASURED_IN: dict[Measure, str] = {
 """For each number of a `Confidence` the column of `CallRow` that holds it."""
 
 
-def confidences(columns: Mapping[str, Sequence[float | None]], candidates: int) -> list[Confidence | None]:
-    """The confidence of each of a call's `candidates`, from the columns of `MEASURED_IN`; None where they hold none."""
-    found = list(zip(*(columns[name] for name in MEASURED_IN.values()), strict=True))
-    if not found:
-        return [None] * candidates
-    return [None if each[0] is None else Confidence(**dict(zip(MEASURED_IN, each, strict=True))) for each in found]
+class AnsweredCall(Struct, frozen=True, kw_only=True):
+    """What a call was answered, as it is read again; fields are columns of the calls table."""
+
+    request_id: str
+    prompt_digest: int | None
+    output_token_ids: tuple[tuple[int, ...], ...]
+    finish_reason: tuple[FinishReason, ...]
+    stop_reason: tuple[str | None, ...]
+    option_logprobs: tuple[float, ...]
+    scored_logprobs: tuple[float, ...]
+    logprob_mean: tuple[float | None, ...]
+    logprob_min: tuple[float | None, ...]
+    first_entropy: tuple[float | None, ...]
+    logprob_margin: tuple[float | None, ...]
+
+    @property
+    def confidences(self) -> list[Confidence | None]:
+        """How sure the model was of each candidate; None where no log probabilities were recorded."""
+        found = list(zip(*(getattr(self, name) for name in MEASURED_IN.values()), strict=True))
+        if not found:
+            return [None] * len(self.output_token_ids)
+        return [None if each[0] is None else Confidence(**dict(zip(MEASURED_IN, each, strict=True))) for each in found]
 
 
 class StepRow(Struct, frozen=True):

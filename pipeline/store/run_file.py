@@ -229,7 +229,7 @@ class RunFile(Struct, frozen=True, kw_only=True):
         return str(getattr(self.plan.engines.get(role), "model", "") or role)
 
     def with_session(self, session: Session) -> "RunFile":
-        """This run file with `session` in place of the last one."""
+        """This run file with `session` as its last one."""
         return structs.replace(self, sessions=(*self.sessions[:-1], session))
 
 

@@ -57,7 +57,7 @@ REMEDY = "put the files of the run back from a copy, or start a new run"
 KEPT = "problems"
 REPLICA = "replica"
 SHARDS = "shards"
-"""The folder in a run folder with those of its shards, while a run on replicas is not finished; then its rows are there."""
+"""The folder in a run folder that holds its shards while a run on replicas is not finished; its rows are there until then."""
 _LABEL = b"pipeline.file"
 _NAME = re.compile(r"(?:part|wal)-(\d{5,})\.(?:parquet|arrows)")
 _UNIQUE = ("_text", "_message", "request_id")
@@ -264,7 +264,7 @@ def new_part(path: Path, schema: pa.Schema) -> Iterator[Add]:
 
 
 def write_part(path: Path, rows: pa.Table) -> None:
-    """Write a part of `rows`, whose schema has its label, in place of any that has its name. Raises `RunFolderError`."""
+    """Write a part of `rows`, whose schema has its label, over any of its name. Raises `RunFolderError`."""
     with new_part(path, rows.schema) as add:
         for batch in rows.to_batches(GROUP_ROWS):
             add(batch)
@@ -287,7 +287,7 @@ def _place_of(file: Path) -> str:
 
 
 def _check_label(file: Path, schema: pa.Schema, place: str) -> None:
-    """Raise `InputError` for a file whose label is that of another place."""
+    """Raise `InputError` for a file that is labelled for another place."""
     label = (schema.metadata or {}).get(_LABEL, b"").decode()
     if not label.endswith(place):
         raise InputError(str(file), f"does not belong here: it is labelled {label or 'as nothing of a run'}; {REMEDY}")

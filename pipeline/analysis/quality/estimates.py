@@ -45,7 +45,7 @@ def share(part: Array, whole: Array) -> Estimate:
 
 
 def gain(part: Array, whole: Array, base_part: Array, base_whole: Array) -> Estimate:
-    """The share of `part` in `whole` less that of `base_part` in `base_whole`, counts by problem over the same problems.
+    """The share of `part` in `whole` minus the share of `base_part` in `base_whole`; counts by problem, over the same problems.
 
     Where no problem differs from the others, the interval reaches as far as Wilson's does for a share of 0 in that many problems.
     """

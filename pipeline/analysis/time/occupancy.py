@@ -317,7 +317,7 @@ def _coming(
     """When chains are between their calls: the engine of the next one, since when, until when.
 
     `order` sorts calls by chain, those of a chain by when they became ready. A chain that has made its last call and has not ended is
-    between calls at every engine; of one without a row it is not `known` what it does then.
+    between calls at every engine; `known` is false for one without a row: what it does then is not known.
     """
     most = len(order) + engines * len(starts)
     to, since, until, found, call = np.zeros(most, np.int8), np.zeros(most, np.int64), np.zeros(most, np.int64), 0, 0

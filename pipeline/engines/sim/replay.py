@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from msgspec import Struct, structs
+from msgspec import structs
 
-from pipeline.confidence import Confidence
-from pipeline.engine import Candidate, Fact, FinishReason, Request, Tokenizer
+from pipeline.engine import Candidate, Fact, Request, Tokenizer
 from pipeline.engines.models import resolve
 from pipeline.engines.sim.output import Output
 from pipeline.engines.sim.spec import SimSpec
@@ -23,18 +22,16 @@ from pipeline.graph.bundled import replayed
 from pipeline.graph.load import PARAMS, PUBLISHED, load_engines
 from pipeline.graph.plan import settings_of
 from pipeline.store.query import Query
-from pipeline.store.rows import MEASURED_IN, confidences
+from pipeline.store.rows import AnsweredCall
 from pipeline.store.run_file import RunFile
 
 CALIBRATION = "calibration.yaml"
 """The file in a run folder with simulated engines that were fitted to the run."""
 
 
-class RecordedCall(Struct, frozen=True, kw_only=True):
-    """One answered call of a recorded run; fields are columns of the calls table."""
+class RecordedCall(AnsweredCall, frozen=True, kw_only=True):
+    """One answered call of a recorded run, with what it was asked for."""
 
-    request_id: str
-    prompt_digest: int
     temperature: float
     top_p: float
     max_tokens: int
@@ -42,20 +39,6 @@ class RecordedCall(Struct, frozen=True, kw_only=True):
     choice_count: int
     stop_sequences: tuple[str, ...]
     option_ids: tuple[int, ...]
-    output_token_ids: tuple[tuple[int, ...], ...]
-    finish_reason: tuple[FinishReason, ...]
-    stop_reason: tuple[str | None, ...]
-    option_logprobs: tuple[float, ...]
-    scored_logprobs: tuple[float, ...]
-    logprob_mean: tuple[float | None, ...]
-    logprob_min: tuple[float | None, ...]
-    first_entropy: tuple[float | None, ...]
-    logprob_margin: tuple[float | None, ...]
-
-    @property
-    def confidences(self) -> list[Confidence | None]:
-        """How sure the model was of each candidate; None where no log probabilities were recorded."""
-        return confidences({name: getattr(self, name) for name in MEASURED_IN.values()}, len(self.output_token_ids))
 
 
 ANSWERED = f"SELECT {', '.join(RecordedCall.__struct_fields__)} FROM calls WHERE engine = $role AND error_type IS NULL"

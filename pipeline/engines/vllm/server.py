@@ -154,7 +154,7 @@ class VllmServer:
         return await asyncio.gather(*(self._output(f"{number}-{index}", request, each) for index, each in enumerate(params)))
 
     async def _output(self, request_id: str, request: Request, params: Any) -> Any:
-        # In the form that vLLM's renderer leaves: nothing is left to do in a thread of its own.
+        # In the form that vLLM's renderer leaves: nothing is left for another thread.
         prompt = {"type": "token", "prompt_token_ids": [*request.prompt_ids, *request.scored_ids]}
         adapter = self.adapters.get(request.adapter)
         last = None

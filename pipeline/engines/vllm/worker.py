@@ -1,4 +1,4 @@
-"""The worker process of engine `vllm`, started as `python -m pipeline.engines.vllm.worker FD`; `AsyncLLM` starts processes of its own.
+"""The worker process of engine `vllm`, started as `python -m pipeline.engines.vllm.worker FD`; `AsyncLLM` starts further processes.
 
 vLLM takes long to import: `pipeline.engines.vllm.server`, which serves the requests, is imported once signals are left to the main process.
 """
