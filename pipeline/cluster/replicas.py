@@ -11,7 +11,7 @@ import os
 import shutil
 import sys
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from functools import partial
@@ -245,10 +245,7 @@ class Fleet:
 
     def _show(self) -> None:
         """Bring what is displayed up to date."""
-        progress, totals = self.progress, self.totals()
-        progress.done, progress.failed, progress.live = totals.chains_done, totals.chains_failed, sum(self._live.values())
-        progress.graded, progress.correct = totals.graded, totals.correct
-        progress.steps, progress.decisions, progress.output_tokens = totals.steps, Counter(totals.decisions), totals.output_tokens
+        self.progress.count_shards(self.totals(), sum(self._live.values()))
 
 
 def _divided(folder: Path, count: int) -> list[Path]:

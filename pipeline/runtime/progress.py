@@ -1,5 +1,6 @@
 """Counts of a run while it goes on: steps, tokens, ends and grades of its chains, for the live display, the summary and `run.json`."""
 
+from collections import Counter
 from collections.abc import Callable
 
 from pipeline.graph.plan import Plan
@@ -73,6 +74,12 @@ class Progress(NoRows):
         verdict = counted(row.correct, row.stop_reason, row.reference_answer)
         self.graded += verdict is not None
         self.correct += bool(verdict)
+
+    def count_shards(self, totals: Totals, live: int) -> None:
+        """Count what the shards of the run have counted, in which `live` chains go on."""
+        self.done, self.failed, self.live = totals.chains_done, totals.chains_failed, live
+        self.graded, self.correct, self.steps = totals.graded, totals.correct, totals.steps
+        self.decisions, self.output_tokens = Counter(totals.decisions), totals.output_tokens
 
     def setbacks(self) -> list[str]:
         """Why engines answer nothing, a sentence for each that does so now."""
