@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from msgspec import Struct, structs
+from msgspec import Struct, field, structs
 
 from pipeline.errors import InputError, RunError
 from pipeline.grading.answers import Grade, as_kind, is_kind
@@ -28,21 +28,8 @@ NEEDED = ("chain_id", "answer", "reference_answer", "correct", "stop_reason", "g
 """Columns of `chains` that grading reads."""
 MAX_NAME = 60
 """Characters of the name of a grader that are shown."""
+WORDS = {True: "right", False: "wrong", None: "no verdict"}
 Row = Mapping[str, Any]
-
-
-class Change(Struct, frozen=True):
-    """One chain whose grade has changed."""
-
-    chain_id: str
-    answer: str | None
-    reference_answer: str
-    before: bool | None
-    """Whether the answer was right by the old grade; None where it was not graded."""
-    after: bool | None
-    """Whether it is right by the new grade; None where it was not graded."""
-    rule: str | None
-    """What decided the new grade, or kept the answers from being compared to the end; None where there was nothing to compare."""
 
 
 class Regrade(Struct):
@@ -56,12 +43,10 @@ class Regrade(Struct):
     graded: int = 0
     """Rows that now count as right or wrong, failed chains as wrong; see `rows.counted`."""
     correct: int = 0
-    changed: int = 0
-    became_right: int = 0
-    became_wrong: int = 0
-    errors: Counter[str] = Counter()
+    changes: Counter[str] = field(default_factory=Counter)
+    """How many verdicts changed, by the old and the new one and what decided the new one: `wrong -> right (equal numbers)`."""
+    errors: Counter[str] = field(default_factory=Counter)
     """How many answers were not compared to the end, by reason."""
-    changes: list[Change] = []
 
     def count(self, row: Row, grade: Grade) -> None:
         """Count the new grade of a row."""
@@ -71,11 +56,8 @@ class Regrade(Struct):
         self.correct += bool(verdict)
         self.errors.update([grade.why] if grade.why else [])
         if grade.correct != row["correct"]:
-            self.changed += 1
-            self.became_right += grade.correct is True
-            self.became_wrong += grade.correct is False
-            reference, rule = row["reference_answer"] or "", grade.why or grade.rule
-            self.changes.append(Change(row["chain_id"], row["answer"], reference, row["correct"], grade.correct, rule))
+            rule = grade.why or grade.rule
+            self.changes[f"{WORDS[row['correct']]} -> {WORDS[grade.correct]}{f' ({rule})' if rule else ''}"] += 1
 
 
 def regrade(run: Path, *, dry_run: bool = False, workers: int | None = None, limit_s: float = LIMIT_S) -> Regrade:
@@ -124,7 +106,7 @@ def _grades(run: Path, rows: Sequence[Row], grader: Grader, threads: ThreadPoolE
 def _regraded(new: Mapping[str, Grade], rows: Any) -> Any:
     """These `rows` of chains with the `new` grades, by the ids of their chains."""
     grades = [new.get(chain) for chain in rows["chain_id"].to_pylist()]
-    for name, field in (("correct", "correct"), ("grading_error", "why")):
-        values = [old if grade is None else getattr(grade, field) for grade, old in zip(grades, rows[name].to_pylist(), strict=True)]
+    for name, part in (("correct", "correct"), ("grading_error", "why")):
+        values = [old if grade is None else getattr(grade, part) for grade, old in zip(grades, rows[name].to_pylist(), strict=True)]
         rows = with_values(rows, name, values)
     return rows

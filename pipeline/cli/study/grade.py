@@ -15,13 +15,10 @@ from pipeline.cli.located import Located, RunFolder
 from pipeline.cli.terminal import print_line, print_page
 from pipeline.grading.grader import LIMIT_S
 from pipeline.rewards.score import OnProgress, ScoringResult, score_run
-from pipeline.run.regrade import Change, Regrade, regrade
+from pipeline.run.regrade import Regrade, regrade
 from pipeline.store.query import check_readable
 from pipeline.text import one_line
 
-SHOWN = 10
-"""Changed verdicts that are printed without `--json`."""
-_WORDS = {True: "right", False: "wrong", None: "no verdict"}
 _MEANS = {
     "all": "drafted steps",
     "accepted": "of these, one selected",
@@ -47,7 +44,7 @@ _MEANS = {
 def grade(run: Located, dry_run: bool, workers: int | None, timeout: float, as_json: bool) -> None:
     """Grade the answers in the run folder RUN again, and store the verdicts there.
 
-    Every changed verdict is printed with the rule that decided it.
+    Changed verdicts are counted by the rule that decided them.
     """
     check_readable(run.path)
     found = regrade(run.path, workers=workers, limit_s=timeout, dry_run=dry_run)
@@ -64,24 +61,11 @@ def print_result(result: msgspec.Struct, lines: list[str], as_json: bool) -> Non
 
 
 def _lines(found: Regrade) -> list[str]:
-    changed = f"{found.changed:,} verdicts {'would change' if found.dry_run else 'changed'}"
-    lines = [f"{found.run}: {changed}, {found.became_right:,} to right and {found.became_wrong:,} to wrong"]
-    lines += [_line(change) for change in found.changes[:SHOWN]]
-    lines += [f"  and {found.changed - SHOWN:,} more, all of them with --json"] if found.changed > SHOWN else []
+    lines = [f"{found.run}: {found.changes.total():,} verdicts {'would change' if found.dry_run else 'changed'}"]
+    lines += [f"  {count:,} {change}" for change, count in found.changes.most_common()]
     lines += [f"not graded: {count:,}, {why}" for why, count in found.errors.items()]
     share = f" ({found.correct / found.graded:.1%})" if found.graded else ""
     return [*lines, f"{found.correct:,} of {found.graded:,} graded are right{share}, of {found.chains:,} chains"]
-
-
-def _line(change: Change) -> str:
-    answer, reference = (_short(text) for text in (change.answer or "no answer", change.reference_answer))
-    rule = f"  ({change.rule})" if change.rule else ""
-    return f"  {change.chain_id}: {_WORDS[change.before]} -> {_WORDS[change.after]}: {answer}  for  {reference}{rule}"
-
-
-def _short(text: str) -> str:
-    line = " ".join(text.split())
-    return line if len(line) <= 60 else line[:57] + "..."
 
 
 @command()
