@@ -29,7 +29,7 @@ tests = $(PYTEST) -m "$(1)" $(2); code=$$?; [ $$code -ne 1 ] || { $(PYTEST) -m "
 .PHONY: run check test test-long test-vllm test-clients lint docs bench-parent release-figures vllm clean
 
 run: .venv/run
-	$(BIN)/pipeline run speccot --input datasets/arith/test.parquet --baseline
+	$(BIN)/pipeline run speccot arith --baseline
 
 # Lint, types, and the tests that load no model: minutes are for `make test`. The types are checked beside the tests and told after them.
 check: .venv/ready

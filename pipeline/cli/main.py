@@ -93,8 +93,7 @@ def cli() -> None:
 
     \b
     Example:
-      pipeline prepare arith
-      pipeline run speccot --input data/arith.parquet --limit 20 --output runs/first
+      pipeline run speccot arith --limit 20 --output runs/first
       pipeline show runs/first
     """
 

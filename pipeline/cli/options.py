@@ -48,7 +48,7 @@ def _run_option(name: str, *, unset: bool) -> Callable[[F], F]:
     spelled, settings = f"--{name.replace('_', '-')}", dict[str, Any](help=known.help, heading=known.group, metavar=known.metavar or None)
     if name in LEFT_OUT:
         settings |= {"help": f"{known.help}  [default: {LEFT_OUT[name]}]"}
-    elif not unset and default is not None and default is not False:
+    elif not unset and default is not None and default is not False and default != {}:
         settings |= {"default": default, "show_default": True}
     if name == "columns":
         return option("--column", name, multiple=True, callback=_column, **settings | {"help": f"{known.help} May be repeated."})
@@ -78,8 +78,8 @@ def _click_type(kind: Any, bounds: tuple[float, float] | None) -> Any:
 
 
 INPUT_HELP = (
-    "Problems: a Parquet, Arrow, JSON lines, JSON or CSV file, a folder or 'pattern*' of them, by path or s3:// or gs:// URL;"
-    " hf://OWNER/NAME[@REVISION][:CONFIG][/SPLIT]; or - for stdin. May be repeated."
+    "The same as INPUT: a Parquet, Arrow, JSON lines, JSON or CSV file, a folder or 'pattern*' of them, by path or s3:// or gs:// URL;"
+    " the name of a data set (pipeline list data); hf://OWNER/NAME[@REVISION][:CONFIG][/SPLIT]; or - for stdin. May be repeated."
 )
 ENGINES_HELP = "Engines: a bundled name (tiny, sim-2xh100), a YAML file, or replay:RUN.  [default: the graph's]"
 SET_HELP = "Set a param of the graph, stages.STAGE.NAME=VALUE or engines.ROLE.NAME=VALUE. May be repeated."
@@ -90,7 +90,6 @@ MODEL_HELP = (
 )
 
 display_option = headed("Display")
-input_option = option("-i", "--input", "inputs", required=True, multiple=True, metavar="FILE", help=INPUT_HELP, heading="Input")
 engines_option = option("--engines", type=click.Path(path_type=Path), metavar="NAME|FILE", help=ENGINES_HELP, heading="Models")
 model_option = option("--model", "models", multiple=True, metavar="ROLE=MODEL", help=MODEL_HELP, heading="Models")
 settings_option = option("-s", "--set", "settings", multiple=True, metavar="NAME=VALUE", help=SET_HELP, heading="Prompting")
@@ -140,16 +139,35 @@ def _file(engines: Path | tuple[Path, ...] | None) -> Path | None:
     return next(iter(engines), None)
 
 
-def metrics_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command the options of the address at which the metrics of its run are served; they come as `metrics`."""
+def input_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command its problems, as arguments or as `--input`; they come as `inputs`."""
 
-    @display_option("--metrics-port", type=click.IntRange(1, 65535), metavar="PORT", help="Serve Prometheus metrics on this port.")
-    @display_option("--metrics-host", default="127.0.0.1", show_default=True, metavar="HOST", help="Address to serve metrics on.")
+    @click.argument("named", nargs=-1, metavar="INPUT...")
+    @option("-i", "--input", "inputs", multiple=True, metavar="INPUT", help=INPUT_HELP, heading="Input")
     @wraps(command)
-    def with_metrics(*args: Any, metrics_port: int | None, metrics_host: str, **options: Any) -> Any:
-        return command(*args, metrics=None if metrics_port is None else (metrics_host, metrics_port), **options)
+    def with_inputs(*args: Any, named: tuple[str, ...], inputs: tuple[str, ...], **options: Any) -> Any:
+        if not named and not inputs:
+            raise click.UsageError("no problems to solve: name a file or a data set, such as arith", click.get_current_context())
+        return command(*args, inputs=(*named, *inputs), **options)
 
-    return with_metrics
+    return with_inputs
+
+
+def _address(ctx: click.Context, param: click.Parameter, text: str | None) -> Address:
+    if text is None:
+        return None
+    host, _, port = text.rpartition(":")
+    if not port.isdecimal() or not 0 < int(port) < 1 << 16:
+        raise click.BadParameter(f"{text!r}: expected PORT or HOST:PORT, for example 9090 or 0.0.0.0:9090")
+    return host or "127.0.0.1", int(port)
+
+
+metrics_option = display_option(
+    "--metrics-port",
+    callback=_address,
+    metavar="[HOST:]PORT",
+    help="Serve Prometheus metrics on this port, of 127.0.0.1 or HOST.",
+)
 
 
 def notice_options(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,4 +1,4 @@
-"""`pipeline run GRAPH --input FILE`, `resume RUN` and `merge RUN...`: options enter; a run folder, a live display and a summary leave."""
+"""`pipeline run GRAPH INPUT`, `resume RUN` and `merge RUN...`: options enter; a run folder, a live display and a summary leave."""
 
 from importlib import import_module
 from pathlib import Path
@@ -12,8 +12,8 @@ from pipeline.cli.located import Located, RunFolder, written_run
 from pipeline.cli.options import (
     Address,
     engines_option,
-    input_option,
-    metrics_options,
+    input_options,
+    metrics_option,
     model_option,
     notice_options,
     preset_option,
@@ -28,7 +28,7 @@ from pipeline.options import MAY_DRIFT, RunOptions, resume_options
 
 @command(headed=True)
 @click.argument("graph", type=click.Path(path_type=Path))
-@input_option
+@input_options
 @run_options("columns", "limit", "random", "shard")
 @engines_option
 @model_option
@@ -38,18 +38,18 @@ from pipeline.options import MAY_DRIFT, RunOptions, resume_options
 @json_option
 @run_options("fail_on_error", "resume", "retry_failed", "allow_drift")
 @run_options("replicas", "cluster")
-@metrics_options
+@metrics_option
 @notice_options
 def run(
     graph: Path,
     inputs: tuple[str, ...],
     output: str | None,
     as_json: bool,
-    metrics: Address,
+    metrics_port: Address,
     baseline: bool,
     **options: Any,
 ) -> None:
-    """Solve the problems of a file with GRAPH: a graph file, or the name of a bundled one, such as speccot.
+    """Solve the problems of INPUT, a file or a data set, with GRAPH: a graph file, or the name of a bundled one, such as speccot.
 
     A run that stopped is continued by `pipeline resume`. Exit codes: see reference/exit-codes in the documentation.
     """
@@ -61,7 +61,7 @@ def run(
         output=None if folder is None else folder.path,
         **bound,
     )
-    _solve(chosen, output, folder, as_json, metrics, baseline)
+    _solve(chosen, output, folder, as_json, metrics_port, baseline)
 
 
 @command(headed=True)
@@ -78,14 +78,14 @@ def run(
 @json_option
 @run_options("fail_on_error", "retry_failed", unset=True)
 @run_options("replicas", "cluster", unset=True)
-@metrics_options
+@metrics_option
 @notice_options
 def resume(
     run: str,
     retry_failed: bool,
     fail_on_error: float | None,
     as_json: bool,
-    metrics: Address,
+    metrics_port: Address,
     baseline: bool,
     **changed: Any,
 ) -> None:
@@ -100,7 +100,7 @@ def resume(
     planned = {} if "engines" in changes else options.planned_engines
     options = structs.replace(options, **changes, planned_engines=planned, allow_drift=tuple(set(changes) & set(MAY_DRIFT)))
     plan = None if "engines" in changes else import_module("pipeline.store.run_file").RunFile.read(folder.path).plan
-    _solve(options, run, folder, as_json, metrics, baseline, plan)
+    _solve(options, run, folder, as_json, metrics_port, baseline, plan)
 
 
 @command()

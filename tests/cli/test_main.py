@@ -33,7 +33,7 @@ def problems(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_run_prints_its_summary_and_where_the_answers_are(tmp_path: Path, problems: Path) -> None:
     columns = ("--column", "problem=question", "--column", "problem_id=id")
-    done = pipeline("run", SPECCOT, "--engines", SIM, "--input", problems, *columns, "--output", tmp_path / "out")
+    done = pipeline("run", SPECCOT, problems, "--engines", SIM, *columns, "--output", tmp_path / "out")
     assert done.returncode == 0, done.stderr
     assert "2 of 2 solved in " in done.stdout
     assert " of simulated time" in done.stdout
@@ -107,7 +107,7 @@ def test_why_chains_failed_is_printed(tmp_path: Path, problems: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (("run", SPECCOT), "error: --input is missing; see pipeline run --help"),
+        (("run", SPECCOT), "error: no problems to solve: name a file or a data set, such as arith; see pipeline run --help"),
         (("run", SPECCOT, "--input", "x", "--batch-size", "0"), "error: --batch-size: 0 is not between 1 and 1000000"),
         (("run", SPECCOT, "--input", "x", "--schedule", "pipeline"), "'pipeline' is not one of 'pipelined', 'lockstep', 'sequential'"),
         (("run", SPECCOT, "--input", "x", "--column", "problem"), "--column: expected FIELD=COLUMN"),
