@@ -11,6 +11,7 @@ from contextlib import ExitStack, contextmanager
 
 from rich.console import Group
 from rich.live import Live
+from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
@@ -32,7 +33,9 @@ ENOUGH_FOR_SHARES = 20
 """Graded answers from which on a percentage says more than a count."""
 
 OVER, KEPT, WRITTEN = "chains", "kept tokens", "written tokens"
-"""Names of the counts that have rates, in addition to `tokens ROLE`."""
+"""Names of the counts that have rates."""
+BAR_WIDTH = 24
+"""Columns of the bar."""
 
 
 @contextmanager
@@ -47,9 +50,7 @@ def watch(run: Prepared, work: Work) -> Iterator[None]:
             stack.enter_context(Live(get_renderable=lambda: panel(meter), console=console, refresh_per_second=PER_SECOND, transient=True))
         if chosen.log_file is not None or not (has_panel() or chosen.quiet):
             say = log if has_panel() else print_notice
-            if chosen.verbose:
-                say(f"solving {run.record.chains:,} chains, {run.options.schedule}, batch size {run.options.batch_size:,}")
-            stack.enter_context(repeated(LINE_EVERY_S, lambda: say(line(meter, verbose=chosen.verbose))))
+            stack.enter_context(repeated(LINE_EVERY_S, lambda: say(line(meter))))
         yield
 
 
@@ -77,95 +78,73 @@ def repeated(seconds: float, work: Callable[[], object]) -> Iterator[None]:
 
 
 class Meter:
-    """The text of the display for a run of `total` chains. Rates are of the last half minute, see `RecentRates`; `look` brings them up to
-    date."""
+    """The facts of the display of a run of `chains` chains. Rates are of the last half minute, see `RecentRates`; `look` updates them."""
 
     def __init__(
         self, work: Work, chains: int, samples: int = 1, now: Callable[[], float] = time.monotonic, *, simulated: bool = False
     ) -> None:
         """`samples`: chains of each problem; `now`: the clock, in seconds; `simulated`: answers are made up."""
         self._work, self._chains, self._samples, self._simulated = work, chains, samples, simulated
-        self._now, self._rates = now, RecentRates(OVER)
+        self._now, self._begun, self._rates = now, now(), RecentRates(OVER)
         self.look()
 
     def look(self) -> None:
-        """Take down what has happened so far."""
+        """Count what has happened so far."""
         progress = self._work.progress
-        counts = {OVER: float(progress.done + progress.failed), KEPT: float(progress.kept_tokens), WRITTEN: float(self._tokens())}
-        counts |= {f"tokens {role}": float(tokens) for role, tokens in progress.output_tokens.items()}
-        self._rates.look(self._now(), counts)
+        self._rates.look(self._now(), {OVER: progress.over, KEPT: progress.kept_tokens, WRITTEN: self._written()})
+
+    @property
+    def share(self) -> float:
+        """The share of the chains that is over, 0 to 1."""
+        return min(1.0, self._work.progress.over / self._chains) if self._chains else 1.0
 
     def progress(self) -> list[str]:
-        """How far the run is, and how well it goes."""
-        progress, chains = self._work.progress, self._chains
-        over, chains_per_s, tokens = progress.done + progress.failed, self._rates.per_s(OVER), f"{self._tokens():,} tokens"
-        said = [f"{over:,}/{chains:,}" + (f", {progress.failed:,} failed" if progress.failed else "")]
-        if not chains_per_s:
-            calls = self._calls()
-            return [*said, f"{calls:,} call{'s' * (calls != 1)} answered", f"{tokens}, {self._rates.per_s(WRITTEN) or 0:,.0f}/s"]
-        said += [f"{chains_per_s:.3g} {'problems' if self._samples == 1 else 'chains'}/s", tokens]
-        return [*said, *filter(None, [self._right()]), f"ETA {duration((chains - over) / chains_per_s)}"]
+        """How far the run is; until the first chains are over the steps that are done."""
+        progress, per_s = self._work.progress, self._rates.per_s(OVER)
+        pace = [f"{progress.steps:,} step{'s' * (progress.steps != 1)}"]
+        if per_s:
+            unit = "problems" if self._samples == 1 else "chains"
+            pace = [f"{per_s:.3g} {unit}/s", f"{duration((self._chains - progress.over) / per_s)} left"]
+        failed = f", {progress.failed:,} failed" if progress.failed else ""
+        return [f"{progress.over:,}/{self._chains:,}{failed}", *pace, f"elapsed {duration(self._now() - self._begun)}"]
 
-    def work(self) -> list[str]:
-        """What the engines do."""
+    def state(self) -> Iterator[str]:
+        """How well the run goes, what the engines do, and what keeps them from it."""
         work, progress = self._work, self._work.progress
-        generated = ", ".join(f"{role} {self._rates.per_s(f'tokens {role}') or 0:,.0f}" for role in progress.output_tokens)
-        at = ", ".join(
-            f"{role} {lane.in_flight}" + (f" ({lane.waiting} waiting)" if lane.waiting else "") for role, lane in work.lanes.items()
-        )
+        if progress.graded and not self._simulated:
+            enough = progress.graded >= ENOUGH_FOR_SHARES
+            yield f"right {100 * progress.correct / progress.graded:.1f} %" if enough else f"right {progress.correct} of {progress.graded}"
         accepted, fallback, unverified = (progress.decisions[decision] for decision in ("accepted", "fallback", "unverified"))
-        which = "verified steps" if unverified else "steps"
-        return [
-            f"{generated} generated tokens/s, {self._rates.per_s(KEPT) or 0:,.0f} kept tokens/s",
-            f"{progress.live} in flight" + (f" ({paused} paused)" if (paused := self._paused()) else "") + (f": {at}" if at else ""),
-            *([f"{accepted / (accepted + fallback):.0%} of {which} accepted"] if accepted + fallback else []),
-            *([f"{unverified / progress.steps:.0%} of steps unverified"] if unverified else []),
-            *self._restarts(),
-            *progress.setbacks(),
-        ]
+        if accepted + fallback:
+            yield f"{'verified ' if unverified else ''}steps accepted {accepted / (accepted + fallback):.0%}"
+        yield f"tokens kept {self._rates.per_s(KEPT) or 0:,.0f}/s of {self._rates.per_s(WRITTEN) or 0:,.0f}/s"
+        at = ", ".join(f"{lane.in_flight} {role}{f' ({lane.waiting} waiting)' * bool(lane.waiting)}" for role, lane in work.lanes.items())
+        yield f"{progress.live} in flight{f': {at}' * bool(at)}"
+        if work.admission is not None and work.admission.paused:
+            yield f"{work.admission.paused} paused"
+        for role, engine in work.engines.items():
+            if restarts := engine.statistics().restarts:
+                yield f"{role} restarted {restarts}x"
+        yield from progress.setbacks()
 
-    def unusual(self) -> list[str]:
-        """What even a short display must say."""
-        return [
-            *([f"{paused} paused"] if (paused := self._paused()) else []),
-            *self._restarts(),
-            *self._work.progress.setbacks(),
-        ]
-
-    def _tokens(self) -> int:
+    def _written(self) -> int:
         """Tokens sampled so far, those of running requests included where the engine counts them."""
         written = {role: engine.statistics().written_tokens or 0 for role, engine in self._work.engines.items()}
         return sum(max(count, written.get(role, 0)) for role, count in self._work.progress.output_tokens.items())
 
-    def _calls(self) -> int:
-        return sum(engine.statistics().requests for engine in self._work.engines.values())
 
-    def _paused(self) -> int:
-        return 0 if self._work.admission is None else self._work.admission.paused
-
-    def _right(self) -> str:
-        """The share of right answers, of few as a count; empty where none is graded, and where answers are made up."""
-        graded, correct = self._work.progress.graded, self._work.progress.correct
-        if self._simulated or not graded:
-            return ""
-        return f"{correct} of {graded} right" if graded < ENOUGH_FOR_SHARES else f"{100 * correct / graded:.1f} % right"
-
-    def _restarts(self) -> Iterator[str]:
-        for role, engine in self._work.engines.items():
-            if restarts := engine.statistics().restarts:
-                yield f"{role} restarted {restarts}x"
-
-
-def line(meter: Meter, *, verbose: bool = False) -> str:
-    """Progress as one line of plain text; `verbose`: with what the engines do."""
+def line(meter: Meter) -> str:
+    """The facts as one line of plain text."""
     meter.look()
-    return " · ".join([*meter.progress(), *(meter.work() if verbose else meter.unusual())])
+    return " · ".join([f"{meter.share:.0%}", *meter.progress(), *meter.state()])
 
 
 def panel(meter: Meter) -> Group:
-    """Progress as two lines, for a terminal: how far the run is, and what the engines do."""
+    """The facts as two lines, for a terminal: a bar with how far the run is, and how it goes."""
     meter.look()
-    return Group(Text(" · ".join(meter.progress()), "bold"), Text(" · ".join(meter.work())))
+    bar = Table.grid(padding=(0, 3))
+    bar.add_row(ProgressBar(1, meter.share, width=BAR_WIDTH), Text("   ".join([f"{meter.share:.0%}", *meter.progress()]), "bold"))
+    return Group(bar, Text("   ".join(meter.state())))
 
 
 class Starts(Listener):
@@ -200,21 +179,14 @@ class Starts(Listener):
         spent = self._now() - since
         return f"{phase}, {spent:.0f} s" if spent >= 1 else phase
 
-    def late(self, seconds: float) -> list[str]:
-        """Engines that have been in one phase for so long and are not ready."""
-        return [role for role, (phase, since) in self._phases.items() if phase != READY and self._now() - since >= seconds]
+    def all(self) -> str:
+        """What all engines do, in one line."""
+        return "engines: " + " · ".join(f"{role} {self.line(role)}" for role in self._phases)
 
     def say_late(self) -> None:
-        """Say which engines have been in one phase for long and are not ready."""
-        for role in self.late(SAY_AGAIN_S / 2):
-            print_notice(f"engine {role}: {self.line(role)}")
-
-    def table(self) -> Table:
-        """A line for each engine, for a terminal."""
-        table = Table.grid(padding=(0, 1))
-        for role in self._phases:
-            table.add_row(Text(f"engine {role}:", "bold"), self.line(role))
-        return table
+        """Print what they do while one of them has been in its phase for long and is not ready."""
+        if any(phase != READY and self._now() - since >= SAY_AGAIN_S / 2 for phase, since in self._phases.values()):
+            print_notice(self.all())
 
     def end(self) -> None:
         """The engines are open; one that starts again later is news."""
@@ -229,7 +201,7 @@ def show_starts(specs: Mapping[str, EngineSpec]) -> Iterator[Listener]:
     starts = Starts(specs)
     if has_panel():
         console = PlainConsole(stderr=True)
-        with Live(get_renderable=starts.table, console=console, refresh_per_second=PER_SECOND, transient=True):
+        with Live(get_renderable=lambda: Text(starts.all()), console=console, refresh_per_second=PER_SECOND, transient=True):
             yield starts
     else:
         with repeated(SAY_AGAIN_S, starts.say_late):

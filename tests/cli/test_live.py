@@ -27,11 +27,11 @@ class Counting:
     """The statistics of an engine, set by hand."""
 
     def __init__(self) -> None:
-        self.restarts = self.written_tokens = self.requests = 0
+        self.restarts = self.written_tokens = 0
 
     def statistics(self) -> EngineStatistics:
         zeros = dict.fromkeys(EngineStatistics.__struct_fields__, 0) | {"speculation": None}
-        return EngineStatistics(**zeros | {"restarts": self.restarts, "written_tokens": self.written_tokens, "requests": self.requests})
+        return EngineStatistics(**zeros | {"restarts": self.restarts, "written_tokens": self.written_tokens})
 
 
 class Watched:
@@ -67,11 +67,10 @@ def test_the_display_says_how_many_chains_pause(watched: Watched) -> None:
     for member in members:
         admission.before_level(member, {"target": range(30)})
     watched.admission = admission
-    watched.progress.live = 2
     assert "paused" not in line(watched.meter)
     admission.before_level(members[0], {"target": range(90)})
-    assert "1 paused" in line(watched.meter)
-    assert "2 in flight (1 paused): " in watched.shown()
+    assert " · 1 paused" in line(watched.meter)
+    assert "1 paused" in watched.shown()
 
 
 def test_how_far_the_run_is_and_what_the_engines_do(watched: Watched) -> None:
@@ -80,26 +79,25 @@ def test_how_far_the_run_is_and_what_the_engines_do(watched: Watched) -> None:
         watched.now += 5
         for engine in watched.engines.values():
             engine.written_tokens += 1_000
-    assert line(watched.meter) == "2/10 · 0.00667 problems/s · 120,000 tokens · ETA 20:00"
-    assert "0 generated tokens/s, 0 kept tokens/s · 0 in flight: draft 4, target 4" in watched.shown()
+    shown = "20% · 2/10 · 0.00667 problems/s · 20:00 left · elapsed 5:00 · tokens kept 0/s of 400/s · 0 in flight: 4 draft, 4 target"
+    assert line(watched.meter) == shown
+    assert [part for part in shown.split(" · ") if part not in watched.shown()] == []
     watched.engines["draft"].restarts = 2
     assert line(watched.meter).endswith(" · draft restarted 2x")
 
 
-def test_while_nothing_is_finished_it_says_what_was_answered_and_why_no_more(watched: Watched) -> None:
+def test_while_nothing_is_finished_it_counts_steps_and_says_why_no_more_come(watched: Watched) -> None:
     watched.now += 10
-    watched.engines["draft"].requests, watched.engines["draft"].written_tokens = 1, 500
-    assert line(watched.meter) == "0/10 · 1 call answered · 500 tokens, 50/s"
+    watched.progress.steps = 3
+    watched.engines["draft"].written_tokens = 500
+    assert line(watched.meter).startswith("0% · 0/10 · 3 steps · elapsed 0:10 · tokens kept 0/s of 50/s")
     watched.progress.call(blank(CallRow, error_type="EngineUnavailable", error_message="the server answered 503"))
-    watched.now += 10
     said = "the server answered 503; 1 call waits for its next attempt, number 2"
-    assert line(watched.meter).endswith(f"500 tokens, 25/s · {said}")
+    assert line(watched.meter).endswith(f" · {said}")
     assert said in watched.shown()
 
 
 def test_few_right_answers_are_counted_and_many_are_a_share(watched: Watched) -> None:
-    watched.progress.done = 2
-    watched.now += 1
-    for graded, correct, said in ((2, 2, "2 of 2 right"), (40, 39, "97.5 % right")):
+    for graded, correct, said in ((2, 2, "right 2 of 2"), (40, 39, "right 97.5 %")):
         watched.progress.graded, watched.progress.correct = graded, correct
         assert f" · {said} · " in line(watched.meter)
