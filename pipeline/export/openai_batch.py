@@ -19,7 +19,7 @@ from pipeline.errors import BadRow
 from pipeline.files import whole_file
 from pipeline.store.kept_problems import solved_problems
 from pipeline.store.query import Query
-from pipeline.store.rows import UNFINISHED
+from pipeline.store.rows import ChainRow
 from pipeline.store.run_file import RunFile
 
 WINDOW = 8192
@@ -32,11 +32,13 @@ WITH chosen AS (SELECT * FROM chains WHERE input_row BETWEEN $first AND $last),
             AND end_unix_ns BETWEEN (SELECT min(start_unix_ns) FROM chosen) AND (SELECT max(end_unix_ns) FROM chosen)
         GROUP BY chain_id
     )
-SELECT input_row, answer_text, answer_cut, thought_tokens, engines, input_tokens, output_tokens, stop_reason, error_type, error_message,
-    end_unix_ns, thought
-FROM chosen LEFT JOIN thoughts USING (chain_id) ORDER BY input_row, sample_index"""
+SELECT * FROM chosen LEFT JOIN thoughts USING (chain_id) ORDER BY input_row, sample_index"""
 UNANSWERED = {"code": "batch_expired", "message": "the run ended before this request was finished; `pipeline resume` continues it"}
 Row = dict[str, Any]
+
+
+class _Chain(ChainRow, frozen=True):
+    thought: str | None = None
 
 
 def errors_file(output: Path) -> Path:
@@ -65,34 +67,50 @@ def write_batch_files(run: Path, output: Path) -> tuple[int, int]:
     return counts[0], counts[1]
 
 
-def _asked(run: Path, record: RunFile, db: Query) -> Iterator[tuple[Problem | BadRow, Record, list[Row]]]:
+def _asked(run: Path, record: RunFile, db: Query) -> Iterator[tuple[Problem | BadRow, Record, list[_Chain]]]:
     """Each problem with its row of the input and the rows of its chains."""
     items = solved_problems(run, record).with_records()
     while window := list(islice(items, WINDOW)):
-        chains: dict[int, list[Row]] = {}
-        for chain in db.arrow(CHAINS, first=window[0][0].row, last=window[-1][0].row).to_pylist():
-            chains.setdefault(chain["input_row"], []).append(chain)
+        chains: dict[int, list[_Chain]] = {}
+        for chain in db.rows(CHAINS, _Chain, first=window[0][0].row, last=window[-1][0].row):
+            chains.setdefault(chain.input_row, []).append(chain)
         yield from ((item, row, chains.get(item.row, [])) for item, row in window)
 
 
-def _reply(run: RunFile, name: str, item: Problem | BadRow, row: Record, chains: Sequence[Row]) -> tuple[int, Row] | None:
+def _reply(run: RunFile, name: str, item: Problem | BadRow, row: Record, chains: Sequence[_Chain]) -> tuple[int, Row] | None:
     """The status and the body of the answer; None where the chains did not come to their end."""
     if isinstance(item, BadRow):
         refusal = _refusal(row, item.what)
         return refusal.status, refusal.body
-    if failed := [chain for chain in chains if chain["stop_reason"] == "error"]:
-        error = error_of(failed[0]["error_type"], failed[0]["error_message"] or "")
+    ended = [chain for chain in chains if chain.stop_reason != "cancelled"]
+    outcomes = [outcome_of(chain, chain.thought or "") for chain in ended]
+    if error := next((outcome for outcome in outcomes if isinstance(outcome, ApiError)), None):
         return error.status, error.body
-    done = [chain for chain in chains if chain["stop_reason"] not in UNFINISHED]
-    if len(done) < (item.settings.samples or run.options.get("samples", run.samples)):
+    if len(ended) < (item.settings.samples or run.options.get("samples", run.samples)):
         return None
     return 200, completion(
-        [_chain_reply(chain) for chain in done],
+        [outcome for outcome in outcomes if isinstance(outcome, ChainReply)],
         name=f"chatcmpl-{name}",
-        created=max(chain["end_unix_ns"] for chain in done) // 10**9,
+        created=max(chain.end_unix_ns for chain in ended) // 10**9,
         model=run.plan.name,
         stop=item.settings.stop,
         close=run.plan.prompts.thought.close,
+    )
+
+
+def outcome_of(row: ChainRow, thought: str) -> ChainReply | ApiError:
+    """The reply of a chain that is over, or why it has none."""
+    if row.stop_reason == "cancelled":
+        return ApiError("the server was stopped before the answer", code="service_unavailable", status=503)
+    if row.stop_reason == "error":
+        return error_of(row.error_type, row.error_message or "")
+    return ChainReply(
+        thought=thought,
+        answer=row.answer_text,
+        cut=row.answer_cut,
+        thought_tokens=row.thought_tokens,
+        input_tokens=dict(zip(row.engines, row.input_tokens, strict=True)),
+        output_tokens=dict(zip(row.engines, row.output_tokens, strict=True)),
     )
 
 
@@ -105,15 +123,3 @@ def _refusal(row: Record, what: str) -> ApiError:
     except ApiError as error:
         return error
     return ApiError(what)
-
-
-def _chain_reply(chain: Row) -> ChainReply:
-    read, written = (dict(zip(chain["engines"], chain[name], strict=True)) for name in ("input_tokens", "output_tokens"))
-    return ChainReply(
-        thought=chain["thought"] or "",
-        answer=chain["answer_text"],
-        cut=chain["answer_cut"],
-        thought_tokens=chain["thought_tokens"],
-        input_tokens=read,
-        output_tokens=written,
-    )

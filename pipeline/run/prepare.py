@@ -171,7 +171,7 @@ def _held(options: RunOptions, name: str, *, on_disk: bool) -> Iterator[tuple[Pa
         return
     # Nothing is written into the folder of a run that is over: it may be read-only.
     over = options.resume and (folder / FILE).exists() and is_over(RunFile.read(folder), options)
-    with nullcontext() if over else hold_output(folder, FILE, resume=options.resume):
+    with nullcontext() if over else hold_output(folder, FILE, resume=None if options.served else options.resume):
         yield folder, RunFile.read(folder) if (folder / FILE).exists() else None
 
 

@@ -12,7 +12,8 @@ from typing import Any
 from msgspec import Struct
 
 from pipeline.data.problems import Problem
-from pipeline.data.requests import ApiError, AskedChat, ChainReply, error_of
+from pipeline.data.requests import ApiError, AskedChat, ChainReply
+from pipeline.export.openai_batch import outcome_of
 from pipeline.reasoning.chain import chain_id
 from pipeline.runtime.admission.feed import Arrivals, Start, Withdrawal
 from pipeline.store.rows import CallRow, ChainRow, StepRow
@@ -170,19 +171,3 @@ class Overloaded(ApiError):
     def __init__(self, waiting: int, wait_s: int) -> None:
         super().__init__(f"{waiting:,} requests wait already; try again later", code="rate_limit_exceeded", status=429)
         self.wait_s = wait_s
-
-
-def outcome_of(row: ChainRow, thought: str) -> ChainReply | ApiError:
-    """What a chain that is over wrote, or why it wrote nothing."""
-    if row.stop_reason == "cancelled":
-        return ApiError("the server was stopped before the answer", code="service_unavailable", status=503)
-    if row.stop_reason == "error":
-        return error_of(row.error_type, row.error_message or "")
-    return ChainReply(
-        thought=thought,
-        answer=row.answer_text,
-        cut=row.answer_cut,
-        thought_tokens=row.thought_tokens,
-        input_tokens=dict(zip(row.engines, row.input_tokens, strict=True)),
-        output_tokens=dict(zip(row.engines, row.output_tokens, strict=True)),
-    )

@@ -49,8 +49,8 @@ def hold(folder: Path) -> Iterator[None]:
 
 
 @contextmanager
-def hold_output(folder: Path, card: str = FILE, *, resume: bool = False) -> Iterator[None]:
-    """Hold the folder of a new run, or with `resume` also of one whose file `card` is there, until the end.
+def hold_output(folder: Path, card: str = FILE, *, resume: bool | None = None) -> Iterator[None]:
+    """Hold the folder of a new run, or with `resume` also of one whose file `card` is there, until the end. None: nothing resumes it.
 
     A folder that was made for it and in which no run has begun is removed at the end. Raises `UsageError` where the folder is in
     use, by a process or by other files, or cannot be written.
@@ -80,14 +80,14 @@ def hold_default(parent: Path, name: str) -> Iterator[Path]:
         yield folder
 
 
-def _check_output(folder: Path, card: str, resume: bool) -> None:
+def _check_output(folder: Path, card: str, resume: bool | None) -> None:
     """Raise `UsageError` where `folder` can neither become a new run folder nor, with `resume`, is one that can be resumed."""
     with boundary(UsageError, f"{str(folder)!r}: invalid directory name", foreign=(OSError, ValueError)):
         found = _found(folder)
     if resume and card in found:
         return
     if FILE in found:
-        remedy = "add --resume to resume it, or choose" if card == FILE else "choose"
+        remedy = "add --resume to resume it, or choose" if card == FILE and resume is not None else "choose"
         raise UsageError(f"{folder}: already contains a run; {remedy} another directory with --output")
     if not found <= BEFORE_A_RUN:
         raise UsageError(f"{folder}: already exists; choose another directory with --output")

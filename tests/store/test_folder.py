@@ -41,9 +41,12 @@ def test_a_folder_that_cannot_be_held(tmp_path: Path) -> None:
         pass
 
 
-@pytest.mark.parametrize(("card", "remedy"), [("run.json", "add --resume to resume it, or choose"), ("sweep.json", "choose")])
-def test_only_a_run_is_resumed_in_the_folder_of_one(tmp_path: Path, card: str, remedy: str) -> None:
+@pytest.mark.parametrize(
+    ("card", "resume", "remedy"),
+    [("run.json", False, "add --resume to resume it, or choose"), ("run.json", None, "choose"), ("sweep.json", True, "choose")],
+)
+def test_only_a_run_is_resumed_in_the_folder_of_one(tmp_path: Path, card: str, resume: bool | None, remedy: str) -> None:
     write_run_json(tmp_path)
     told = f"{tmp_path}: already contains a run; {remedy} another directory with --output"
-    with pytest.raises(UsageError, match=f"^{told}$"), hold_output(tmp_path, card, resume=card != "run.json"):
+    with pytest.raises(UsageError, match=f"^{told}$"), hold_output(tmp_path, card, resume=resume):
         pass
