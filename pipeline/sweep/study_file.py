@@ -37,7 +37,7 @@ class EnginesEntry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     name: Text
     """Its name in tables and folders."""
     set: dict[str, Param] = {}
-    """Values as of `--set`, such as `engines.draft.lora_path`."""
+    """Values as of `--set`, such as `engines.draft.model`."""
 
 
 class DataEntry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -75,13 +75,6 @@ def test_speed_ups_are_taken_apart_by_data_set(table: Make) -> None:
     assert [column(found, f"amc23, {name}") for name in ("r", "= tokens", "x rate")] == [["4"], ["2"], ["2"]]
 
 
-def test_a_draft_with_an_adapter_is_another_draft(table: Make) -> None:
-    small = {"backend": "vllm", "model": "org/small"}
-    engines = {"plain": small, "trained": {**small, "lora_path": "adapters/aligned"}}
-    runs = [table(name, [1.0] * 2, graph="scot", engines={"draft": draft, **ALONE}) for name, draft in engines.items()]
-    assert column(paper_table(TABLES["scot-2"], runs), "draft") == ["small", "small with aligned"]
-
-
 def test_of_several_runs_in_a_cell_the_first_is_shown_and_the_others_are_named(table: Make) -> None:
     runs = [table(f"t{n}", [float(n)] * 2, graph="specreason", params={"threshold": n}) for n in (9, 3, 7)]
     found = paper_table(TABLES["specreason-3"], runs)

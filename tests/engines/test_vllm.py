@@ -74,7 +74,7 @@ def test_scored_tokens_have_the_models_own_log_probabilities(portal: BlockingPor
     assert scored.candidates == ()
 
 
-def test_an_adapter_is_part_of_every_request_and_a_killed_engine_leaves_nothing_behind(
+def test_an_adapter_is_part_of_the_requests_that_name_it_and_a_killed_engine_leaves_nothing_behind(
     portal: BlockingPortal, vllm_engines: Mapping[str, Engine], tmp_path: Path
 ) -> None:
     """One engine of its own for both."""
@@ -82,13 +82,13 @@ def test_an_adapter_is_part_of_every_request_and_a_killed_engine_leaves_nothing_
     draw = np.random.default_rng(0).normal
     sides = (draw(size=(24, 128)).astype("float32"), draw(size=(128, 24)).astype("float32"))
     folder = write_adapter(tmp_path, {"model.layers.0.self_attn.o_proj": sides})  # turns the attention of the first layer upside down
-    spec = structs.replace(PLAIN.specs()["target"], lora_path=str(folder))
+    spec = structs.replace(PLAIN.specs()["target"], adapters={"upside": str(folder)})
     found: list[psutil.Process] = []
 
     async def scene() -> None:
         async with open_vllm({"target": spec}) as engines:
             engine = engines["target"]
-            adapted = await ask_all(engine, [asked(engine, problem) for problem in PROBLEMS])
+            adapted = await ask_all(engine, [asked(engine, problem, adapter="upside") for problem in PROBLEMS])
             assert sum(a.candidates[0].text == b.candidates[0].text for a, b in zip(plain, adapted, strict=True)) <= 2
             found.extend([psutil.Process(engine.pid), *psutil.Process(engine.pid).children(recursive=True)])
             deaths: list[EngineDead] = []

@@ -135,7 +135,7 @@ def test_the_cpu_build_has_defaults_that_args_override_and_adapters_have_slots_o
     path = str(write_adapter(tmp_path, noise(0), r=4, rank_pattern={"k_proj": 20}))
     found = arguments(terms, on_cpu=True, args={"max_model_len": 20_000, "kv_cache_memory_bytes": 1}, adapters={"a": path, "b": path})
     assert (found["enable_chunked_prefill"], found["max_num_batched_tokens"], found["kv_cache_memory_bytes"]) == (False, 20_000, 1)
-    assert (found["max_loras"], found["max_lora_rank"]) == (2, 32)
+    assert (found["max_loras"], found["max_lora_rank"]) == (3, 32)
     assert "max_loras" not in arguments(terms)
 
 
@@ -143,7 +143,7 @@ def test_the_cpu_build_has_defaults_that_args_override_and_adapters_have_slots_o
     ("fields", "said"),
     [
         ({"args": {"model": "x"}}, "args must not hold `model`: set it next to `args`"),
-        ({"args": {"max_loras": 2}}, "args must not hold `max_loras`: `adapters` and `lora_path` set it"),
+        ({"args": {"max_loras": 2}}, "args must not hold `max_loras`: `adapters` sets it"),
         ({"devices": (1,), "args": {"tensor_parallel_size": 2}}, "`devices` names the GPUs 1, but `tensor_parallel_size` is 2"),
     ],
 )

@@ -192,13 +192,8 @@ class RunTable(Struct, frozen=True, kw_only=True, dict=True):
 
     @property
     def models(self) -> dict[str, str]:
-        """The model of each of the `roles`, without its folder; one with an adapter for all that it writes is another model."""
-        return {role: _model(self.engines.get(role, {}), role) for role in self.roles}
-
-
-def _model(engine: Mapping[str, Any], role: str) -> str:
-    name, adapter = model_name(str(engine.get("model", role))), engine.get("lora_path")
-    return f"{name} with {model_name(str(adapter))}" if adapter else name
+        """The model of each of the `roles`, without its folder."""
+        return {role: model_name(str(self.engines.get(role, {}).get("model", role))) for role in self.roles}
 
 
 class _Member(Struct, frozen=True):

@@ -9,7 +9,7 @@ from pipeline.graph.spec import AdapterName, RestartableSpec, check_reserved, ch
 
 RESERVED = {
     **dict.fromkeys(("model", "trust_remote_code", "speculative_config"), "set it next to `args`"),
-    **dict.fromkeys(("enable_lora", "max_loras", "max_lora_rank"), "`adapters` and `lora_path` set it"),
+    **dict.fromkeys(("enable_lora", "max_loras", "max_lora_rank"), "`adapters` sets it"),
     **dict.fromkeys(("served_model_name", "scheduling_policy", "max_logprobs"), "this package sets it"),
 }
 """The arguments that `args` must not hold, and what sets them."""
@@ -29,8 +29,6 @@ class VllmSpec(RestartableSpec, frozen=True, kw_only=True, tag="vllm"):
     `{method: ngram, num_speculative_tokens: 5, prompt_lookup_max: 4}`; its `model` may be `bundled:NAME`. Null: none."""
     devices: tuple[Annotated[int, Meta(ge=0, le=65535)], ...] = ()
     """Indices of GPUs; empty: the first `tensor_parallel_size`."""
-    lora_path: str | None = None
-    """LoRA adapter of all requests whose stage names none: a folder, or `bundled:NAME`."""
     adapters: Mapping[AdapterName, str] = {}
     """LoRA adapters by the names that stages use under `adapter`: folders as PEFT saves them, or `bundled:NAME`."""
     core: Annotated[int, Meta(ge=0, le=65535)] | None = None
@@ -58,8 +56,3 @@ class VllmSpec(RestartableSpec, frozen=True, kw_only=True, tag="vllm"):
     @property
     def cannot(self) -> tuple[str, ...]:
         return () if self.speculative_config is None else ("min_p",)  # `SamplingParams._validate_spec_decode` of vLLM
-
-    @property
-    def adapter_paths(self) -> tuple[str, ...]:
-        """The folders of all adapters that the engine holds, each once: those of `adapters` and `lora_path`."""
-        return tuple(dict.fromkeys([*self.adapters.values(), *([self.lora_path] if self.lora_path else [])]))

@@ -2,7 +2,7 @@
 into a completion. Pure; what only some versions of vLLM have is looked up in the installed one.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from copy import copy
 from typing import Any
 
@@ -46,16 +46,16 @@ def arguments(role: str, spec: VllmSpec, model: str, *, on_cpu: bool) -> dict[st
         "scheduling_policy": "priority",
         "max_logprobs": MAX_LOGPROBS,
     }
-    if spec.adapter_paths:
+    if spec.adapters:
         # vLLM 0.32's CPU kernels (`lora/ops/torch_ops`) compute a request without an adapter with the last one: that slot stays empty.
-        slots = len(spec.adapter_paths) + (on_cpu and not spec.lora_path)
-        chosen |= {"enable_lora": True, "max_loras": slots, "max_lora_rank": lora_rank(spec.adapter_paths)}
+        slots = len(spec.adapters) + on_cpu
+        chosen |= {"enable_lora": True, "max_loras": slots, "max_lora_rank": lora_rank(spec.adapters.values())}
     # A whole prompt is computed in one iteration there.
     defaults = CPU_DEFAULTS | {"max_num_batched_tokens": max(CPU_BATCHED_TOKENS, spec.args.get("max_model_len") or 0)} if on_cpu else {}
     return defaults | dict(spec.args) | chosen
 
 
-def lora_rank(paths: Sequence[str]) -> int:
+def lora_rank(paths: Iterable[str]) -> int:
     """The least rank that vLLM supports and that holds the ranks of all adapters in these folders."""
     configs = [read_json(adapter_folder(path) / "adapter_config.json") for path in paths]
     most = max(max([config.get("r", 0), *config.get("rank_pattern", {}).values()]) for config in configs)
@@ -101,12 +101,9 @@ def _options(ids: Sequence[int], speculates: bool) -> dict[str, Any]:
     return terms | {"logprobs": MAX_LOGPROBS}
 
 
-def lora_requests(spec: VllmSpec) -> Mapping[str | None, LoRARequest]:
-    """What vLLM is told of the adapter of a request, by its name; None: that of requests which name none, if they have one."""
-    numbers = {path: number for number, path in enumerate(spec.adapter_paths, 1)}
-    requests = {path: LoRARequest(f"adapter{number}", number, str(adapter_folder(path))) for path, number in numbers.items()}
-    named: dict[str | None, LoRARequest] = {name: requests[path] for name, path in spec.adapters.items()}
-    return named | ({None: requests[spec.lora_path]} if spec.lora_path else {})
+def lora_requests(spec: VllmSpec) -> dict[str | None, LoRARequest]:
+    """vLLM's words for each of the adapters, by its name."""
+    return {name: LoRARequest(name, number, str(adapter_folder(path))) for number, (name, path) in enumerate(spec.adapters.items(), 1)}
 
 
 def first_line(error: BaseException) -> str:
