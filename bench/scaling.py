@@ -244,7 +244,7 @@ def draw(results: Results) -> None:
     """The chart of each machine, a line for each system, dotted in lockstep. Kaleido needs Chromium for it."""
     import plotly.graph_objects as go
 
-    from pipeline.report.figures.style import SERIES, axes, layout
+    from pipeline.show.figures.style import SERIES, axes, layout
 
     PICTURES.mkdir(exist_ok=True)
     for name in SETUPS:

@@ -95,7 +95,7 @@ def test_its_run_is_reported_compared_drawn_and_exported(solved: Path, tmp_path:
             settings = ("--set", "engines.master.max_in_flight=1", "--batch-size", "8")
             command("run", GRAPH, "--input", solved.parent / "problems.jsonl", "--output", other, *settings)
     with installed(PLUGIN):
-        command("report", solved, "--output", tmp_path / "report.html")
+        command("view", solved, "-o", tmp_path / "report.html")
         page = (tmp_path / "report.html").read_text()
         assert all(name in page for name in (*ROLES, "probability of Y", "propose", "judge", "rewrite", "verifier&#39;s value (critic)"))
         compared = command("compare", solved, other)

@@ -44,7 +44,6 @@ COMMANDS = {
     "Look": {
         "show": CommandEntry("list runs, show one, or one of its chains step by step", "runs.show:show"),
         "view": CommandEntry("show runs as pages in a browser, live", "runs.pages:view"),
-        "report": CommandEntry("write an HTML report on runs", "runs.pages:report"),
         "compare": CommandEntry("compare the accuracy and speed of runs", "runs.compare:compare"),
         "query": CommandEntry("ask runs in SQL", "runs.query:query"),
         "export": CommandEntry("export answers, tables, training data or traces", "runs.export:export"),

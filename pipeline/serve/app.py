@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from pipeline.data.requests import ApiError
 from pipeline.serve.completions import URL, ChatEndpoint, check_model, error_response
-from pipeline.view.local_web import is_foreign, is_named
+from pipeline.show.local_web import is_foreign, is_named
 
 Phase = Literal["starting", "serving", "stopping"]
 KNOWN = f"{URL}, /v1/models, /health and /metrics"

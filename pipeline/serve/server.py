@@ -29,9 +29,9 @@ from pipeline.runtime.rows import Tee
 from pipeline.serve.app import Access, Phase, ServerSelf, new_app
 from pipeline.serve.completions import ChatEndpoint
 from pipeline.serve.desk import Desk, ServeLimits
+from pipeline.show.local_web import listening
 from pipeline.store.kept_problems import Problems
 from pipeline.tasks import unwrapped
-from pipeline.view.local_web import listening
 
 BACKLOG = 512
 """Connections that wait to be taken, as far as the system allows; as many are taken before the first of them may be ended."""

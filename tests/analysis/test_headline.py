@@ -117,7 +117,7 @@ def test_ten_lines_say_how_a_run_went() -> None:
     assert [command for _, command in found.commands] == [
         "pipeline export runs/one -o answers.csv",
         "pipeline show runs/one p7",
-        "pipeline report runs/one",
+        "pipeline view runs/one",
     ]
     assert headline(summary()).commands == ()
 

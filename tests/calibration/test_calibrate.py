@@ -30,9 +30,9 @@ from pipeline.cli.main import run_command
 from pipeline.engines.sim.spec import SimDeviceSpec, SimSpec
 from pipeline.errors import InputError, UsageError
 from pipeline.options import RunOptions
-from pipeline.report.run_sections import notices
 from pipeline.run.prepare import load_plan
 from pipeline.run.run import run
+from pipeline.show.sections import notices
 from pipeline.store.run_file import RunFile
 from tests.support.replicas import options_of, replica_run
 from tests.support.run_files import edit_engines

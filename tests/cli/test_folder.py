@@ -33,7 +33,6 @@ def test_a_folder_with_a_part_of_another_run_is_refused(source: Path, run: Path)
     says = f"error: {run}/chains/part-00001.parquet: does not belong here: it is labelled "
     readers = (
         ("compare",),
-        ("report",),
         ("export", "-o", "-"),
         ("show", "--failed"),
         ("grade",),

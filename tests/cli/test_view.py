@@ -1,7 +1,9 @@
-"""`pipeline view`: it says where the pages are, and in a sentence why there are none."""
+"""`pipeline view`: where pages are served or written, and one sentence where there are none."""
 
+import os
 import socket
 import subprocess
+import sys
 import urllib.request
 from pathlib import Path
 
@@ -44,3 +46,46 @@ def test_pages_are_served_until_an_interrupt(tmp_path: Path) -> None:
         _, said = process.communicate(timeout=60)
     assert process.returncode == 130
     assert said == ""
+
+
+@pytest.mark.slow
+def test_pages_are_written_to_a_file(tmp_path: Path) -> None:
+    one, two = (solve_short(tmp_path, name).folder for name in ("one", "two"))
+    done = pipeline("view", "one", "-o", "one.html", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("view: one.html (")
+    assert "<h1>Run one</h1>" in (tmp_path / "one.html").read_text()
+    assert pipeline("view", one, two, "-o", "both.html", cwd=tmp_path).returncode == 0
+    assert "<h2>Comparison</h2>" in (tmp_path / "both.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["nowhere", "-o", "x.html"], "nowhere: no such directory; expected a run folder"),
+        ([".", ".", "-o", "no/x.html"], "--output no/x.html: no such directory"),
+        ([".", "-o", "notes"], "notes: exists and is not a page of this program; choose another file with --output"),
+        ([".", "-o", "."], "--output .: is a directory; expected a file"),
+        ([".", "."], "several runs are compared in a file: add -o FILE, or name one folder"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_wrong_input_is_one_sentence_and_exit_code_2(tmp_path: Path, arguments: list[str], says: str) -> None:
+    (tmp_path / "notes").write_text("mine")
+    done = pipeline("view", *arguments, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: ")
+    assert says in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("package", "extra"), [("plotly", "report"), ("uvicorn", "serve")])
+def test_without_the_extra_it_says_how_to_get_it(tmp_path: Path, package: str, extra: str) -> None:
+    code = f"import sys; sys.modules[{package!r}] = None; from pipeline.cli.main import main; main()"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    asked = [sys.executable, "-c", code, "view", str(tmp_path), *(["-o", "x.html"] if extra == "report" else [])]
+    done = subprocess.run(asked, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2
+    remedy = f'pip install "speculative-pipeline[{extra}]"'
+    assert done.stderr == f"error: view needs the package `{package}`, which is not installed: {remedy}\n"

@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from pipeline.data.columns import ALIASES, Columns, options_of
 from pipeline.data.problems import Problem
 from pipeline.data.reading import InputReading, read_problems
-from pipeline.drawing.prompt import problem_in, shown_prompt
 from pipeline.errors import BadRow, InputError
 from pipeline.graph.prompts import DEFAULT_PROMPTS, LETTERS, Message
 from pipeline.options import RunOptions
 from pipeline.run.prepare import load_plan
 from pipeline.run.run import run
+from pipeline.show.prompt import problem_in, shown_prompt
 from pipeline.store.kept_problems import solved_problems
 from pipeline.store.run_file import RunFile
 from tests.support.paths import ROOT, SIM

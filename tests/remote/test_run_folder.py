@@ -82,7 +82,7 @@ def test_a_run_has_the_rows_of_one_with_a_local_folder(
     problems = write_problems(tmp_path)
     done = pipeline(*COMMAND, "--input", problems, "--output", url)
     assert done.returncode == 0, done.stderr
-    assert f"everything  pipeline report {url}" in done.stdout
+    assert f"everything  pipeline view {url}" in done.stdout
     here, there = solve(tmp_path, prefix, input=problems).folder, machines.folder(prefix)
     assert here is not None
     assert tables(there, *TIMES) == tables(here, *TIMES)
@@ -125,8 +125,8 @@ def test_what_a_command_writes_is_uploaded(store: ObjectServer, stored: str, pre
 
 @pytest.mark.slow
 def test_a_report_of_a_url_is_written_here(stored: str, tmp_path: Path) -> None:
-    done = pipeline("report", stored, cwd=tmp_path)
-    assert done.stdout.startswith("report: report.html ("), done.stderr
+    done = pipeline("view", stored, "-o", "report.html", cwd=tmp_path)
+    assert done.stdout.startswith("view: report.html ("), done.stderr
     assert "<html" in (tmp_path / "report.html").read_text()[:1000]
 
 

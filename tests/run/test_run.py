@@ -9,8 +9,8 @@ import pytest
 
 from pipeline.analysis.summary import summarize
 from pipeline.options import RunOptions
-from pipeline.report.transcripts import unused_drafts
 from pipeline.run.run import SessionResult, run
+from pipeline.show.transcripts import unused_drafts
 from pipeline.store.query import Query
 from pipeline.store.rows import CallRow, ChainRow, StepRow
 from tests.support.paths import ROOT, SIM

@@ -17,9 +17,9 @@ from pipeline.analysis.sweep_tables import crossings
 from pipeline.data.prepare import RECIPES
 from pipeline.errors import GraphError, UsageError
 from pipeline.graph.bundled import bundled_files
-from pipeline.report.report import sweep_report
 from pipeline.run.observer import Observer, Work
 from pipeline.run.prepare import Prepared
+from pipeline.show.report import sweep_report
 from pipeline.sweep.plan import SweepOptions, SweepPlan
 from pipeline.sweep.study import StudyOptions, file_of, missing_data, plan_study, score_steps
 from pipeline.sweep.study_file import read_study_file

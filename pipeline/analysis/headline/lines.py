@@ -61,7 +61,7 @@ def _commands(s: Summary, place: str) -> tuple[tuple[str, str], ...]:
         *([("resume", f"pipeline resume {place}")] if stopped else []),
         ("answers", f"pipeline export {place} -o answers.csv"),
         *([] if s.example is None else [("steps", f"pipeline show {place} {shlex.quote(s.example)}")]),
-        ("everything", f"pipeline report {place}"),
+        ("everything", f"pipeline view {place}"),
     )
 
 

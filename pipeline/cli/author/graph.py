@@ -13,15 +13,15 @@ from pipeline.cli.options import engines_option, model_option, preset_option, ru
 from pipeline.cli.terminal import print_line, print_notice, print_page
 from pipeline.data.problems import Problem
 from pipeline.data.reading import read_problems
-from pipeline.drawing.mermaid import mermaid
-from pipeline.drawing.prompt import ShownPrompt, problem_in, shown_prompt
-from pipeline.drawing.text import text
 from pipeline.engines.registry import notices
 from pipeline.errors import UsageError
 from pipeline.files import whole_file
 from pipeline.graph.bundled import find_file
 from pipeline.graph.plan import Plan
 from pipeline.run.prepare import load_plan
+from pipeline.show.graph_mermaid import mermaid
+from pipeline.show.graph_text import text
+from pipeline.show.prompt import ShownPrompt, problem_in, shown_prompt
 from pipeline.text import sanitize
 
 SUFFIXES = {".txt": "text", ".mmd": "mermaid", ".mermaid": "mermaid"}

@@ -28,7 +28,7 @@ from pipeline.cli.located import Located, RunFolder
 from pipeline.cli.summary import print_summary
 from pipeline.cli.terminal import print_line, print_notice, print_page
 from pipeline.errors import InputError, UsageError, did_you_mean
-from pipeline.report.transcripts import ShownCandidate, ShownStep, Transcript, read_transcripts, unused_drafts
+from pipeline.show.transcripts import ShownCandidate, ShownStep, Transcript, read_transcripts, unused_drafts
 from pipeline.store.folder import FILE, check_folder
 from pipeline.store.query import Query, check_readable
 from pipeline.store.run_file import RunFile

@@ -31,9 +31,9 @@ from pipeline.cli.signals import restored_handlers, stop_at_first_signal
 from pipeline.cli.terminal import print_error, print_notice, print_page, printed
 from pipeline.errors import MissingExtra
 from pipeline.options import ScheduleName
-from pipeline.report.extra import load
 from pipeline.run.loop import rare_collection
 from pipeline.run.observer import Observer
+from pipeline.show.extra import load
 from pipeline.sweep.plan import SweepOptions
 from pipeline.sweep.sweep import sweep as start
 
@@ -177,9 +177,10 @@ def write_report(folder: Path) -> None:
     try:
         page = load("report")
     except MissingExtra as error:
-        print_notice(f"no report: {error}; then pipeline report {folder}")
+        print_notice(f"no report: {error}; then pipeline view {folder} -o {folder / 'report.html'}")
         return
-    place = page.report_path([folder], None)
+    place = folder / page.NAME
+    page.check_place(place)
     page.write(place, page.sweep_report(folder))
     print_notice(f"report: {place}")
 

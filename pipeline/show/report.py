@@ -1,0 +1,151 @@
+"""Runs and sweeps as one file: run folders or the folder of a sweep enter, the HTML of one page leaves, and is written to a file.
+
+The file is replaced as a whole or not at all, and only where it was such a page or not there.
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from msgspec import structs
+
+from pipeline.analysis.compare.brief import SIMULATED, pooled_runs, sentences, simulated, speeds
+from pipeline.analysis.compare.cells import Table
+from pipeline.analysis.compare.compare import compare
+from pipeline.analysis.compare.papers import by_data_set
+from pipeline.analysis.compare.runs import read_runs
+from pipeline.analysis.compare.studies import SWEEP, Study, grouped, read_study, study_tables
+from pipeline.analysis.points import Point, read_points
+from pipeline.analysis.sweep_tables import crossings, sweep_tables
+from pipeline.errors import InputError, UsageError, reason
+from pipeline.files import new_file
+from pipeline.show.figures.runs import latency_and_accuracy, sweep_figures
+from pipeline.show.page import Figure, Section, is_page, page
+from pipeline.show.sections import run_sections
+
+NAME = "report.html"
+_START = 4096
+"""How many bytes of a file are read to see whether it is a page."""
+CACHE_KEPT = (
+    "An engine of this sweep could not reset its prefix cache between points: later points may have hit prompts of earlier ones and "
+    "look faster than they are."
+)
+
+
+def report(runs: Sequence[Path]) -> str:
+    """The HTML of a report on one run, on several runs with a comparison before them, or on one sweep.
+
+    Raises `InputError` for any other folder and `UsageError` for a sweep among several folders.
+    """
+    if sweeps := [run for run in runs if is_sweep(run)]:
+        if len(runs) > 1:
+            raise UsageError(f"{sweeps[0]}: is a sweep; report it alone, or name runs in its folder `runs`")
+        return sweep_report(runs[0])
+    if len(runs) == 1:
+        return page(f"Run {_name(runs[0])}", run_sections(runs[0]))
+    names = [_name(run) for run in runs]
+    each = [Section(title=name, sections=run_sections(run)) for name, run in zip(names, runs, strict=True)]
+    return page(f"{len(runs)} runs: {', '.join(names)}", [comparison(runs), *each])
+
+
+def comparison(runs: Sequence[Path]) -> Section:
+    """A section with the comparison of `runs` or, where they cannot be compared, with the reason."""
+    try:
+        read = read_runs(runs, pooled=True)
+        found = compare(read)
+    except UsageError as error:
+        return Section(title="Comparison", notices=[f"These runs are not compared: {error}."])
+    pooled = [f"{run} pools {names}, which differ only in the seed." for run, names in pooled_runs(found)]
+    plot = latency_and_accuracy(found)
+    flags = Table("Differences between the runs", ("run", "what"), tuple((flag.run, flag.what) for flag in found.flags))
+    return Section(
+        title="Comparison",
+        notices=[said] if (said := simulated(found)) else [],
+        text=[*(f"{each}." for each in sentences(found)), *pooled],
+        figures=[] if plot is None else [Figure("Accuracy against latency, by run", plot)],
+        tables=[speeds(found), *([by_data_set(read)] if len(found.baselines) > 1 else []), *([flags] if flags.rows else [])],
+    )
+
+
+def _name(run: Path) -> str:
+    return run.resolve().name
+
+
+def is_sweep(folder: Path) -> bool:
+    """Whether `folder` was made by `pipeline sweep` or `pipeline study`."""
+    return (folder / SWEEP).is_file()
+
+
+def sweep_report(folder: Path) -> str:
+    """The HTML of a report on the sweep in `folder`; raises `InputError` where it holds no points."""
+    if not (folder / "points.parquet").is_file():
+        raise InputError(str(folder), "has no finished point: there is nothing to report")
+    points, study = read_points(folder / "points.parquet"), read_study(folder)
+    if study is None:
+        return page(f"Sweep {folder.resolve().name}", [sweep_section(points)])
+    return page(f"Study {study.name}", [_study_section(folder, study, points), *_groups(study, points)])
+
+
+def _study_section(folder: Path, study: Study, points: list[Point]) -> Section:
+    """A section with the papers' tables of a study."""
+    parts = list(study_tables(folder, study, points))
+    said = [part for part in parts if isinstance(part, str)]
+    return Section(title=study.heading, text=said, tables=[part for part in parts if isinstance(part, Table)])
+
+
+def _groups(study: Study, points: list[Point]) -> Iterator[Section]:
+    """A section for the points of a study that are compared with each other; without figures where there is one batch size."""
+    for heading, members in grouped(study, points).items():
+        section = structs.replace(sweep_section(members), title=heading)
+        several = len({point.batch_size for point in members}) > 1
+        yield section if several else structs.replace(section, figures=())
+
+
+def sweep_section(points: list[Point]) -> Section:
+    """A section on a sweep: where curves cross the target alone, their figures and tables."""
+    return Section(
+        title="Throughput by batch size",
+        notices=[
+            *([SIMULATED] if any(point.simulated for point in points) else []),
+            *([CACHE_KEPT] if any(point.cache_kept for point in points) else []),
+        ],
+        text=[_about(points), *crossings(points)],
+        figures=list(sweep_figures(points)),
+        tables=sweep_tables(points),
+    )
+
+
+def _about(points: list[Point]) -> str:
+    chains, repeats = max(point.chains for point in points), 1 + max(point.repeat for point in points)
+    runs = f"{repeats} interleaved runs each" if repeats > 1 else "one run each"
+    warm = "" if points[0].simulated else "; engines were warmed up, prefix caches reset between points"
+    return f"{len(points)} points of {chains:,} chains, {runs}{warm}."
+
+
+def check_place(path: Path) -> None:
+    """Raise `UsageError` where no page may be written to `path`, before anything is read or drawn."""
+    if path.is_dir():
+        raise UsageError(f"--output {path}: is a directory; expected a file, such as {path / NAME}")
+    if not path.absolute().parent.is_dir():
+        raise UsageError(f"--output {path}: no such directory: {path.absolute().parent}")
+    try:
+        with path.open("rb") as file:
+            ours = is_page(file.read(_START).decode(errors="replace"))
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise _unwritable(path, error) from error
+    if not ours:
+        raise UsageError(f"{path}: exists and is not a page of this program; choose another file with --output")
+
+
+def write(path: Path, text: str) -> None:
+    """Write `text` to `path`, replacing what was there; raises `UsageError` where that cannot be done."""
+    try:
+        with new_file(path) as draft:
+            draft.write_text(text, encoding="utf-8", errors="backslashreplace")
+    except OSError as error:
+        raise _unwritable(path, error) from error
+
+
+def _unwritable(path: Path, error: OSError) -> UsageError:
+    return UsageError(f"{path}: cannot be written: {reason(error)}; choose another file with --output")

@@ -1,0 +1,222 @@
+"""Which chains are shown, and what is drawn and told of them."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import asdict
+
+from pipeline.analysis.time.work import read_work
+from pipeline.reasoning.chain import Scale
+from pipeline.show import gantt as charts
+from pipeline.show import transcripts as transcripts_module
+from pipeline.show.gantt import ALIVE, FAILED, QUEUED, WAITING, Gantt, read_charts, worth_reading
+from pipeline.show.transcripts import MAX_TEXT, Transcripts, option_probabilities, read_transcripts, shown, step_of
+from pipeline.store.query import Query
+from pipeline.store.rows import StepRow
+from pipeline.store.run_file import RunFile
+from tests.support.traces import CHOOSE, LIKELIHOOD, SCORE, call, chain, verdict_columns, write
+
+pytestmark = pytest.mark.slow  # whole runs
+
+Blank = Callable[..., Any]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Four chains that ended: `b` is wrong, `c` failed, `late` was taken up again; and one that has not."""
+    return write(
+        tmp_path,
+        chains=[
+            chain("b", 1, 31, correct=False, calls=2, input_row=2),
+            chain("c", 2, 3, stop_reason="error", error_type="RequestRefused", calls=1, input_row=3),
+            chain("a", 0, 10, correct=True, calls=2, input_row=1),
+            chain("late", 20, 45, correct=True, calls=1),
+        ],
+        calls=[
+            call("b", "draft", 1, 2, 5, queue_time_s=0.5),
+            call("b", "verify", 5, 5, 6, queue_time_s=0.0),
+            call("c", "draft", 2, 2, 3, error_type="RequestRefused"),
+            call("a", "draft", 1, 1, 9, queue_time_s=9.0),
+            call("late", "draft", 40, 40, 41),
+            call("open", "draft", 40, 40, 41),
+        ],
+    )
+
+
+def drawn(folder: Path, **limits: int) -> list[Gantt]:
+    with Query(folder) as db:
+        read_work(db)
+        return read_charts(db, **limits)
+
+
+def spans(gantt: Gantt) -> dict[str, list[tuple[int, float, float]]]:
+    columns = {kind: (each.row.tolist(), each.start.tolist(), each.end.tolist()) for kind, each in gantt.spans.items()}
+    return {kind: list(zip(*each, strict=True)) for kind, each in columns.items()}
+
+
+def test_worth_reading_is_what_failed_what_is_wrong_and_what_took_longest(folder: Path) -> None:
+    with Query(folder) as db:
+        assert worth_reading(db, 3) == {"c": ("failed",), "b": ("wrong", "slowest"), "late": ("slowest",)}
+        assert worth_reading(db, 0) == {}
+        assert len(worth_reading(db, 30)) == 4
+
+
+def test_reasons_take_a_third_each_spread_over_the_run_and_leave_the_rest_to_the_slowest(tmp_path: Path) -> None:
+    wrong = [chain(f"{i:02}", i, i + 50 - i / 2, correct=i % 2 == 0) for i in range(20)]
+    with Query(write(tmp_path, chains=wrong)) as db:
+        assert list(worth_reading(db, 6)) == ["01", "07", "11", "17", "00", "02"]
+
+
+def test_spans_are_waiting_queueing_and_stages(folder: Path) -> None:
+    [gantt] = drawn(folder)
+    assert gantt.names == ["a", "b", "c", "late"]
+    assert spans(gantt) == {
+        ALIVE: [(0, 0, 10), (1, 1, 31), (2, 2, 3), (3, 20, 45)],
+        WAITING: [(1, 1, 2)],
+        QUEUED: [(0, 1, 9), (1, 2, 2.5)],
+        "by draft": [(0, 9, 9), (1, 2.5, 5), (3, 40, 41)],
+        "by verify": [(1, 5, 6)],
+        FAILED: [(2, 2, 3)],
+    }
+
+
+def test_of_too_many_chains_an_even_sample_is_drawn_and_some_that_follow_each_other(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(charts, "CHOSEN", charts.CHOSEN.replace(str(charts.CONSECUTIVE), "3"))
+    sample, some = drawn(folder, max_chains=2)
+    assert (sample.names, some.names) == (["a", "c"], ["a", "b", "c"])
+    assert spans(sample)[ALIVE] == [(0, 0, 10), (1, 2, 3)]
+    assert drawn(folder, max_calls=3)[0].names == sample.names, "one and a half calls a chain"
+
+
+def test_no_chain_no_span(tmp_path: Path) -> None:
+    assert drawn(write(tmp_path)) == [Gantt([], {})]
+
+
+def choice(blank: Blank, **fields: Any) -> dict[str, Any]:
+    row = blank(StepRow, **{**CHOOSE, "decision": "accepted", "score_value": 0.5, **fields})
+    return asdict(row) | {"tokens": len(row.step_token_ids)}
+
+
+def test_candidates_get_their_probabilities_and_repeated_ones_point_back(blank: Blank) -> None:
+    row = choice(
+        blank,
+        score_probs=(0.2, 0.5, 0.3),
+        score_label="1",
+        num_distinct_candidates=2,
+        chosen_candidate=0,
+        candidate_texts=("x", "x", "y"),
+        candidate_tokens=(1, 1, 2),
+    )
+    step = step_of(row)
+    assert [(each.text, each.probability, each.chosen, each.same_as) for each in step.candidates] == [
+        ("x", 0.5, True, None),
+        ("", 0.5, False, 0),
+        ("y", 0.3, False, None),
+    ]
+    assert step.verdict == "choose: candidate 1 of 2, 50.0%"
+
+
+@pytest.mark.parametrize(
+    ("judged", "probs", "distinct", "expected"),
+    [
+        (CHOOSE, (0.2, 0.5, 0.3), 2, (0.5, 0.3)),
+        (CHOOSE, (0.6, 0.4), 2, (0.6, 0.4)),
+        (CHOOSE, (0.2, 0.5, 0.2, 0.1), 3, ()),
+        (LIKELIHOOD, (0.6, 0.4), 2, (0.6, 0.4)),
+        (SCORE, (0.1,) * 10, 2, ()),
+    ],
+    ids=["none may be said", "one must be chosen", "same texts of other tokens", "likelihood", "digits are no candidates"],
+)
+def test_options_are_told_only_where_the_trace_tells_them(
+    blank: Blank, judged: dict[str, Any], probs: tuple[float, ...], distinct: int, expected: tuple[float, ...]
+) -> None:
+    row = choice(blank, **judged, score_probs=probs, num_distinct_candidates=distinct)
+    assert tuple(option_probabilities(row, 2)) == expected
+
+
+@pytest.mark.parametrize(
+    ("judged", "fields", "expected"),
+    [
+        (CHOOSE, {"score_label": "0", "chosen_candidate": None, "num_distinct_candidates": 4}, "choose: none of the candidates, 50.0%"),
+        (CHOOSE, {"score_label": "5", "chosen_candidate": None, "num_distinct_candidates": 4}, "choose: none of the candidates, 50.0%"),
+        (
+            CHOOSE,
+            {"score_label": "2", "chosen_candidate": 1, "num_distinct_candidates": 4, "score_mass": 0.99, "score_probs": [0.25] * 4},
+            "choose: candidate 2 of 4, 50.0%",
+        ),
+        (
+            CHOOSE,
+            {
+                "score_label": "2",
+                "score_options": ("0", "1", "2"),
+                "chosen_candidate": None,
+                "num_distinct_candidates": 2,
+                "threshold": 0.8,
+            },
+            "choose: candidate 2 of 2, 50.0% against a threshold of 0.8",
+        ),
+        (
+            CHOOSE,
+            {
+                "score_label": "0",
+                "score_options": ("0", "1", "2"),
+                "chosen_candidate": None,
+                "num_distinct_candidates": 2,
+                "threshold": 0.8,
+            },
+            "choose: none of the candidates, 50.0% against a threshold of 0.8",
+        ),
+        (
+            SCORE,
+            {"score_value": 6.0, "score_label": "6", "threshold": 7.0, "score_mass": 0.5, "score_probs": [0.1] * 10},
+            "score: 6 against a threshold of 7 (50.0% probability on valid options)",
+        ),
+        (
+            LIKELIHOOD,
+            {"score_value": -0.25, "threshold": -0.5, "score_mass": 0.1},
+            "likelihood: -0.25 nats per token against a threshold of -0.5",
+        ),
+        (verdict_columns("pick", Scale("value")), {"score_label": "yes", "score_value": 12.0}, "pick: yes, 12"),
+        ({"verify_kind": None}, {}, None),
+    ],
+)
+def test_what_a_verifier_said_is_told_by_its_scale(
+    blank: Blank, judged: dict[str, Any], fields: dict[str, Any], expected: str | None
+) -> None:
+    assert step_of(choice(blank, **judged, **fields)).verdict == expected
+
+
+def test_a_long_text_loses_its_middle_and_says_so() -> None:
+    said = shown("a" * MAX_TEXT + "b" * 10)
+    assert "10 characters left out" in said
+    assert said.startswith("aaa")
+    assert said.endswith("bbb")
+    assert shown("\x1b\u202e") == "\\u001b\\u202e"
+
+
+def read(folder: Path, run: RunFile | None = None, most: int = 6) -> Transcripts:
+    with Query(folder) as db:
+        return read_transcripts(db, run or RunFile.read(folder), worth_reading(db, most))
+
+
+def test_transcripts_hold_every_step_in_order_and_the_problem(ran: Path) -> None:
+    failed, *others = read(ran).transcripts
+    assert (failed.verdict, failed.steps, failed.why) == ("failed", (), ("failed",))
+    assert failed.ended.startswith("BadRow")
+    for transcript in others:
+        assert transcript.problem is not None
+        assert transcript.problem.startswith("What is")
+        assert [step.index for step in transcript.steps] == list(range(len(transcript.steps)))
+        assert transcript.steps[0].decision == "guidance"
+        assert {step.decision for step in transcript.steps} <= {"guidance", "accepted", "fallback"}
+        assert all(sum(each.chosen for each in step.candidates) == (step.decision == "accepted") for step in transcript.steps)
+
+
+def test_transcripts_that_would_make_the_page_too_large_are_left_out(ran: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transcripts_module, "MAX_TRANSCRIPTS", 2000)
+    found = read(ran, most=20)
+    assert found.left_out > 0
+    assert len(found.transcripts) + found.left_out == 20
+    assert all(transcript.steps or transcript.verdict == "failed" for transcript in found.transcripts)

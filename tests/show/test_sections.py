@@ -1,0 +1,99 @@
+"""What a report says of a run before its figures, and of runs that have little to show."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from pipeline.analysis.simulated import stated
+from pipeline.errors import InputError
+from pipeline.show.sections import (
+    MEASURED,
+    REPLAYED,
+    SIMULATED,
+    clock,
+    decisions,
+    engine_setup,
+    notices,
+    run_sections,
+)
+from pipeline.store.run_file import RunFile
+from tests.support.replicas import replica_run
+
+pytestmark = pytest.mark.slow  # whole runs
+
+
+def test_a_simulated_run_is_marked_before_anything_else(ran: Path) -> None:
+    run = RunFile.read(ran)
+    assert notices(run, "finished") == (SIMULATED, stated([]))
+    measured = replace(run, virtual_time=False)
+    assert (notices(measured, "finished"), clock(measured)) == ((), MEASURED)
+    replayed = replace(run, engine_facts=run.engine_facts | {"draft": {"answers": "simulated", "replay": "/runs/before"}})
+    assert notices(replayed, "finished") == (REPLAYED, stated([]))
+
+
+def test_a_run_that_did_not_finish_says_why(ran: Path) -> None:
+    failed = replace(RunFile.read(ran), virtual_time=False, status="failed", error="engine 'draft' died")
+    assert notices(failed, "failed") == ("This run is failed (engine 'draft' died): figures count what is in its folder.",)
+    going_on = replace(failed, status="running")
+    assert notices(going_on, "killed") == ("This run is killed: figures count what is in its folder.",), "what ended it is not on record"
+
+
+def test_what_was_decided(ran: Path) -> None:
+    rows = dict(decisions(RunFile.read(ran)).rows)
+    assert rows["graph"].endswith("graphs/speccot.yaml")
+    assert rows["stages"].startswith("guidance (generate), draft (draft), verify (choose), fallback (generate)")
+    assert "candidates=5" in rows["params"]
+    assert "None" not in rows["params"]
+    assert rows["batch size"] == "8 chains in flight, pipelined"
+    assert rows["samples and seed"] == "1 per problem, seed 0"
+    assert rows["clock"] == "simulated"
+    engines = {row[0]: row[1:5] for row in engine_setup(RunFile.read(ran)).rows}
+    assert engines["target"] == ("QwQ-32B", "sim", "h100-0+1", "256")
+
+
+def test_a_small_run_has_all_sections(ran: Path) -> None:
+    titles = [section.title for section in run_sections(ran)]
+    assert titles == [
+        "Summary",
+        "Engines over time",
+        "Chains over time",
+        "Where the time goes",
+        "Tokens and waste",
+        "Steps",
+        "Transcripts",
+    ]
+
+
+def test_figures_of_replicas_say_what_they_are(tmp_path: Path) -> None:
+    folder = replica_run(tmp_path, 2)
+    sections = {section.title: section for section in run_sections(folder)}
+    assert "totals over all 2 replicas" in sections["Engines over time"].text[1]
+    assert dict(decisions(RunFile.read(folder)).rows)["batch size"] == "4 chains in flight on each of 2 replicas, pipelined"
+
+
+@pytest.mark.parametrize("missing", [("chains",), ("chains", "steps", "calls")], ids="+".join)
+def test_a_run_without_chains_is_shown_as_far_as_it_goes(
+    ran: Path, tmp_path: Path, missing: tuple[str, ...], page_of: Callable[..., str]
+) -> None:
+    html = page_of(without(ran, tmp_path, missing))
+    assert "Summary</h2>" in html
+    assert ("Engines over time</h2>" in html) is ("calls" not in missing)
+    assert ("Steps</h2>" in html) is ("steps" not in missing)
+    assert "Transcripts</h2>" not in html
+
+
+def without(ran: Path, folder: Path, tables: tuple[str, ...]) -> Path:
+    """A copy of a run without the rows of these tables."""
+    shutil.copytree(ran, folder / "cut")
+    for table in tables:
+        for part in (folder / "cut" / table).iterdir():
+            part.unlink()
+    return folder / "cut"
+
+
+def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="expected a run folder"):
+        run_sections(tmp_path)
