@@ -23,8 +23,9 @@ from pipeline.run.prepare import load_plan
 from pipeline.runtime.admission.admission import Admission
 from pipeline.runtime.admission.cache import CacheLimit
 from pipeline.runtime.admission.feed import InputFeed, SampleCounts
+from pipeline.runtime.chain_recorder import Recording
 from pipeline.runtime.clock import Clock
-from pipeline.runtime.executor import Executor, Settings
+from pipeline.runtime.executor import Executor, Fitted, Settings
 from pipeline.runtime.progress import Progress
 from pipeline.runtime.schedule import Schedule
 from pipeline.stages.build import build_stages
@@ -95,8 +96,10 @@ async def solved(engines: dict[str, Instant], live: int, chains: int, admission:
         cpu = time.process_time()
         async with open_recorder(store or RunStore(Path(folder)), virtual=False) as recorder:
             clock = Clock(time.time_ns(), time.monotonic)
-            stages, progress = build_stages(plan, builders, "bench"), Progress(plan, ResumeState(), print, clock)
-            run = Executor(plan, stages, engines, builders, Schedule(live, admission), recorder, clock, Settings(run_id="bench"), progress)
+            progress = Progress(plan, ResumeState(), print, clock, admission)
+            recording = Recording(run_id="bench", rows=recorder, progress=progress, clock=clock)
+            fitted = Fitted(plan, engines, builders, build_stages(plan, builders, "bench"))
+            run = Executor(fitted, Schedule(live, admission), recording, Settings())
             await run.run(InputFeed(iter(problems), SampleCounts(1, 1), lambda place: False, threads=True))
         assert run.progress.done == chains
         return time.process_time() - cpu

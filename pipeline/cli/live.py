@@ -120,8 +120,8 @@ class Meter:
         yield f"tokens kept {self._rates.per_s(KEPT) or 0:,.0f}/s of {self._rates.per_s(WRITTEN) or 0:,.0f}/s"
         at = ", ".join(f"{lane.in_flight} {role}{f' ({lane.waiting} waiting)' * bool(lane.waiting)}" for role, lane in work.lanes.items())
         yield f"{progress.live} in flight{f': {at}' * bool(at)}"
-        if work.admission is not None and work.admission.paused:
-            yield f"{work.admission.paused} paused"
+        if progress.paused:
+            yield f"{progress.paused} paused"
         for role, engine in work.engines.items():
             if restarts := engine.statistics().restarts:
                 yield f"{role} restarted {restarts}x"

@@ -53,12 +53,11 @@ class RunMetrics(Collector):
         self._plan, self._chains, self._work = plan, chains, work
 
     def collect(self) -> Iterator[Metric]:
-        progress, admission = self._work.progress, self._work.admission
-        paused = 0 if admission is None else admission.paused
+        progress = self._work.progress
         ended = {"done": progress.done, "failed": progress.failed}
         yield GaugeMetricFamily("pipeline:chains", "Chains of the run.", self._chains)
         yield GaugeMetricFamily("pipeline:chains_in_flight", "Chains that have begun and have not ended.", progress.live)
-        yield GaugeMetricFamily("pipeline:chains_paused", "Chains in flight that wait for room in a KV cache.", paused)
+        yield GaugeMetricFamily("pipeline:chains_paused", "Chains in flight that wait for room in a KV cache.", progress.paused)
         yield _by_label("chains_ended", "Chains that have ended, earlier sessions included.", "outcome", ended)
         yield CounterMetricFamily("pipeline:chains_graded", "Chains whose answers were compared with their references.", progress.graded)
         yield CounterMetricFamily("pipeline:chains_correct", "Graded chains whose answers are right.", progress.correct)

@@ -34,7 +34,6 @@ from pipeline.run.loop import Stop
 from pipeline.run.observer import Observer
 from pipeline.run.prepare import Prepared, is_over
 from pipeline.run.run import SessionResult, finish
-from pipeline.runtime.admission.admission import Admission
 from pipeline.runtime.clock import Clock, backoff_s
 from pipeline.runtime.lane import Lane
 from pipeline.runtime.progress import Progress
@@ -103,7 +102,6 @@ class Fleet:
 
     lanes: Mapping[str, Lane] = {}
     engines: Mapping[str, Engine] = {}
-    admission: Admission | None = None
 
     def __init__(self, launch: Launch, ready: Prepared, observer: Observer) -> None:
         assert ready.folder is not None
@@ -136,10 +134,6 @@ class Fleet:
                     raise self._error or Interrupted()
             stop.over()
             return await anyio.to_thread.run_sync(self._finish)
-
-    def totals(self) -> Totals:
-        """Counts up to now, earlier sessions included."""
-        return total_of(self._totals.values())
 
     def _drain(self) -> None:
         self._draining = True
@@ -214,7 +208,7 @@ class Fleet:
             RunStore(folder).merge(self._shards, folder.name, replicas=True)
         begun = [RunFile.read(shard) for shard in self._shards if (shard / FILE).exists()]
         record = structs.replace(ready.record, engine_facts=begun[0].engine_facts, sessions=merged_sessions(begun))
-        record = finish(ready, record, error, self.totals())
+        record = finish(ready, record, error, total_of(self._totals.values()))
         if done:
             (folder / SHARDS).rename(folder / f".{SHARDS}")
             shutil.rmtree(folder / f".{SHARDS}")
@@ -245,7 +239,7 @@ class Fleet:
 
     def _show(self) -> None:
         """Bring what is displayed up to date."""
-        self.progress.count_shards(self.totals(), sum(self._live.values()))
+        self.progress.count_shards(total_of(self._totals.values()), sum(self._live.values()))
 
 
 def _divided(folder: Path, count: int) -> list[Path]:

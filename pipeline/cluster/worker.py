@@ -75,7 +75,7 @@ class ShardWorker:
             self._drained = True
             self._portal.start_task_soon(self._drain)
         told, self._told = self._told, []
-        totals, live = (self._work[0].totals(), self._work[0].progress.live) if self._work else (None, 0)
+        totals, live = (self._work[0].progress.totals(), self._work[0].progress.live) if self._work else (None, 0)
         return ShardReport(totals=totals, live=live, told=told, over=over, error=self._error() if over else None)
 
     def abort(self) -> None:

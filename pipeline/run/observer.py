@@ -10,11 +10,9 @@ from pipeline.engine import Engine
 from pipeline.engines.startup import Listener
 from pipeline.graph.spec import EngineSpec
 from pipeline.run.prepare import Prepared
-from pipeline.runtime.admission.admission import Admission
 from pipeline.runtime.lane import Lane
 from pipeline.runtime.progress import Progress
 from pipeline.runtime.rows import RowSink
-from pipeline.store.run_file import Totals
 
 
 class Work(Protocol):
@@ -23,11 +21,6 @@ class Work(Protocol):
     progress: Progress
     lanes: Mapping[str, Lane]
     engines: Mapping[str, Engine]
-    admission: Admission | None
-    """What lets chains pause; None: nothing does."""
-
-    def totals(self) -> Totals:
-        """Counts up to now, earlier sessions included."""
 
 
 Starting = Callable[[Mapping[str, EngineSpec]], AbstractContextManager[Listener]]

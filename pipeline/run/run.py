@@ -25,20 +25,19 @@ from pipeline.graph.plan import Plan
 from pipeline.graph.rules import check_needs, unmet_needs
 from pipeline.graph.spec import EngineSpec
 from pipeline.options import RunOptions
-from pipeline.reasoning.prompts import PromptBuilder
 from pipeline.run.loop import Attend, Stop, attended, in_loop, loop_clock
 from pipeline.run.observer import Observer
 from pipeline.run.prepare import Prepared, load_plan, prepare
 from pipeline.runtime.admission.admission import Admission
 from pipeline.runtime.admission.cache import CacheLimit, cache_limits, call_tokens
 from pipeline.runtime.admission.feed import Feed, InputFeed, SampleCounts, Start
+from pipeline.runtime.chain_recorder import Recording
 from pipeline.runtime.clock import Clock
-from pipeline.runtime.executor import Executor, Settings
+from pipeline.runtime.executor import Executor, Fitted, Settings
 from pipeline.runtime.inline_grader import open_inline_grader
 from pipeline.runtime.progress import Progress
 from pipeline.runtime.rows import FirstRows, RowSink, Tee
 from pipeline.runtime.schedule import SCHEDULES
-from pipeline.stages.base import Stage
 from pipeline.stages.build import build_stages, builders_of, cannot_of, flaw_in_contract
 from pipeline.store.kept_problems import Problems, problem_row
 from pipeline.store.recorder import WRITE_EVERY_S, Recorder, open_recorder
@@ -149,14 +148,6 @@ async def opened_engines(specs: Mapping[str, EngineSpec], observer: Observer) ->
         yield engines
 
 
-class Fitted(Struct, frozen=True):
-    """Open engines that suit the graph of a run, with its prompt builders and stages for them."""
-
-    engines: Mapping[str, Engine]
-    builders: Mapping[str, PromptBuilder]
-    stages: Mapping[str, Stage]
-
-
 async def fit(run: Prepared, engines: Mapping[str, Engine], tell: Callable[[str], object]) -> Fitted:
     """Make the stages of the graph for these `engines`, about which `tell` gets notices.
 
@@ -177,7 +168,7 @@ async def fit(run: Prepared, engines: Mapping[str, Engine], tell: Callable[[str]
         for sentence in doubts:
             tell(f"engine {role!r}: {sentence}")
     builders = builders_of(plan, {role: engine.tokenizer for role, engine in engines.items()})
-    return Fitted(engines, builders, build_stages(plan, builders, str(run.options.graph), cannot=cannot))
+    return Fitted(plan, engines, builders, build_stages(plan, builders, str(run.options.graph), cannot=cannot))
 
 
 def begin(run: Prepared, engines: Mapping[str, Engine], startup_s: float) -> RunFile:
@@ -216,11 +207,11 @@ async def _carry_out(run: Prepared, record: RunFile, fitted: Fitted, observer: O
     """Solve chains until all are over, an engine or the folder is lost, or the run is stopped; then write the end into `run.json`."""
     plan, options, engines = run.plan, run.options, fitted.engines
     clock = Clock(record.sessions[-1].started_unix_ns, loop_clock(run.virtual_time))
-    progress = Progress(plan, run.resume_state, observer.tell, clock)
     by_cache = options.admission == "cache"
     admission = _admission(cache_limits(plan, record.engine_facts), observer) if by_cache else None
     rooms = call_tokens(plan, record.engine_facts) if by_cache else {}
-    settings = Settings(run_id=record.run_id, seed=options.seed, cache_tokens=rooms, virtual_time=run.virtual_time)
+    settings = Settings(seed=options.seed, cache_tokens=rooms, virtual_time=run.virtual_time)
+    progress = Progress(plan, run.resume_state, observer.tell, clock, admission)
     schedule = SCHEDULES[options.schedule](options.batch_size, admission)
     cpu, before = time.process_time(), {role: engine.statistics() for role, engine in engines.items()}
     ended: float | None = None  # grading and writing that continue after the last chain are not part of the run's time
@@ -229,7 +220,8 @@ async def _carry_out(run: Prepared, record: RunFile, fitted: Fitted, observer: O
         with stop.guard():
             async with AsyncExitStack() as stack:
                 rows, recorder = await _open_rows(stack, run, observer, progress)
-                work = Executor(plan, fitted.stages, engines, fitted.builders, schedule, rows, clock, settings, progress, run.resume_state)
+                recording = Recording(run_id=record.run_id, rows=rows, progress=progress, clock=clock, resume_state=run.resume_state)
+                work = Executor(fitted, schedule, recording, settings)
                 samples = SampleCounts(options.samples, run.record.samples)
                 chains: Feed = InputFeed(iter(run.problems), samples, run.resume_state.is_over, threads=not run.virtual_time)
                 if feed is not None and recorder is not None:
@@ -244,12 +236,9 @@ async def _carry_out(run: Prepared, record: RunFile, fitted: Fitted, observer: O
             raise
     finally:
         spent = {role: engine.statistics().plus(before[role], -1) for role, engine in engines.items()}
-        totals, ended_ns = (
-            progress.totals(None if admission is None else admission.pauses),
-            clock.unix_ns(clock.now() if ended is None else ended),
-        )
+        ended_ns = clock.unix_ns(clock.now() if ended is None else ended)
         cpu = time.process_time() - cpu
-        record = finish(run, record, error, totals, ended_unix_ns=ended_ns, orchestrator_cpu_s=cpu, engine_statistics=spent)
+        record = finish(run, record, error, progress.totals(), ended_unix_ns=ended_ns, orchestrator_cpu_s=cpu, engine_statistics=spent)
     stop.over()
     assert error is None or isinstance(error, PipelineError)
     return SessionResult(folder=run.folder, run=record, error=error, fail_on_error=options.fail_on_error)

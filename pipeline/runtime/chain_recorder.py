@@ -3,7 +3,7 @@
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from pipeline.data.problems import Problem
 from pipeline.engine import Candidate, Completion, Fact, Request, Usage
@@ -15,7 +15,7 @@ from pipeline.runtime.clock import Clock, CoveredTime
 from pipeline.runtime.lane import Call
 from pipeline.runtime.progress import Progress
 from pipeline.runtime.rows import RowSink
-from pipeline.store.resume import ResumedCall, ResumedChain
+from pipeline.store.resume import ResumedCall, ResumeState
 from pipeline.store.rows import MEASURED_IN, CallRow, ChainRow, StepRow
 
 NO_ANSWER = Completion(candidates=(), usage=Usage(input_tokens=0))
@@ -52,32 +52,33 @@ class Attempt(Struct, frozen=True, kw_only=True):
     """When it was sent, in seconds of the run's clock."""
 
 
-class ChainRecorder:
-    """Writes the rows of one chain into `rows` and its counts into `progress`."""
+class Recording(Struct, frozen=True, kw_only=True):
+    """Where the chains of a run are recorded."""
 
-    def __init__(
-        self,
-        run_id: str,
-        rows: RowSink,
-        progress: Progress,
-        clock: Clock,
-        problem: Problem,
-        sample_index: int,
-        resumed: ResumedChain,
-        *,
-        blocks: Mapping[str, int] = {},
-        mode: str | None = None,
-    ) -> None:
+    run_id: str
+    rows: RowSink
+    progress: Progress
+    clock: Clock
+    resume_state: ResumeState = field(default_factory=ResumeState)
+    """What earlier sessions recorded."""
+
+
+class ChainRecorder:
+    """Records one chain of a `Recording`: its rows and its counts."""
+
+    def __init__(self, recording: Recording, problem: Problem, sample_index: int, blocks: Mapping[str, int], mode: str | None) -> None:
         """`blocks`: see `ComputedContexts`, by role; `mode` is a column of its rows."""
-        self._rows, self._progress, self._clock, self._problem, self._resumed = rows, progress, clock, problem, resumed
+        self._rows, self._clock, self._problem = recording.rows, recording.clock, problem
+        self._progress = progress = recording.progress
         self._computed, self._mode = ComputedContexts(blocks), mode
         self._chain_id = chain_id(problem.problem_id, sample_index)
-        self._identity = (run_id, problem.problem_id, self._chain_id, sample_index)
+        self._identity = (recording.run_id, problem.problem_id, self._chain_id, sample_index)
         """The first columns of every table."""
-        self._started = self._step_started = clock.now()
-        self._before_s = resumed.lived_s
+        self._started = self._step_started = self._clock.now()
+        self._resumed = recording.resume_state.chain(self._chain_id)
+        self._before_s = self._resumed.lived_s
         self.waiting = CoveredTime()
-        self._calls, self._steps = resumed.attempts, 0
+        self._calls, self._steps = self._resumed.attempts, 0
         self._input, self._output = dict.fromkeys(progress.output_tokens, 0), dict.fromkeys(progress.output_tokens, 0)
         """Tokens of its calls, by role."""
         self._wasted = self._accepted = self._fallbacks = self._unverified = 0

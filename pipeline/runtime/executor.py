@@ -13,22 +13,17 @@ from pipeline.data.problems import Problem
 from pipeline.engine import Engine
 from pipeline.errors import BadRow, RunError
 from pipeline.graph.plan import Plan
-from pipeline.reasoning.chain import Chain, chain_id
+from pipeline.reasoning.chain import Chain
 from pipeline.reasoning.prompts import PromptBuilder, openings, role_of
 from pipeline.reasoning.translate import TokenTranslator
 from pipeline.runtime.admission.admission import AdmissionMember
 from pipeline.runtime.admission.feed import Feed, Start
-from pipeline.runtime.chain_recorder import ChainRecorder, block_tokens
+from pipeline.runtime.chain_recorder import ChainRecorder, Recording, block_tokens
 from pipeline.runtime.chain_runner import ChainRunner, bind
-from pipeline.runtime.clock import Clock
 from pipeline.runtime.dispatch import Dispatcher
 from pipeline.runtime.lane import Lane
-from pipeline.runtime.progress import Progress
-from pipeline.runtime.rows import RowSink
 from pipeline.runtime.schedule import Schedule
 from pipeline.stages.base import Stage
-from pipeline.store.resume import ResumeState
-from pipeline.store.run_file import Totals
 from pipeline.tasks import unwrapped
 
 MODES = {"always": "speculative", "never": "direct"}
@@ -38,7 +33,6 @@ MODES = {"always": "speculative", "never": "direct"}
 class Settings(Struct, frozen=True, kw_only=True):
     """The settings of a run beyond its plan."""
 
-    run_id: str
     seed: int = 0
     """The run's seed, from which the seed of every request follows."""
     cache_tokens: Mapping[str, float] = {}
@@ -47,35 +41,31 @@ class Settings(Struct, frozen=True, kw_only=True):
     """True if the event loop runs on a simulated clock, which must not wait for threads."""
 
 
+class Fitted(Struct, frozen=True):
+    """A plan with open engines that suit it, and with its prompt builders and stages for them."""
+
+    plan: Plan
+    engines: Mapping[str, Engine]
+    builders: Mapping[str, PromptBuilder]
+    stages: Mapping[str, Stage]
+
+
 class Executor:
     """Runs one plan over the chains of one feed; `run` does the work."""
 
-    def __init__(
-        self,
-        plan: Plan,
-        stages: Mapping[str, Stage],
-        engines: Mapping[str, Engine],
-        builders: Mapping[str, PromptBuilder],
-        schedule: Schedule,
-        recorder: RowSink,
-        clock: Clock,
-        settings: Settings,
-        progress: Progress,
-        resume_state: ResumeState | None = None,
-    ) -> None:
-        specs, self._resume_state = plan.engines, resume_state or ResumeState()
-        rooms = settings.cache_tokens
-        self.dispatchers = {role: Dispatcher(engines[role], spec, clock, rooms.get(role)) for role, spec in specs.items()}
-        self.lanes: Mapping[str, Lane] = {role: dispatcher.lane for role, dispatcher in self.dispatchers.items()}
-        self.engines, self.progress, self.admission = engines, progress, schedule.admission
-        self._block = bind(plan, stages, self.dispatchers, threads=not settings.virtual_time)
+    def __init__(self, fitted: Fitted, schedule: Schedule, recording: Recording, settings: Settings) -> None:
+        plan, engines, builders, rooms = fitted.plan, fitted.engines, fitted.builders, settings.cache_tokens
+        self._dispatchers = {role: Dispatcher(engines[role], spec, recording.clock, rooms.get(role)) for role, spec in plan.engines.items()}
+        self.lanes: Mapping[str, Lane] = {role: dispatcher.lane for role, dispatcher in self._dispatchers.items()}
+        self.engines, self.progress = engines, recording.progress
+        self._block = bind(plan, fitted.stages, self._dispatchers, threads=not settings.virtual_time)
         self._mode = None if plan.speculate is None else MODES[plan.speculate]
-        self._settings, self._openings = settings, openings(builders)
+        self._seed, self._openings = settings.seed, openings(builders)
         self._blocks = {role: block_tokens(engine.facts) for role, engine in engines.items()}
         self._limits = {role: engine.max_model_len for role, engine in engines.items()}
         tokenizers = {key: builder.tokenizer for key, builder in builders.items() if key == role_of(key)}
         self._translator = TokenTranslator(tokenizers, plan.prompts.thought)
-        self._schedule, self._recorder, self._clock = schedule, recorder, clock
+        self._schedule, self._recording = schedule, recording
         self._feeding = anyio.CancelScope()
         self.exhausted = False
         """True if every chain of the feed was started."""
@@ -84,15 +74,11 @@ class Executor:
         """Start no more chains; the live ones run to their ends, and then `run` returns."""
         self._feeding.cancel()
 
-    def totals(self) -> Totals:
-        """Counts up to now, earlier sessions included."""
-        return self.progress.totals(None if self.admission is None else self.admission.pauses)
-
     async def run(self, feed: Feed) -> None:
         """Run all chains of `feed`. Raises `RunError` when an engine is dead or rows cannot be kept."""
         with unwrapped(RunError):
             async with anyio.create_task_group() as watchers:
-                for dispatcher in self.dispatchers.values():
+                for dispatcher in self._dispatchers.values():
                     watchers.start_soon(dispatcher.watch)
                 async with anyio.create_task_group() as chains:
                     with self._feeding:
@@ -104,25 +90,14 @@ class Executor:
     async def _start(self, feed: Feed, chains: anyio.abc.TaskGroup) -> None:
         """Start chains as the feed gives them, once the row sink has room for them and the schedule lets them enter."""
         while (start := await feed.next()) is not None:
-            await self._recorder.room()
+            await self._recording.rows.room()
             chains.start_soon(self._solve, start, await self._schedule.enter())
 
     async def _solve(self, start: Start, member: AdmissionMember | None) -> None:
         """Run one chain from its first call to its row."""
-        item, sample_index = start.item, start.sample_index
+        item = start.item
         problem = Problem(row=item.row, problem_id=item.problem_id, problem="", answer=None) if isinstance(item, BadRow) else item
-        resumed = self._resume_state.chain(chain_id(problem.problem_id, sample_index))
-        record = ChainRecorder(
-            self._settings.run_id,
-            self._recorder,
-            self.progress,
-            self._clock,
-            problem,
-            sample_index,
-            resumed,
-            blocks=self._blocks,
-            mode=self._mode,
-        )
+        record = ChainRecorder(self._recording, problem, start.sample_index, self._blocks, self._mode)
         try:
             await self._run_chain(record, start, member)
         finally:
@@ -134,10 +109,9 @@ class Executor:
         try:
             if isinstance(item, BadRow):
                 raise item
-            seed, limits = self._settings.seed, self._limits
-            chain = Chain(item, start.sample_index, start.order, seed, self._openings, self._translator, limits)
+            chain = Chain(item, start.sample_index, start.order, self._seed, self._openings, self._translator, self._limits)
             with start.withdrawal or nullcontext():
-                await ChainRunner(chain, self._schedule, member, self._clock, record).run(self._block)
+                await ChainRunner(chain, self._schedule, member, self._recording.clock, record).run(self._block)
             record.end(chain, chain.ending.reason or chain.default_stop_reason())
         except (anyio.get_cancelled_exc_class(), RunError, MemoryError):  # none of these is the chain's own
             record.end(chain, "cancelled")

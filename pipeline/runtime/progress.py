@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from pipeline.graph.plan import Plan
+from pipeline.runtime.admission.admission import Admission
 from pipeline.runtime.clock import Clock
 from pipeline.runtime.rows import NoRows, Setbacks
 from pipeline.store.resume import NO_STAGE, ResumeState
@@ -14,8 +15,10 @@ from pipeline.store.run_file import Totals
 class Progress(NoRows):
     """Counts since the run began, earlier sessions included; as a `RowSink` it counts grades, and sees why engines answer nothing."""
 
-    def __init__(self, plan: Plan, resume_state: ResumeState, tell: Callable[[str], object], clock: Clock) -> None:
-        """`tell` receives notices for the user during the run."""
+    def __init__(
+        self, plan: Plan, resume_state: ResumeState, tell: Callable[[str], object], clock: Clock, admission: Admission | None = None
+    ) -> None:
+        """`tell` receives notices for the user during the run; `admission` lets chains pause, and None does where nothing does."""
         self.live = self.cancelled = 0
         self.done, self.failed = resume_state.done, resume_state.failed
         self.graded, self.correct = resume_state.graded, resume_state.correct
@@ -29,11 +32,17 @@ class Progress(NoRows):
         self.oldest: dict[str, float] = {}
         """When each live chain started, by `chain_id`, oldest first."""
         self._finishing, self._clock, self._setbacks = plan.finishing, clock, Setbacks(tell)
+        self._admission = admission
 
     @property
     def over(self) -> int:
         """Chains that are done or failed."""
         return self.done + self.failed
+
+    @property
+    def paused(self) -> int:
+        """Live chains that pause."""
+        return 0 if self._admission is None else self._admission.paused
 
     def begin(self, chain_id: str, now: float) -> None:
         """A chain has begun."""
@@ -85,8 +94,8 @@ class Progress(NoRows):
         """Why engines answer nothing, a sentence for each that does so now."""
         return self._setbacks.reasons(self._clock.unix_ns(self._clock.now()))
 
-    def totals(self, pauses: int | None = None) -> Totals:
-        """The counts as `run.json` holds them; `pauses`: times that a chain had to pause."""
+    def totals(self) -> Totals:
+        """The counts as `run.json` holds them."""
         errors: dict[str, dict[str, int]] = {}
         for (error, stage), count in sorted(self.errors.items()):
             errors.setdefault(error, {})[stage] = count
@@ -94,7 +103,7 @@ class Progress(NoRows):
             chains_done=self.done,
             chains_failed=self.failed,
             chains_cancelled=self.cancelled,
-            pauses=pauses,
+            pauses=None if self._admission is None else self._admission.pauses,
             graded=self.graded,
             correct=self.correct,
             errors=errors,

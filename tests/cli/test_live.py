@@ -37,17 +37,16 @@ class Counting:
 class Watched:
     """A run on two engines of four calls each, and a meter over it whose clock is set by hand."""
 
-    def __init__(self) -> None:
+    def __init__(self, admission: Admission | None = None) -> None:
         self.now = 0.0
         plan = load_plan(ROOT / "graphs/speccot.yaml", SIM, ())
-        self.progress = Progress(plan, ResumeState(), print, Clock(0, lambda: self.now))
+        self.progress = Progress(plan, ResumeState(), print, Clock(0, lambda: self.now), admission)
         self.engines = {role: Counting() for role in ROLES}
         self.lanes = {role: Lane(role, 8) for role in ROLES}
         for lane in self.lanes.values():
             for order in range(4):
                 lane.put(Call("draft", order, Request(request_id=str(order), prompt_ids=[1], max_tokens=4)))
                 lane.take()
-        self.admission: Admission | None = None
         self.meter = Meter(cast("Work", self), 10, now=lambda: self.now)
 
     def shown(self) -> str:
@@ -61,12 +60,12 @@ def watched() -> Watched:
     return Watched()
 
 
-def test_the_display_says_how_many_chains_pause(watched: Watched) -> None:
+def test_the_display_says_how_many_chains_pause() -> None:
     admission = Admission([CacheLimit(role="target", tokens=100, sequences=8)])
     members = [admission.enter() for _ in range(2)]
     for member in members:
         admission.before_level(member, {"target": range(30)})
-    watched.admission = admission
+    watched = Watched(admission)
     assert "paused" not in line(watched.meter)
     admission.before_level(members[0], {"target": range(90)})
     assert " · 1 paused" in line(watched.meter)

@@ -19,8 +19,9 @@ from pipeline.errors import EngineDead, EngineUnavailable
 from pipeline.reasoning.prompts import PromptBuilder
 from pipeline.run.prepare import load_plan
 from pipeline.runtime.admission.feed import InputFeed, SampleCounts
+from pipeline.runtime.chain_recorder import Recording
 from pipeline.runtime.clock import Clock, backoff_s
-from pipeline.runtime.executor import Executor, Settings
+from pipeline.runtime.executor import Executor, Fitted, Settings
 from pipeline.runtime.progress import Progress
 from pipeline.runtime.schedule import SCHEDULES
 from pipeline.stages.build import build_stages
@@ -92,9 +93,11 @@ async def execute(folder: Path, graph: Path, schedule: str = "pipelined", draft:
     async with open_engines(plan.engines) as opened, open_recorder(RunStore(folder), virtual=True) as recorder:
         engines: dict[str, Any] = dict(opened) | {"draft": Acting(opened["draft"], draft)}
         builders = {role: PromptBuilder(engine.tokenizer) for role, engine in engines.items()}
-        clock, known = Clock(time.time_ns()), Settings(run_id="test", virtual_time=True)
-        stages, admits, progress = build_stages(plan, builders, "test"), SCHEDULES[schedule](4), Progress(plan, ResumeState(), print, clock)
-        executor = Executor(plan, stages, engines, builders, admits, recorder, clock, known, progress)
+        clock = Clock(time.time_ns())
+        progress = Progress(plan, ResumeState(), print, clock)
+        recording = Recording(run_id="test", rows=recorder, progress=progress, clock=clock)
+        fitted = Fitted(plan, engines, builders, build_stages(plan, builders, "test"))
+        executor = Executor(fitted, SCHEDULES[schedule](4), recording, Settings(virtual_time=True))
         problems = (Problem(row=i, problem_id=str(i), problem=f"Problem number {i}?", answer=None) for i in range(1, 7))
         await executor.run(InputFeed(problems, SampleCounts(1, 1), lambda place: False, threads=False))
 
