@@ -118,6 +118,13 @@ def check_folder(run: Path) -> None:
         raise InputError(str(run), f"{what}; expected a run folder")
 
 
+def check_run(folder: Path) -> None:
+    """Raise `InputError` unless a run has begun in `folder`."""
+    check_folder(folder)
+    if not (folder / FILE).exists():
+        raise InputError(str(folder), f"holds no run; expected a run folder, with {FILE}")
+
+
 def is_held(folder: Path) -> bool:
     """Whether a process is at work in `folder`."""
     with suppress(OSError), (folder / LOCK).open("rb") as file:

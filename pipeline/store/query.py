@@ -25,7 +25,7 @@ import pyarrow as pa
 from msgspec import Struct
 
 from pipeline.errors import InputError, OutOfMemory, UsageError
-from pipeline.store.folder import check_folder, folder_id
+from pipeline.store.folder import check_folder, check_run, folder_id
 from pipeline.store.rows import ROWS, schema_of
 from pipeline.store.store import REPLICA, check_parts, own_files, read_file, shards_of
 from pipeline.system.machine import core_count, memory
@@ -266,8 +266,10 @@ def check_readable(*folders: Path) -> None:
 def query(*runs: str | Path) -> Query:
     """Open run folders for queries: `pipeline.query("runs/first").select("SELECT stage, count(*) FROM calls GROUP BY stage").df()`.
 
-    The views are `calls`, `steps`, `chains`, `problems` and `rewards`. Raises `UsageError` where a folder is no run folder.
+    The views are `calls`, `steps`, `chains`, `problems` and `rewards`. Raises `InputError` where a folder is no run folder.
     """
+    for run in map(Path, runs):
+        check_run(run)
     return Query(*map(Path, runs))
 
 

@@ -12,13 +12,14 @@ from pipeline.store.rows import StepRow
 from pipeline.store.store import RunStore
 from tests.support.commands import pipeline
 from tests.support.rows import blank
+from tests.support.run_files import write_run_json
 
 SQL = "SELECT decision, count(*) AS n, avg(draft_tokens) AS mean FROM steps GROUP BY decision ORDER BY n"
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    store = RunStore(tmp_path / "run")
+    store = RunStore(write_run_json(tmp_path / "run"))
     store.append("steps", [blank(StepRow, decision=each, draft_tokens=7) for each in ("accepted", "fallback", "accepted")])
     store.close()
     return tmp_path / "run"
@@ -30,6 +31,17 @@ def test_a_query_prints_a_table_or_json(run: Path, tmp_path: Path) -> None:
     (tmp_path / "mine.sql").write_text(SQL + ";")
     found = json.loads(pipeline("query", run, tmp_path / "mine.sql", "--json").stdout)
     assert found == [{"decision": "fallback", "n": 1, "mean": 7.0}, {"decision": "accepted", "n": 2, "mean": 7.0}]
+
+
+def test_the_folder_of_a_sweep_stands_for_its_runs(tmp_path: Path) -> None:
+    nothing = pipeline("query", tmp_path, "FROM steps")
+    assert (nothing.returncode, nothing.stderr) == (2, f"error: {tmp_path}: holds no run; expected a run folder, with run.json\n")
+    for name in ("one", "other"):
+        store = RunStore(write_run_json(tmp_path / "sweep/runs" / name))
+        store.append("steps", [blank(StepRow)])
+        store.close()
+    found = json.loads(pipeline("query", tmp_path / "sweep", "SELECT run FROM steps ORDER BY run", "--json").stdout)
+    assert found == [{"run": "one"}, {"run": "other"}]
 
 
 def test_a_query_writes_a_file(run: Path, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from pipeline.store.query import DERIVED, TABLES, Query, query
 from pipeline.store.rows import ROWS, ChainRow
 from pipeline.store.store import RunStore
 from tests.support.rows import blank
+from tests.support.run_files import write_run_json
 
 
 class Counts(Struct):
@@ -47,7 +48,7 @@ def test_a_running_run_reads_like_a_finished_one(running: RunStore) -> None:
 
 
 def test_tables_that_are_not_there_are_empty(tmp_path: Path) -> None:
-    with query(tmp_path) as asked:
+    with query(write_run_json(tmp_path)) as asked:
         for table in TABLES:
             found = asked.select(f"FROM {table}")
             derived = DERIVED if table == "chains" else ()

@@ -54,6 +54,7 @@ def write_run_json(
     folder: Path, *, stages: Mapping[str, Any] | None = None, engines: Mapping[str, Any] | None = None, **fields: Any
 ) -> Path:
     """`RUN_JSON` with these stages, engines and other `fields`, in `folder`."""
+    folder.mkdir(parents=True, exist_ok=True)
     (folder / "run.json").write_text(json.dumps(RUN_JSON | {"source": source(stages, engines)} | fields))
     return folder
 

@@ -15,7 +15,7 @@ from pipeline.export.answers import Answers
 from pipeline.export.answers_file import Form, form_of, write_query, write_rows
 from pipeline.export.openai_batch import errors_file, write_batch_files
 from pipeline.export.perfetto import export as write_trace
-from pipeline.store.folder import check_folder
+from pipeline.store.folder import check_run
 from pipeline.store.query import Query, check_readable
 from pipeline.store.rows import ROWS
 from pipeline.training.formats import FORMATS, SOURCES, Wanted
@@ -105,7 +105,7 @@ def export(runs: tuple[Located, ...], output: Path, kind: str, form: Form | None
     """
     folders = [run.path for run in runs]
     for folder in folders:
-        check_folder(folder)
+        check_run(folder)
     _check(kind, folders, output, options | {"form": form})
     check_readable(*folders)
     if kind == BATCH:

@@ -15,6 +15,7 @@ from pipeline.cli.terminal import print_json, print_line
 from pipeline.errors import RunFolderError, UsageError, boundary, reason
 from pipeline.export.answers_file import write_query
 from pipeline.files import whole_file
+from pipeline.store.folder import FILE, check_run
 from pipeline.store.query import Query, words_of
 
 FORMATS = (".parquet", ".csv", ".json", ".jsonl")
@@ -36,7 +37,7 @@ MAX_ROWS = 100
 @overwrite_option
 @json_option
 def query(runs: tuple[Located, ...], sql: str, output: Path | None, overwrite: bool, as_json: bool) -> None:
-    """Print the result of an SQL query over the run folders RUN..., also while they are running.
+    """Print the result of an SQL query over the run folders RUN..., or those of a sweep, also while they are running.
 
     The tables are calls, steps, chains, problems and rewards, with the columns in docs/pages/reference/run-folder.md and `run`, the name of
     the folder. chains also has finished (the chain gave an answer) and counted (whether it counts as right). A table runs has a row for
@@ -47,7 +48,7 @@ def query(runs: tuple[Located, ...], sql: str, output: Path | None, overwrite: b
         raise UsageError(f"--output {output}: its name must end in {', '.join(FORMATS)}")
     if output is not None:
         check_output(output, overwrite)
-    folders = [run.path for run in runs]
+    folders = [folder for run in runs for folder in _run_folders(run.path)]
     with Query(*folders) as asked, asked.errors_of_sql():
         if "runs" in words_of(text):
             _make_runs(asked)
@@ -69,6 +70,14 @@ def query(runs: tuple[Located, ...], sql: str, output: Path | None, overwrite: b
         print_table(Table("", tuple(found.columns), shown), PlainConsole())
     if len(rows) > MAX_ROWS:
         print_line(f"only the first {MAX_ROWS:,} rows; -o FILE writes all of them")
+
+
+def _run_folders(folder: Path) -> list[Path]:
+    """The folder itself, or the runs in that of a sweep."""
+    found = [] if (folder / FILE).exists() else import_module("pipeline.analysis.run_list").run_folders(folder, depth=2)
+    if not found:
+        check_run(folder)
+    return found or [folder]
 
 
 def _make_runs(asked: Query) -> None:
