@@ -1,4 +1,4 @@
-"""A queue of trace rows before the store: chains add rows in microseconds, one background task writes them.
+"""A queue of trace rows before the store: chains add rows in microseconds, one background task writes them, another makes parts of them.
 
 In real time the task hands batches to a thread, one at a time, so that the slower the disk is the more rows share a sync; in
 virtual time, where the clock would jump while a thread works, it writes inline. A row is on disk within two seconds of being
@@ -81,6 +81,12 @@ class Recorder:
             with CancelScope(shield=True) as self._shield:  # rows taken from the queue are written before the task may end
                 await self._drain()
 
+    async def make_parts(self) -> None:
+        """Make parts of what was written, beside further writing, until cancelled; raise `RunFolderError` as `write` does."""
+        while True:
+            await self._drained.wait()
+            await self._call_store(self._store.make_parts)
+
     async def aclose(self) -> None:
         """Write the remaining rows and close the store, also while being cancelled; a second call does nothing.
 
@@ -113,9 +119,6 @@ class Recorder:
             try:
                 await self._call_store(self._append, rows)
                 self.written += self._being_written
-            except RunFolderError as error:
-                self.error = self.error or error
-                raise
             finally:
                 self._being_written = 0
                 self._drained.set()
@@ -128,10 +131,14 @@ class Recorder:
                 self._store.append(table, its_rows)
 
     async def _call_store(self, call: Callable[..., None], *args: object) -> None:
-        if self._virtual:
-            call(*args)
-        else:
-            await to_thread.run_sync(call, *args, abandon_on_cancel=True)
+        try:
+            if self._virtual:
+                call(*args)
+            else:
+                await to_thread.run_sync(call, *args, abandon_on_cancel=True)
+        except RunFolderError as error:
+            self.error = self.error or error
+            raise
 
 
 def _no_rows() -> dict[str, list[Struct]]:
@@ -151,6 +158,7 @@ async def open_recorder(store: RunStore, virtual: bool) -> AsyncIterator[Recorde
     try:
         async with anyio.create_task_group() as writer:
             writer.start_soon(recorder.write)
+            writer.start_soon(recorder.make_parts)
             try:
                 yield recorder
             finally:

@@ -5,7 +5,8 @@
     calls/wal-00002.arrows      labelled RUN/calls/00002, until it is part 2
 
 A row is in a write-ahead file, durable, when `append` returns. A write-ahead file that is full, or that a dead process left, becomes the
-part of its number and goes only then: at every moment each row is in one of the two.
+part of its number and goes only then: at every moment each row is in one of the two. Making a part takes a second, so `make_parts` may work
+in one thread while another appends.
 
 The numbers of a table begin at 0 and have no gap. A file says in its schema where it belongs, so one that is missing, or that comes from
 elsewhere, is noticed without a list of the files. The pages of a part have checksums, which are verified whenever pyarrow reads them.
@@ -14,10 +15,12 @@ Whoever writes holds the folder (`store.folder`). Readers write nothing and take
 """
 
 import heapq
+import math
 import os
 import re
 import secrets
 import shutil
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -42,9 +45,8 @@ from pipeline.system.machine import core_count
 
 Row = TypeVar("Row", bound=Struct)
 Add = Callable[[pa.RecordBatch], None]
-PART_ROWS = 1 << 15
 PART_BYTES = 32 << 20
-"""A write-ahead file becomes a part when it has this many rows, or bytes."""
+"""A write-ahead file becomes a part when it has this many bytes."""
 GROUP_ROWS = 8192
 GROUP_BYTES = 16 << 20
 """A row group is written when it has this many rows, or bytes of Arrow arrays; at most that much is held in memory."""
@@ -67,8 +69,8 @@ _UNIQUE = ("_text", "_message", "request_id")
 class RunStore:
     """The tables of one run folder, by default those that a run writes; parts of earlier sessions stay as they are.
 
-    Not for use from two threads at once. Every method raises `RunFolderError` when the folder cannot be written, and `InputError`
-    where its files are not those of the run.
+    Not for use from two threads at once, `make_parts` apart. Every method raises `RunFolderError` when the folder cannot be written, and
+    `InputError` where its files are not those of the run.
     """
 
     def __init__(self, folder: Path, tables: Iterable[str] = TABLES, sync_every_s: float = 0.0) -> None:
@@ -78,6 +80,7 @@ class RunStore:
         """`id`: the random name of the folder, by `run.json`; a new one where there is none."""
         self._names, self._sync_every_s = tuple(tables), sync_every_s
         self._tables: dict[str, _Table] = {}
+        self._making_parts = threading.Lock()
 
     def open(self) -> None:
         """Open the tables for appending, recovering them first; the first `append` does so otherwise."""
@@ -87,7 +90,7 @@ class RunStore:
         with _written(self.folder):
             for table in self._names:
                 (self.folder / table).mkdir(parents=True, exist_ok=True)
-                self._tables[table] = _Table(number=len(own_files(self.folder, table)), synced=time.monotonic())
+                self._tables[table] = _Table(number=len(own_files(self.folder, table)))
             sync_folder(self.folder)
             sync_folder(self.folder.absolute().parent)
 
@@ -97,15 +100,17 @@ class RunStore:
         into = self._tables[table]
         with _written(self.folder / table):
             for start in range(0, len(rows), ROWS_AT_ONCE):
-                batch = columns_of(schema_of(ROWS[table]), rows[start : start + ROWS_AT_ONCE])
                 into.wal = into.wal or Wal(self._path(table, into.number, "wal"), self._schema(table, into.number))
-                into.wal.append(batch)
-                into.rows += batch.num_rows
-                if into.rows >= PART_ROWS or into.wal.size >= PART_BYTES:
-                    self._finish(table, into)
-            if into.wal and time.monotonic() >= into.synced + self._sync_every_s:
+                into.wal.append(columns_of(schema_of(ROWS[table]), rows[start : start + ROWS_AT_ONCE]))
+                if into.wal.size >= PART_BYTES:
+                    into.end()
+            if into.wal and time.monotonic() >= into.wal.synced + self._sync_every_s:
                 into.wal.sync()
-                into.synced = time.monotonic()
+
+    def make_parts(self) -> None:
+        """Make parts of the write-ahead files that are full."""
+        for table, each in self._tables.items():
+            self._make_parts(table, each.number)
 
     def close(self) -> None:
         """Make the rows of all tables parts; a table without parts gets an empty one. Tries every table, then raises the first error.
@@ -117,7 +122,11 @@ class RunStore:
         for table, each in self._tables.items():
             try:
                 with _written(self.folder / table):
-                    self._finish(table, each)
+                    each.end()
+                    self._make_parts(table, each.number)
+                    if not each.number:
+                        with self._new_part(table, 0):
+                            each.number = 1
             except RunFolderError as error:
                 errors.append(error)
         if errors:
@@ -134,8 +143,7 @@ class RunStore:
                 check_parts([file for file in own_files(self.folder, table) if file.suffix == ".parquet"])
                 for draft in place.glob(".*.tmp"):
                     draft.unlink()
-                for wal in sorted(place.glob("wal-*.arrows")):
-                    self._make_part(table, number_of(wal))
+            self._make_parts(table)
 
     def rewrite(self, table: str, change: Callable[[pa.Table], pa.Table]) -> None:
         """Replace each part for whose rows `change` gives others. Write-ahead files must have become parts."""
@@ -177,28 +185,17 @@ class RunStore:
                 while some := list(islice(rows, ROWS_AT_ONCE)):
                     add(pa.RecordBatch.from_pylist(some, schema_of(ROWS[KEPT])))
 
-    def _finish(self, table: str, open_table: "_Table") -> None:
-        """Make the write-ahead file a part; without one, and without parts, write an empty one."""
-        number, wal = open_table.number, open_table.wal
-        if wal is None and number:
-            return
-        # Also where that fails: the file stays, and has its number.
-        open_table.wal, open_table.rows, open_table.number = None, 0, number + 1
-        if wal is not None:
-            wal.close()
-            self._make_part(table, number)
-        else:
-            with self._new_part(table, number):
-                pass
-
-    def _make_part(self, table: str, number: int) -> None:
-        """Make a write-ahead file a part, unless it is one already."""
-        wal = self._path(table, number, "wal")
-        if not self._path(table, number, "part").exists():
-            with self._new_part(table, number) as add:
-                for batch in read_file(wal, schema_of(ROWS[table]).names):
-                    add(batch)
-        wal.unlink()
+    def _make_parts(self, table: str, before: float = math.inf) -> None:
+        """Make the write-ahead files with numbers less than `before` parts, unless they are already."""
+        with self._making_parts, _written(place := self.folder / table):
+            for wal in sorted(place.glob("wal-*.arrows")):
+                if (number := number_of(wal)) >= before:
+                    return
+                if not self._path(table, number, "part").exists():
+                    with self._new_part(table, number) as add:
+                        for batch in read_file(wal, schema_of(ROWS[table]).names):
+                            add(batch)
+                wal.unlink()
 
     def _new_part(self, table: str, number: int) -> AbstractContextManager[Add]:
         return new_part(self._path(table, number, "part"), self._schema(table, number))
@@ -214,12 +211,14 @@ class _Table(Struct):
     """A table to which rows are appended."""
 
     number: int
-    """Of its next file, or of the write-ahead file."""
-    synced: float
-    """When it was synced last, by `time.monotonic`."""
+    """Of the write-ahead file, or of the next one."""
     wal: Wal | None = None
-    rows: int = 0
-    """Rows in the write-ahead file."""
+
+    def end(self) -> None:
+        """Close the write-ahead file. Also where that fails, the file stays and has its number."""
+        if self.wal is not None:
+            wal, self.wal, self.number = self.wal, None, self.number + 1
+            wal.close()
 
 
 def new_folder_id() -> str:

@@ -24,6 +24,7 @@ the checksum would not be c3. Were batch 2 a copy of batch 1, its checksum would
 
 import errno
 import os
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -50,7 +51,8 @@ class Wal:
     def __init__(self, path: Path, schema: pa.Schema) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         self.size = self._checksum = 0
-        """`size`: bytes of all that was appended."""
+        self.synced = time.monotonic()
+        """`size`: bytes of all that was appended; `synced`: when it was synced last, by `time.monotonic`."""
         try:
             self._write(schema.serialize())
             sync_folder(path.parent)
@@ -68,6 +70,7 @@ class Wal:
         if not os.fstat(self._file).st_nlink:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))  # writing to a deleted file would succeed and be lost
         sync_data(self._file)
+        self.synced = time.monotonic()
 
     def close(self) -> None:
         """Sync the file and close it; it stays in the folder."""

@@ -35,7 +35,7 @@ COMMAND = ("run", "speccot", "--engines", SIM)
 TIMES = ("submit_unix_ns", "start_unix_ns", "end_unix_ns", "first_token_unix_ns", "created_unix_ns")
 SMALL_PARTS = (
     "import pipeline.store.store as store, pipeline.remote.folder as folder;"
-    "store.PART_ROWS, folder.EVERY_S = 128, 0.05;"
+    "store.PART_BYTES, folder.EVERY_S = 1 << 18, 0.05;"
     "from pipeline.cli.main import main; main()"
 )
 CHAINS = 200
@@ -213,7 +213,7 @@ def test_at_every_moment_the_copy_has_whole_chains(
     store: ObjectServer, prefix: str, machines: Machines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A chain is written before each request of an upload, and another machine downloads after it."""
-    monkeypatch.setattr("pipeline.store.store.PART_ROWS", 32)
+    monkeypatch.setattr("pipeline.store.store.PART_BYTES", 1 << 16)
     run = solve(tmp_path, "run", input=write_problems(tmp_path, 40)).folder
     assert run is not None
     url = Url("s3", BUCKET, prefix)
@@ -232,6 +232,7 @@ def test_at_every_moment_the_copy_has_whole_chains(
         if (chain := next(chains, None)) is not None:
             for table in kinds:
                 writer.append(table, [row for row in rows[table] if row.chain_id == chain.chain_id])
+            writer.make_parts()
         upload(files, name, chunks)
         with suppress(StoreError):  # nothing is there yet
             other.fetch()

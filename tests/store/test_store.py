@@ -39,10 +39,10 @@ def names(folder: Path) -> list[str]:
 
 @pytest.fixture
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Row groups of 4 rows, parts of 8."""
+    """Row groups of 4 rows, parts of 8 calls without content."""
     monkeypatch.setattr(module, "ROWS_AT_ONCE", 2)
     monkeypatch.setattr(module, "GROUP_ROWS", 4)
-    monkeypatch.setattr(module, "PART_ROWS", 8)
+    monkeypatch.setattr(module, "PART_BYTES", 20_000)
 
 
 ROW: dict[str, Any] = {
@@ -96,6 +96,8 @@ def test_groups_and_parts_fill_in_order(tmp_path: Path, blank: Blank) -> None:
     store.append("calls", [blank(CallRow, call_index=index) for index in range(2)])
     assert names(calls) == ["wal-00000.arrows"]
     store.append("calls", [blank(CallRow, call_index=index) for index in range(2, 10)])
+    assert names(calls) == ["wal-00000.arrows", "wal-00001.arrows"]
+    store.make_parts()
     assert names(calls) == ["part-00000.parquet", "wal-00001.arrows"]
     store.append("calls", [blank(CallRow, call_index=index) for index in range(10, 13)])
     assert [file.name for file in table_files(tmp_path, "calls")] == names(calls)
@@ -116,7 +118,7 @@ def test_long_rows_are_written_and_read_a_few_at_a_time(tmp_path: Path, blank: B
     store = RunStore(tmp_path)
     for start in range(0, 1000, 100):
         store.append("steps", [blank(StepRow, step_index=start + index, step_token_ids=tuple(range(500))) for index in range(100)])
-    assert names(tmp_path / "steps") == ["part-00000.parquet", "wal-00001.arrows"]
+    assert names(tmp_path / "steps") == ["wal-00000.arrows", "wal-00001.arrows"]
     store.close()
     batches = list(read_batches(tmp_path, "steps", ["step_index", "step_token_ids"]))
     assert [each for batch in batches for each in batch["step_index"].to_pylist()] == list(range(1000))
@@ -195,7 +197,7 @@ import os, sys
 from pipeline.store import store
 from pipeline.store.rows import CallRow
 from tests.support.rows import blank
-store.GROUP_ROWS, store.PART_ROWS, store.ROWS_AT_ONCE = 8, 16, 4
+store.GROUP_ROWS, store.PART_BYTES, store.ROWS_AT_ONCE = 8, 30_000, 4
 for line in sys.stdin:
     folder, start = line.rsplit(maxsplit=1)
     child = os.fork()
@@ -207,6 +209,7 @@ for line in sys.stdin:
     trace, count = store.RunStore(store.Path(folder)), int(start)
     while True:
         trace.append("calls", [blank(CallRow, call_index=index) for index in range(count, count + 3)])
+        trace.make_parts()
         count += 3
         print(count, flush=True)
 """
@@ -256,15 +259,16 @@ def fill(disk: Path) -> None:
             filler.write(bytes(1))
 
 
-@pytest.mark.parametrize("part_rows", [40, 8192])
-def test_a_disk_that_runs_full(small_disk: Path, blank: Blank, monkeypatch: pytest.MonkeyPatch, part_rows: int) -> None:
+@pytest.mark.parametrize("part_bytes", [100_000, 1 << 20])
+def test_a_disk_that_runs_full(small_disk: Path, blank: Blank, monkeypatch: pytest.MonkeyPatch, part_bytes: int) -> None:
     """In the write-ahead file, or in a part: what was taken before can be read, and becomes parts once there is space."""
-    monkeypatch.setattr(module, "PART_ROWS", part_rows)
+    monkeypatch.setattr(module, "PART_BYTES", part_bytes)
     store = RunStore(small_disk)
     taken = 0
     with pytest.raises(RunFolderError, match=r"calls.*: cannot be written: no space left on device$"):  # noqa: PT012
         for taken in range(1000):
             store.append("calls", [blank(CallRow, call_index=taken, output_token_ids=(tuple(os.urandom(400)),))])
+            store.make_parts()
     assert indices(small_disk)[:taken] == list(range(taken))
     fill(small_disk)
     with suppress(RunFolderError):

@@ -120,7 +120,7 @@ def _watched(options: RunOptions) -> History:
         patch.setattr(recorder, "WRITE_ROWS", 24)
         patch.setattr(store, "ROWS_AT_ONCE", 8)
         patch.setattr(store, "GROUP_ROWS", 16)
-        patch.setattr(store, "PART_ROWS", 32)
+        patch.setattr(store, "PART_BYTES", 40_000)
         with _WATCH.over(options.output) as moments:
             assert run(options).exit_code == 0
     return History(options.output, moments, {table: whole(options.output, table) for table in (*TABLES, "problems")})
