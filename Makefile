@@ -82,8 +82,7 @@ release-figures: .venv/vllm build/inflated.yaml
 # The bundled pair with a target of many more parameters and the same greedy answers.
 build/inflated.yaml: .venv/ready
 	$(BIN)/python tools/inflate.py pipeline/models/tiny-target build/inflated-target
-	echo '{draft: {backend: torch, model: "bundled:tiny-draft"}, target: {backend: torch, model: build/inflated-target},' \
-	'params: {specreason: {prompts: default}, gated: {prompts: default}, scot: {prompts: default}, best-of-n: {prompts: default}}}' > $@
+	echo '{draft: {backend: torch, model: "bundled:tiny-draft"}, target: {backend: torch, model: build/inflated-target}}' > $@
 
 # What a run needs, and nothing for development.
 .venv/run: pyproject.toml

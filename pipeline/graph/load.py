@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Struct, structs
 
 from pipeline.errors import GraphError, did_you_mean
-from pipeline.graph.bundled import BUNDLED, find_file, model_name
+from pipeline.graph.bundled import find_file, model_name
 from pipeline.graph.compiler import compile_graph
 from pipeline.graph.document import SET, Document, FileMapping, Keys, parse, read_setting, written
 from pipeline.graph.plan import Plan
@@ -51,8 +51,6 @@ ROLE = "engines.ROLE.NAME"
 """The form of a setting of an engine."""
 PARAM_PATTERN = r"\$[A-Za-z][A-Za-z0-9_-]*"
 """A value that names a param; other texts may begin with a dollar sign too."""
-AUTO, OWN, PUBLISHED = "auto", "default", "published"
-"""Prompts that the model that judges decides: the first prompts file where it is bundled, else the second."""
 OPEN: Backends = {"open": OpenSpec}
 """The backend that values from Python may name, and no file."""
 
@@ -231,8 +229,6 @@ def _decoded(document: Document, kinds: Kinds, backends: Backends) -> GraphSpec:
     """The spec of a graph that is filled in, whose rules nobody has checked; raises `GraphError`."""
     _check_names(document, (PARAMS,), "a param")
     engines = _engines(document, ("engines",), backends)
-    if document.at(("prompts",)) == AUTO:
-        _choose_prompts(document, kinds, engines)
     prompts = _prompts(document, ("prompts",))
     if document.at(("sampling",)) is None:
         document.put(("sampling",), {})
@@ -280,17 +276,6 @@ def _stage(document: Document, keys: Keys, kinds: Kinds, prompts: Prompts) -> St
         if key not in said and value is not None:
             document.graft((*keys, key), document, ("sampling", key))
     return document.decode(keys, kind)
-
-
-def _choose_prompts(document: Document, kinds: Kinds, engines: Mapping[str, EngineSpec]) -> None:
-    """Replace `auto`, in the prompts of a graph and in its param, by the prompts file that suits the judge's model."""
-    stages = [document.mapping(keys) for keys in _stages(document).values()]
-    judges = {str(stage.get("engine")) for stage in stages if getattr(kinds.get(str(stage.get("kind"))), "judges", False)}
-    named = [engine.tokenizer_name for role, engine in engines.items() if role in judges]
-    chosen = OWN if all(name is None or name.startswith(BUNDLED) for name in named) else PUBLISHED
-    for keys in (("prompts",), (PARAMS, "prompts")):
-        if document.at(keys) == AUTO:
-            document.put(keys, chosen)
 
 
 def _prompts(document: Document, keys: Keys) -> Prompts:

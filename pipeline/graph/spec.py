@@ -266,11 +266,6 @@ class EngineSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, 
         return str(self.__struct_config__.tag)
 
     @property
-    def tokenizer_name(self) -> str | None:
-        """What its tokenizer is loaded from, by which a model of this package is known; None of an engine that reads no text."""
-        return str(getattr(self, "tokenizer", None) or getattr(self, "model", "")) or None
-
-    @property
     def gpus(self) -> tuple[int, ...]:
         """Indices of the GPUs that its engine computes on; on a machine without any it computes on the CPU. Empty: on none."""
         return ()

@@ -4,7 +4,6 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from msgspec import Struct, structs
 
-from pipeline.graph.load import OWN
 from pipeline.graph.plan import READINGS, VERDICTS, Block, Condition, LoopNode, Plan, StageNode
 from pipeline.graph.prompts import DEFAULT_PROMPTS
 from pipeline.graph.rules import CONDITIONS
@@ -73,7 +72,7 @@ def text(plan: Plan) -> str:
     width = max(map(len, engines), default=0)
     head = [f"{plan.name}, digest {plan.digest}"]
     head += [f"  {_mark(engines, role)} {role:{width}}  {shortened(engine)}" for role, engine in engines.items()]
-    if (prompts := plan.params.get("prompts", OWN)) != OWN:
+    if (prompts := plan.params.get("prompts", "default")) != "default":
         head.append(f"  prompts {prompts}")
     if asked := problem_line(plan):
         head.append(f"  a problem {asked}")

@@ -11,9 +11,8 @@ from pipeline.graph.load import load_prompts
 from pipeline.graph.plan import Plan
 from pipeline.graph.prompts import DEFAULT_PROMPTS, Example, Prompts, flaws
 from pipeline.run.prepare import load_plan
-from tests.support.paths import ROOT, SIM
+from tests.support.paths import ROOT
 
-SERVED = "backend: openai, base_url: 'http://127.0.0.1:1/v1'"
 SPECCOT = "\n".join(line for line in (ROOT / "graphs/speccot.yaml").read_text().splitlines() if not line.lstrip().startswith("prompts:"))
 
 
@@ -75,31 +74,15 @@ def test_a_stage_cannot_have_other_marks_of_a_thought_than_its_graph(tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("draft", "target", "expected"),
-    [
-        ("{backend: torch, model: 'bundled:tiny-draft'}", "{backend: torch, model: 'bundled:tiny-target'}", "default"),
-        ("{backend: torch, model: org/small}", "{backend: torch, model: 'bundled:tiny-target'}", "default"),  # who drafts is asked nothing
-        ("{backend: torch, model: 'bundled:tiny-draft'}", "{backend: vllm, model: org/large}", "published"),
-        ("{backend: torch, model: org/small}", f"{{{SERVED}, model: large, tokenizer: 'bundled:tiny-target'}}", "default"),
-        ("{backend: torch, model: org/small}", f"{{{SERVED}, model: large, tokenizer: org/large}}", "published"),
-    ],
+    ("engines", "prompts"),
+    [("servers", "published"), ("qwq-r1_1.5b-2x48gb", "published"), ("tiny", "default"), ("sim-2xh100", "default")],
 )
-def test_questions_that_papers_published_are_asked_of_models_that_are_not_bundled(
-    tmp_path: Path, draft: str, target: str, expected: str
-) -> None:
-    (tmp_path / "engines.yaml").write_text(f"draft: {draft}\ntarget: {target}\n")
+def test_an_engines_file_names_the_prompts_that_suit_its_judge(engines: str, prompts: str) -> None:
     for graph in ("specreason", "gated", "scot", "best-of-n"):
-        plan = load_plan(Path(graph), tmp_path / "engines.yaml")
-        assert (plan.params["prompts"], plan.prompts) == (expected, load_prompts(bundled_files("prompts file")[expected]))
+        plan = load_plan(Path(graph), Path(engines))
+        assert (plan.params["prompts"], plan.prompts) == (prompts, load_prompts(bundled_files("prompts file")[prompts]))
         assert plan.prompts.problem == DEFAULT_PROMPTS.problem, "as of every other system"
-    assert load_plan(Path("scot"), tmp_path / "engines.yaml", ("prompts=default",)).prompts == DEFAULT_PROMPTS
-    assert load_plan(Path("scot"), SIM).prompts == DEFAULT_PROMPTS, "simulated models read nothing"
-
-
-def test_auto_is_a_word_of_the_whole_graph(tmp_path: Path) -> None:
-    assert graph_with(tmp_path, "prompts: auto").prompts == DEFAULT_PROMPTS
-    with pytest.raises(GraphError, match=r"verify\.prompts: no prompts file is named `auto`"):
-        graph_with(tmp_path, verify="auto")
+        assert load_plan(Path(graph), Path(engines), ("prompts=short",)).params["prompts"] == "short"
 
 
 @pytest.mark.parametrize(

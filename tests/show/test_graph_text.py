@@ -37,8 +37,8 @@ def test_the_tree_of_a_graph(plan: Load) -> None:
     )
 
 
-def test_prompts_that_the_judges_model_chose_are_said(plan: Load) -> None:
-    other = plan("scot", "engines.target.model=org/large")
+def test_prompts_that_are_not_the_default_are_named(plan: Load) -> None:
+    other = plan("scot", "prompts=published")
     assert "  prompts published" in text(other).splitlines()
     assert "prompts" not in text(plan("scot"))
 

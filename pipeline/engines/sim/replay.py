@@ -19,7 +19,7 @@ from pipeline.engines.sim.tokenizer import SimTokenizer
 from pipeline.engines.tokenizer import HFTokenizer
 from pipeline.errors import GraphError, InputError, NeverGenerated, boundary, did_you_mean
 from pipeline.graph.bundled import replayed
-from pipeline.graph.load import PARAMS, PUBLISHED, load_engines
+from pipeline.graph.load import load_engines
 from pipeline.graph.plan import settings_of
 from pipeline.store.query import Query
 from pipeline.store.rows import AnsweredCall
@@ -127,7 +127,7 @@ def output_of(call: RecordedCall, request: Request, limit: int, tokenizer: Token
 
 def bindings(engines: Path | None) -> Path | Mapping[str, Any] | None:
     """The engines that the option `--engines` names: a file's path as it is; for `replay:RUN` the run's simulated engines, or those that
-    were fitted to it, which give its answers, with the prompts for its graph that its models were given for `auto`.
+    were fitted to it, which give its answers.
 
     Raises `InputError` where the run cannot be read, and `GraphError` where nothing says how long calls of its engines take.
     """
@@ -142,7 +142,7 @@ def bindings(engines: Path | None) -> Path | Mapping[str, Any] | None:
             what = f"{run} ran on models and holds no {CALIBRATION}; write one: pipeline calibrate {run} -o {fitted}"
             raise GraphError(f"engine {role!r}", what)
         found[role] = settings_of(structs.replace(spec, replay=str(run)))
-    return found | ({PARAMS: {plan.name: {"prompts": PUBLISHED}}} if plan.params.get("prompts") == PUBLISHED else {})
+    return found
 
 
 def recorded_limit(run: str | Path, file: RunFile, role: str, name: str) -> int:

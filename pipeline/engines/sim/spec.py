@@ -230,7 +230,3 @@ class SimSpec(RestartableSpec, frozen=True, kw_only=True, tag="sim"):
     """Lengths and accuracy of what it writes."""
     replay: str | None = None
     """Folder of a recorded run: the engine answers what that of its role said there, instead of a `text`, and only what it was asked."""
-
-    @property
-    def tokenizer_name(self) -> None:
-        return None
