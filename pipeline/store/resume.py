@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec import Struct, structs
 
-from pipeline.engine import Candidate, Completion, Request, Tokenizer, Usage
+from pipeline.engine import Completion, Request, Tokenizer, Usage
 from pipeline.errors import ChainError, InputError
 from pipeline.store.query import Query
 from pipeline.store.rows import AnsweredCall
@@ -50,16 +50,9 @@ class ResumedCall(AnsweredCall, frozen=True, kw_only=True):
 
     def completion(self, tokenizer: Tokenizer) -> Completion:
         """The completion that the engine gave, with texts decoded from the recorded ids."""
-        candidates = [
-            Candidate(
-                ids=ids, text=tokenizer.decode(ids), cumulative_logprob=None, finish_reason=finish, stop_reason=stop, confidence=confidence
-            )
-            for ids, finish, stop, confidence in zip(
-                self.output_token_ids, self.finish_reason, self.stop_reason, self.confidences, strict=True
-            )
-        ]
+        candidates = self.candidates(tokenizer)
         return Completion(
-            candidates=tuple(candidates), option_logprobs=self.option_logprobs, scored_logprobs=self.scored_logprobs, usage=self.usage
+            candidates=candidates, option_logprobs=self.option_logprobs, scored_logprobs=self.scored_logprobs, usage=self.usage
         )
 
 

@@ -15,7 +15,7 @@ from msgspec import Meta, Struct
 from msgspec.structs import astuple
 
 from pipeline.confidence import Confidence, Measure
-from pipeline.engine import FinishReason
+from pipeline.engine import Candidate, FinishReason, Tokenizer
 
 
 def column(unit: str = "", vllm: str = "") -> Any:
@@ -169,7 +169,7 @@ MEASURED_IN: dict[Measure, str] = {
 
 
 class AnsweredCall(Struct, frozen=True, kw_only=True):
-    """What a call was answered, as it is read again; fields are columns of the calls table."""
+    """How a call was answered; fields are columns of the calls table."""
 
     request_id: str
     prompt_digest: int | None
@@ -183,13 +183,20 @@ class AnsweredCall(Struct, frozen=True, kw_only=True):
     first_entropy: tuple[float | None, ...]
     logprob_margin: tuple[float | None, ...]
 
-    @property
-    def confidences(self) -> list[Confidence | None]:
-        """How sure the model was of each candidate; None where no log probabilities were recorded."""
-        found = list(zip(*(getattr(self, name) for name in MEASURED_IN.values()), strict=True))
-        if not found:
-            return [None] * len(self.output_token_ids)
-        return [None if each[0] is None else Confidence(**dict(zip(MEASURED_IN, each, strict=True))) for each in found]
+    def candidates(self, tokenizer: Tokenizer) -> tuple[Candidate, ...]:
+        """Its candidates, with decoded texts; without confidence where no log probabilities were recorded."""
+        sure = list(zip(*(getattr(self, name) for name in MEASURED_IN.values()), strict=True)) or [(None,)] * len(self.output_token_ids)
+        return tuple(
+            Candidate(
+                ids=ids,
+                text=tokenizer.decode(ids),
+                cumulative_logprob=None,
+                finish_reason=finish,
+                stop_reason=stop,
+                confidence=None if each[0] is None else Confidence(**dict(zip(MEASURED_IN, each, strict=True))),
+            )
+            for ids, finish, stop, each in zip(self.output_token_ids, self.finish_reason, self.stop_reason, sure, strict=True)
+        )
 
 
 class StepRow(Struct, frozen=True):

@@ -6,6 +6,8 @@ The device's figures are powers of two: a token costs 2**-10 s of arithmetic, an
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from itertools import takewhile
+from statistics import fmean
 from typing import Any
 
 import anyio
@@ -215,17 +217,14 @@ def asked(number: int = 0, **fields: Any) -> Request:
     return Request(request_id=f"r{number}", prompt_ids=prompt(4), max_tokens=40, **fields)
 
 
-def one_by_one(drawn: list[float], rates: list[float]) -> list[tuple[int, int]]:
-    """Tokens and accepted tokens of each iteration, as speculative decoding is described."""
-    found, at = [], 0
-    while at < len(drawn):
-        accepted = 0
-        while accepted < len(rates) and at + accepted < len(drawn) and drawn[at + accepted] < rates[accepted]:
-            accepted += 1
-        tokens = min(accepted + 1, len(drawn) - at)
-        found.append((tokens, accepted))
-        at += tokens
-    return found
+def one_by_one(drawn: list[float], rates: list[float]) -> tuple[list[int], list[int]]:
+    """Accepted tokens and all tokens of each iteration, as speculative decoding is described."""
+    accepted: list[int] = []
+    tokens: list[int] = []
+    while left := drawn[sum(tokens) :]:
+        accepted.append(sum(1 for _ in takewhile(lambda pair: pair[0] < pair[1], zip(left, rates, strict=False))))
+        tokens.append(min(accepted[-1] + 1, len(left)))
+    return accepted, tokens
 
 
 @given(
@@ -244,10 +243,9 @@ def test_a_candidate_is_written_as_speculative_decoding_is_described(
     if not sigma:
         by_position = acceptance if isinstance(acceptance, tuple) else (acceptance,)
         assert rates == [by_position[min(position, len(by_position) - 1)] for position in range(k)]
-    assert progress.tokens[0] == 1
-    assert list(zip(np.diff(progress.tokens), progress.accepted, strict=True)) == one_by_one(
-        draws(asked(), candidate, length - 1).tolist(), rates
-    )
+    accepted, tokens = one_by_one(draws(asked(), candidate, length - 1).tolist(), rates)
+    assert (progress.accepted, progress.iterations) == (accepted, 1 + len(tokens))
+    assert progress.rate == pytest.approx(fmean(tokens) if tokens else 1, abs=1e-6)
 
 
 def test_candidates_differ_by_the_stated_deviation_and_are_in_the_middle_what_is_said() -> None:
@@ -258,9 +256,9 @@ def test_candidates_differ_by_the_stated_deviation_and_are_in_the_middle_what_is
 
 
 def test_what_is_accepted_is_counted_by_position() -> None:
-    inner, meter = SimSpeculativeSpec(num_speculative_tokens=3, acceptance=1.0), SpeculationMeter(3)
-    progress = [iterations_of(inner, asked(), candidate, length) for candidate, length in enumerate((11, 1))]
-    meter.count(progress)
+    inner = SimSpeculativeSpec(num_speculative_tokens=3, acceptance=1.0)
+    meter = SpeculationMeter(inner)
+    meter.count(iterations_of(inner, asked(), candidate, length) for candidate, length in enumerate((11, 1)))
     found = meter.totals()  # 1, then 4, 4 and 2 tokens
     assert (found.drafts, found.draft_tokens, found.accepted_tokens, found.accepted_by_position) == (3, 9, 8, (3, 3, 2))
 

@@ -50,18 +50,10 @@ def call(**fields: Any) -> RecordedCall:
     return RecordedCall(**{**ours, **fields})
 
 
-def texts(limit: int, **fields: Any) -> list[tuple[str, str, int]] | None:
-    """Text, finish reason and sampled tokens of each candidate."""
-    answer = output_of(call(), request(max_tokens=limit, **fields), limit, TOKENIZER)
-    if answer is None:
-        return None
-    return [(c.text, c.finish_reason, length) for c, length in zip(answer.candidates, answer.lengths, strict=True)]
-
-
 @pytest.mark.parametrize("limit", range(1, len(SAID)))
 def test_a_lower_limit_cuts_and_the_end_of_the_sequence_takes_a_token(limit: int) -> None:
-    found = texts(limit)
-    assert found is not None
+    answer = output_of(call(), request(max_tokens=limit), limit, TOKENIZER)
+    found = [(c.text, c.finish_reason, length) for c, length in zip(answer.candidates, answer.lengths, strict=True)]
     assert found[0] == (TOKENIZER.decode(SAID[:limit]), "length", limit)
     ended = (TOKENIZER.decode(ENDED), "stop", len(ENDED) + 1)
     assert found[1] == (ended if limit > len(ENDED) else (TOKENIZER.decode(ENDED[:limit]), "length", limit))
@@ -70,8 +62,9 @@ def test_a_lower_limit_cuts_and_the_end_of_the_sequence_takes_a_token(limit: int
 def test_a_text_whose_tokens_were_counted_elsewhere_is_given_as_it_is_where_the_limit_is_the_same() -> None:
     """A server that returns text: it cut at its own 64 tokens, which are fewer here."""
     served = call(max_tokens=64)
-    assert output_of(served, request(max_tokens=64), 64, TOKENIZER) is not None
-    assert output_of(served, request(max_tokens=65), 65, TOKENIZER) is None
+    assert [each.ids for each in output_of(served, request(max_tokens=64), 64, TOKENIZER).candidates] == [SAID, ENDED]
+    with pytest.raises(NeverGenerated):
+        output_of(served, request(max_tokens=65), 65, TOKENIZER)
 
 
 @pytest.fixture
@@ -110,11 +103,11 @@ def test_an_answered_attempt_is_found_in_any_part(recorded: Path) -> None:
         ({"prompt_ids": PROMPT[1:]}, "the graph uses another wording or adapter"),
         ({"stop_ids": (1,)}, "the graph uses another wording or adapter"),
         ({"n": 3}, "asks for 3 candidates, but 2 were recorded"),
-        ({"temperature": 0.5}, "a different temperature"),
-        ({"top_p": 0.5}, "a different top_p"),
-        ({"seed": 6}, "a different seed"),
-        ({"stop": ()}, "a different stop"),
-        ({"option_ids": (1, 2)}, "a different options"),
+        ({"temperature": 0.5}, "other `temperature`"),
+        ({"top_p": 0.5}, "other `top_p`"),
+        ({"seed": 6}, "other `seed`"),
+        ({"stop": ()}, "other `stop_sequences`"),
+        ({"option_ids": (1, 2)}, "other `option_ids`"),
         ({"max_tokens": 64}, r"allows 64 tokens, but a recorded text was cut at \d+"),
         ({"logprobs": True}, "no log probabilities of this text were recorded"),
         ({"max_tokens": len(SAID) + 1}, "a recorded text was cut"),

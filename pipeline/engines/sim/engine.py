@@ -84,8 +84,7 @@ class SimEngine:
         self._alive, self._closed = True, False
         self._exit_reason = ""
         self._meter = UsageMeter()
-        inner = spec.speculative
-        self._speculation = SpeculationMeter(inner.num_speculative_tokens, inner.proposed_share) if inner else None
+        self._speculation = SpeculationMeter(spec.speculative) if spec.speculative else None
 
     async def generate(self, request: Request) -> Completion:
         """Answer `request`; see `Engine.generate`."""

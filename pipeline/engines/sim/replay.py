@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 from msgspec import structs
 
-from pipeline.engine import Candidate, Fact, Request, Tokenizer
+from pipeline.engine import Fact, Request, Tokenizer
 from pipeline.engines.models import resolve
 from pipeline.engines.sim.output import Output
 from pipeline.engines.sim.spec import SimSpec
@@ -67,61 +67,42 @@ class RecordedText:
         if call is None:
             what = "the recorded run answered no such call: the chain took another path, or the graph uses another wording or adapter"
             raise NeverGenerated(what)
-        if flaw := mismatch(call, request):
-            raise NeverGenerated(flaw)
+        for name, asked in (
+            ("temperature", request.temperature),
+            ("top_p", request.top_p),
+            ("seed", request.seed),
+            ("stop_sequences", request.stop),
+            ("option_ids", request.option_ids),
+        ):
+            if getattr(call, name) != asked:
+                raise NeverGenerated(f"the call has other `{name}` than the recorded one")
+        if request.n > call.choice_count:
+            raise NeverGenerated(f"the call asks for {request.n} candidates, but {call.choice_count} were recorded")
         found = output_of(call, request, min(request.max_tokens, max_model_len - len(request.prompt_ids)), self.tokenizer)
-        if found is None:
-            what = f"the call allows {request.max_tokens} tokens, but a recorded text was cut at {call.max_tokens}"
-            raise NeverGenerated(what)
         if request.logprobs and any(each.ids and each.confidence is None for each in found.candidates):
             raise NeverGenerated("no log probabilities of this text were recorded")
         return found
 
 
-def mismatch(call: RecordedCall, request: Request) -> str | None:
-    """Why `call`, which has the id and prompt of `request`, cannot answer it, as a clause; None where it can."""
-    for name, then, now in (
-        ("temperature", call.temperature, request.temperature),
-        ("top_p", call.top_p, request.top_p),
-        ("seed", call.seed, request.seed),
-        ("stop", call.stop_sequences, request.stop),
-        ("options", call.option_ids, request.option_ids),
-    ):
-        if then != now:
-            return f"the call has a different {name} than the recorded one"
-    if request.n > call.choice_count:
-        return f"the call asks for {request.n} candidates, but {call.choice_count} were recorded"
-    return None
-
-
-def output_of(call: RecordedCall, request: Request, limit: int, tokenizer: Tokenizer) -> Output | None:
-    """The part of the answer in `call` that `request` gets where its candidates may have `limit` tokens; None where a recorded text
-    was cut before that.
+def output_of(call: RecordedCall, request: Request, limit: int, tokenizer: Tokenizer) -> Output:
+    """The part of the answer in `call` that `request` gets where its candidates may have `limit` tokens. Raises `NeverGenerated` where a
+    recorded text was cut before that.
 
     A candidate depends on the seed and its own number alone (`Request.seed`), and its text on nothing that comes after. So the
     first few of the recorded candidates, and the beginnings of their texts, are what the model would have written.
     """
     if request.scored_ids:
         return Output((), scored_logprobs=call.scored_logprobs)
-    each = list(zip(call.output_token_ids, call.finish_reason, call.stop_reason, call.confidences, strict=True))[: request.n]
-    candidates = []
-    for ids, finish, stop, confidence in each:
-        sampled = len(ids) + (finish == "stop" and stop is None)  # the end of the sequence was sampled and is not kept
-        if request.max_tokens != call.max_tokens or len(ids) > limit:
-            if finish == "length" and len(ids) < limit:
-                return None
-            if sampled > limit:
-                ids, finish, stop, confidence = ids[:limit], "length", None, None
-        candidates.append(
-            Candidate(
-                ids=ids,
-                text=tokenizer.decode(ids),
-                cumulative_logprob=None,
-                finish_reason=finish,
-                stop_reason=stop,
-                confidence=confidence,
-            )
-        )
+    candidates = list(call.candidates(tokenizer)[: request.n])
+    for place, each in enumerate(candidates):
+        if request.max_tokens == call.max_tokens and len(each.ids) <= limit:
+            continue
+        if each.finish_reason == "length" and len(each.ids) < limit:
+            raise NeverGenerated(f"the call allows {request.max_tokens} tokens, but a recorded text was cut at {call.max_tokens}")
+        if len(each.ids) + each.ended > limit:
+            ids = each.ids[:limit]
+            text = tokenizer.decode(ids)
+            candidates[place] = structs.replace(each, ids=ids, text=text, finish_reason="length", stop_reason=None, confidence=None)
     return Output(tuple(candidates), call.option_logprobs)
 
 

@@ -190,12 +190,6 @@ class SimSpeculativeSpec(Struct, frozen=True, kw_only=True, forbid_unknown_field
     overlap: Probability = 1.0
     """Share of the arithmetic of proposed tokens that the memory traffic of an iteration hides; 1: all that fits, as in a roofline."""
 
-    def accepted_at(self, position: int) -> float:
-        """The acceptance of the proposed token at `position`, from 0, of the candidate in the middle."""
-        if isinstance(self.acceptance, tuple):
-            return self.acceptance[min(position, len(self.acceptance) - 1)]
-        return self.acceptance
-
 
 class SimSpec(RestartableSpec, frozen=True, kw_only=True, tag="sim"):
     """A simulated model on a virtual clock: times from a roofline, seeded text."""

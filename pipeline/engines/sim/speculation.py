@@ -7,11 +7,11 @@ equation 1). Candidates differ in how easy they are to draft for (`acceptance_si
 """
 
 import math
-from collections.abc import Iterable
-from functools import cached_property
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 from statistics import NormalDist
-from typing import TypeAlias
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,32 +19,23 @@ from numpy.typing import NDArray
 from pipeline.engine import Request, Speculation
 from pipeline.engines.sim.spec import SimSpeculativeSpec
 
-Counts: TypeAlias = NDArray[np.int64]
-
 _NORMAL = NormalDist()
 _GRAIN = 2.0**20
 """Tokens an iteration are multiples of its inverse, so that sums of contexts are exact."""
 
 
-class CandidateIterations:
-    """The iterations in which one candidate is written, at least one."""
+class CandidateIterations(NamedTuple):
+    """The iterations in which one candidate is written."""
 
-    def __init__(self, tokens: Counts, accepted: Counts) -> None:
-        self.tokens = tokens
-        """Tokens that there are after each iteration; the first, which computes the end of the prompt, samples one."""
-        self.accepted = accepted
-        """Proposed tokens that are accepted in each iteration but the first."""
+    accepted: Sequence[int]
+    """Proposed tokens that are accepted in each iteration after the first, which computes the end of the prompt and samples one token."""
+    rate: float
+    """Mean number of tokens of an iteration after the first, rounded down by less than a millionth."""
 
     @property
     def iterations(self) -> int:
-        """The number of iterations that sample its tokens."""
-        return len(self.tokens)
-
-    @cached_property
-    def rate(self) -> float:
-        """Mean number of tokens of an iteration after the first, rounded down by less than a millionth."""
-        rest = self.iterations - 1
-        return int((int(self.tokens[-1]) - 1) * _GRAIN / rest) / _GRAIN if rest else 1.0
+        """The number of iterations that sample its tokens, at least one."""
+        return 1 + len(self.accepted)
 
 
 def draws(request: Request, candidate: int, tokens: int) -> NDArray[np.float64]:
@@ -56,7 +47,8 @@ def draws(request: Request, candidate: int, tokens: int) -> NDArray[np.float64]:
 
 def acceptances(spec: SimSpeculativeSpec, request: Request, candidate: int) -> list[float]:
     """The acceptance at each position of what is proposed for `candidate`, which is as easy or as hard to draft for everywhere."""
-    middle = [spec.accepted_at(position) for position in range(spec.num_speculative_tokens)]
+    stated = spec.acceptance if isinstance(spec.acceptance, tuple) else (spec.acceptance,)
+    middle = [stated[min(position, len(stated) - 1)] for position in range(spec.num_speculative_tokens)]
     if not spec.acceptance_sigma:
         return middle
     key = blake2b(f"difficulty\0{request.request_id}\0{request.seed}\0{candidate}".encode(), digest_size=7).digest()
@@ -78,36 +70,30 @@ def iterations_of(spec: SimSpeculativeSpec, request: Request, candidate: int, le
         ahead[: max(len(drawn) - position, 0)] = drawn[position:] < rate
         agrees &= ahead
         accepted += agrees
-    places, at = [], 0
-    after = (np.arange(len(drawn)) + accepted + 1).tolist()  # where the next iteration begins
-    while at < len(drawn):
-        places.append(at)
-        at = after[at]
-    taken = accepted[places] if places else accepted[:0]
-    ends = np.minimum(np.asarray(places, dtype=np.int64) + taken + 1, len(drawn))
-    return CandidateIterations(np.concatenate(([1], ends + 1)), taken)
+    at, by_place, taken = 0, accepted.tolist(), list[int]()
+    while at < len(by_place):
+        taken.append(by_place[at])
+        at += by_place[at] + 1
+    return CandidateIterations(taken, int((length - 1) * _GRAIN / len(taken)) / _GRAIN if taken else 1.0)
 
 
 class SpeculationMeter:
     """Counts what was proposed and accepted for the requests that an engine has answered."""
 
-    def __init__(self, proposals: int, share: float = 1.0) -> None:
-        """`proposals` are the tokens proposed at a time, in this `share` of the iterations."""
-        self._proposals, self._share, self._iterations = proposals, share, 0
-        self._by_position = np.zeros(proposals, dtype=np.int64)
+    def __init__(self, spec: SimSpeculativeSpec) -> None:
+        self._spec, self._accepted = spec, Counter[int]()
+        """Iterations by the tokens that were accepted in them."""
 
     def count(self, progress: Iterable[CandidateIterations]) -> None:
         """Count the candidates of a request."""
         for each in progress:
-            self._iterations += len(each.accepted)
-            self._by_position += np.bincount(each.accepted, minlength=self._proposals + 1)[::-1].cumsum()[-2::-1]
+            self._accepted.update(each.accepted)
 
     def totals(self) -> Speculation:
         """The totals since the engine opened."""
-        drafts = max(round(self._iterations * self._share), int(self._by_position[0]))
+        proposals, counts = self._spec.num_speculative_tokens, self._accepted
+        by_position = tuple(sum(counts[accepted] for accepted in range(place + 1, proposals + 1)) for place in range(proposals))
+        drafts = max(round(counts.total() * self._spec.proposed_share), by_position[0])
         return Speculation(
-            drafts=drafts,
-            draft_tokens=drafts * self._proposals,
-            accepted_tokens=int(self._by_position.sum()),
-            accepted_by_position=tuple(map(int, self._by_position)),
+            drafts=drafts, draft_tokens=drafts * proposals, accepted_tokens=sum(by_position), accepted_by_position=by_position
         )
