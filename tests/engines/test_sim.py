@@ -6,6 +6,7 @@ The device's figures are powers of two: a token costs 2**-10 s of arithmetic, an
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from functools import partial
 from itertools import takewhile
 from statistics import fmean
 from typing import Any
@@ -15,13 +16,14 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from pipeline.engine import Completion, Engine, Request
 from pipeline.engines.sim.engine import open_sim
 from pipeline.engines.sim.spec import SimDeviceSpec, SimSpec, SimSpeculativeSpec
 from pipeline.engines.sim.speculation import SpeculationMeter, acceptances, draws, iterations_of
 from pipeline.errors import EngineDead, GraphError, RequestRefused
-from pipeline.run.loop import in_loop
+from pipeline.tasks import gather
 
 pytestmark = pytest.mark.anyio
 DEVICE = SimDeviceSpec(name="d", flops_per_s=2.0**21, bytes_per_s=2.0**18, overhead_s=2.0**-9)
@@ -59,17 +61,13 @@ async def opened(**fields: Any) -> AsyncIterator[Engine]:
 
 async def run(engine: Engine, *timed: tuple[float, Request]) -> list[tuple[float, Completion]]:
     """Send each request at its time; when each ended, and with what."""
-    ends: dict[int, tuple[float, Completion]] = {}
 
-    async def send(index: int, at: float, request: Request) -> None:
+    async def send(at: float, request: Request) -> tuple[float, Completion]:
         await anyio.sleep_until(at)
         completion = await engine.generate(request)
-        ends[index] = anyio.current_time(), completion
+        return anyio.current_time(), completion
 
-    async with anyio.create_task_group() as tasks:
-        for index, (at, each) in enumerate(timed):
-            tasks.start_soon(send, index, at, each)
-    return [ends[index] for index in range(len(timed))]
+    return await gather([partial(send, at, each) for at, each in timed])
 
 
 async def test_one_request_costs_its_prefill_and_one_iteration_for_every_further_token() -> None:
@@ -82,14 +80,6 @@ async def test_one_request_costs_its_prefill_and_one_iteration_for_every_further
         assert timing.time_to_first_token_s == first - 1.0
         assert engine.statistics().busy_s == end - 1.0
         assert completion.usage.output_tokens == 5
-
-
-async def test_candidates_share_the_prefill_and_then_decode_together() -> None:
-    async with opened() as engine:
-        [(end, completion)] = await run(engine, (0.0, request("a", 8, 3, n=5, temperature=1.0)))
-        assert end == iteration(8, 8) + iteration(5, 5 * 9) + iteration(5, 5 * 10)
-        assert completion.usage.input_tokens == 8
-        assert completion.usage.output_tokens == 15
 
 
 async def test_a_prompt_that_goes_on_from_an_earlier_one_is_prefilled_from_there() -> None:
@@ -113,20 +103,16 @@ async def test_what_was_not_used_for_longest_leaves_the_full_cache() -> None:
         assert cached == [0, 0, 11, 0, 0]
 
 
-async def test_while_two_engines_are_busy_each_runs_at_half_its_rate() -> None:
-    async with open_sim({"draft": spec(), "target": spec(max_num_seqs=4)}) as engines:
-        results: dict[str, float] = {}
-
-        async def send(role: str, at: float, tokens: int) -> None:
-            [(results[role], _)] = await run(engines[role], (at, request("a", 8, tokens)))
-
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(send, "draft", 0.0, 5)
-            tasks.start_soon(send, "target", 0.015625, 1)
-        # Both are busy while the target does its one iteration.
-        assert results["target"] == 0.015625 + 2 * iteration(8, 8)
-        assert results["draft"] == iteration(8, 8) + decoding(8, 4) + iteration(8, 8)
-        assert engines["target"].statistics().busy_s == 2 * iteration(8, 8)
+async def test_engines_that_name_one_device_share_it_and_those_that_name_two_do_not() -> None:
+    alone, other = iteration(8, 8) + decoding(8, 4), structs.replace(DEVICE, name="other")
+    for device, factor in ((DEVICE, 2), (other, 1)):
+        async with open_sim({"draft": spec(), "target": spec(device=device)}) as engines:
+            began = anyio.current_time()
+            async with anyio.create_task_group() as tasks:
+                for engine in engines.values():
+                    tasks.start_soon(engine.generate, request("a", 8, 5))
+            assert anyio.current_time() - began == factor * alone
+            assert {engine.statistics().busy_s for engine in engines.values()} == {factor * alone}
 
 
 async def test_requests_wait_for_room_in_the_cache() -> None:
@@ -148,17 +134,6 @@ async def test_a_cancelled_request_leaves_with_the_iteration_under_way() -> None
         assert engine.statistics().running == engine.statistics().waiting == 0
 
 
-def test_equal_runs_give_equal_results_to_the_bit() -> None:
-    async def main() -> list[tuple[float, Completion]]:
-        # A third: figures that floats cannot hold exactly.
-        async with opened(max_num_seqs=4, parameters=1000 / 3) as engine:
-            wanted = [request(letter, 5 + i, 7 + i % 3, n=1 + i % 2, temperature=1.0) for i, letter in enumerate("abcdefgh")]
-            return await run(engine, *((0.01 * (i // 3), each) for i, each in enumerate(wanted)))
-
-    results = [in_loop(main, virtual=True) for _ in range(2)]
-    assert all(result == results[0] for result in results)
-
-
 async def test_a_scoring_costs_the_prefill_of_what_it_scores() -> None:
     async with opened() as engine:
         scoring = Request(request_id="a", prompt_ids=prompt(8), max_tokens=1, scored_ids=prompt(6, "b"))
@@ -170,15 +145,11 @@ async def test_a_scoring_costs_the_prefill_of_what_it_scores() -> None:
 
 async def test_a_closed_engine_is_dead() -> None:
     async with opened() as engine:
-        async with anyio.create_task_group() as tasks:
-
-            async def wait() -> None:
-                with pytest.raises(EngineDead):
-                    await engine.generate(request("a", 8, 100))
-
-            tasks.start_soon(wait)
-            await anyio.sleep(0.001)
-            await engine.aclose()
+        with pytest.RaisesGroup(EngineDead):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(engine.generate, request("a", 8, 100))
+                await anyio.sleep(0.001)
+                await engine.aclose()
         with pytest.raises(EngineDead):
             await engine.generate(request("a", 8, 1))
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
@@ -30,20 +31,26 @@ def spec(**fields: Any) -> SimSpec:
     return SimSpec(**{**defaults, "max_num_seqs": 6, "max_num_batched_tokens": 16, "kv_cache_tokens": 10_000, **fields})
 
 
+@dataclass(eq=False)
 class Order:
     """One request of a test, with what came of it: scheduled, first token, finished."""
 
-    def __init__(
-        self, number: int, engine: int, arrival: float, prompt: int, lengths: tuple[int, ...], priority: int, patience: float
-    ) -> None:
-        self.number, self.engine, self.arrival, self.prompt, self.lengths = number, engine, arrival, prompt, lengths
-        self.key = (priority, arrival, str(number), number)
-        self.cancel = arrival + patience
-        self.moments: tuple[float, float, float] | None = None
+    number: int
+    engine: int
+    arrival: float
+    prompt: int
+    lengths: tuple[int, ...]
+    priority: int = 0
+    patience: float = math.inf
+    moments: tuple[float, float, float] | None = None
 
-    def __repr__(self) -> str:
-        patience = self.cancel - self.arrival
-        return f"Order({self.number}, {self.engine}, {self.arrival}, {self.prompt}, {self.lengths}, {self.key[0]}, {patience})"
+    @property
+    def key(self) -> tuple[int, float, str, int]:
+        return (self.priority, self.arrival, str(self.number), self.number)
+
+    @property
+    def cancel(self) -> float:
+        return self.arrival + self.patience
 
     def progress(self, spec: SimSpec) -> tuple[CandidateIterations, ...]:
         request = Request(request_id=str(self.number), prompt_ids=(1,), max_tokens=1)
@@ -168,15 +175,21 @@ def plain(specs: list[SimSpec], orders: list[Order]) -> None:
         now += min(steps)
 
 
-def jumping(specs: list[SimSpec], orders: list[Order]) -> dict[int, tuple[float, float, float]]:
-    """The same orders through the scheduler."""
+def advance(device: SimDevice, until: float = math.inf) -> None:
+    while (event := device.next_event()) < until:
+        device.advance(event)
+
+
+def jumping(specs: Sequence[SimSpec], orders: Sequence[Order], looks: Sequence[float] = ()) -> dict[int, tuple[float, float, float]]:
+    """The same orders through the scheduler of a device that is also looked at, at the times `looks`."""
     device = SimDevice(specs[0].device)
     shares = [device.join(Scheduler(spec)) for spec in specs]
     jobs: dict[int, Job] = {}
-    moments = {order.arrival for order in orders} | {order.cancel for order in orders}
+    moments = {order.arrival for order in orders} | {order.cancel for order in orders} | {*looks}
     for moment in [*sorted(moments - {math.inf}), math.inf]:
-        while device.next_event() < moment:
-            device.advance(device.next_event())
+        advance(device, moment)
+        if moment in looks:
+            device.advance(moment)
         for order in orders:
             if order.arrival == moment:
                 prompt = (order.number,) * order.prompt
@@ -235,9 +248,9 @@ def test_jumping_equals_computing_every_iteration(
 
 def test_nobody_passes_the_oldest_while_it_waits_for_room() -> None:
     """An answer that needs half the cache, and verifications that would keep it full for ever."""
-    answer = Order(0, 0, 0.0, 50, (10,), 9, math.inf)
-    verifications = [Order(number, 0, number * 2.0**-8, 16, (4,), 1, math.inf) for number in range(1, 200)]
-    moments = jumping([spec(kv_cache_tokens=100)], [Order(200, 0, 0.0, 60, (12,), 0, math.inf), answer, *verifications])
+    answer = Order(0, 0, 0.0, 50, (10,), 9)
+    verifications = [Order(number, 0, number * 2.0**-8, 16, (4,), 1) for number in range(1, 200)]
+    moments = jumping([spec(kv_cache_tokens=100)], [Order(200, 0, 0.0, 60, (12,)), answer, *verifications])
     started = sorted((scheduled, number) for number, (scheduled, _, _) in moments.items())
     assert [number for _, number in started].index(0) == OLDEST_EVERY - 1
 
@@ -277,8 +290,7 @@ def test_what_arrives_while_a_real_clock_is_late_joins_no_iteration_from_before(
     device.advance(0.5)
     device.add(share, second, 3.4)  # the timer of 3.0, when the first one ends, has not been handled
     assert first.finished == 3.0
-    while (event := device.next_event()) < math.inf:
-        device.advance(event)
+    advance(device)
     assert (second.scheduled, second.first_token, second.finished) == (4.0, 5.0, 6.0)
 
 
@@ -292,25 +304,9 @@ def test_the_example_of_a_forecast() -> None:
     assert device.next_event() == 5.0
     device.add(share, second, 3.5)
     assert bounds(share.scheduler) == [(3.0, 4.0, 1)]
-    while (event := device.next_event()) < math.inf:
-        device.advance(event)
+    advance(device)
     assert (first.first_token, first.finished) == (1.0, 5.0)
     assert (second.scheduled, second.first_token, second.finished) == (4.0, 5.0, 6.0)
-
-
-def test_the_example_of_two_engines_that_share_a_device() -> None:
-    device = SimDevice(ONE_SECOND.device)
-    shares = [device.join(Scheduler(ONE_SECOND)) for _ in range(2)]
-    long, short = job(1, 0.0, 4), job(2, 1.0, 1)
-    device.add(shares[0], long, 0.0)
-    device.advance(device.next_event())
-    assert device.next_event() == 4.0
-    device.add(shares[1], short, 1.0)
-    device.advance(device.next_event())
-    assert device.next_event() == 3.0
-    while (event := device.next_event()) < math.inf:
-        device.advance(event)
-    assert (short.finished, long.finished) == (3.0, 5.0)
 
 
 # Engines that are busy on one device at the same time: nothing is gained, nothing is lost, and looking changes nothing.
@@ -343,20 +339,9 @@ def shared(sharing: str, *, overhead_s: float = 0.0, kv_bytes: float = 0.0, wait
 
 
 def finished(of: Sequence[SimSpec], arrivals: Sequence[tuple[int, float, int]], looks: Sequence[float] = ()) -> list[float]:
-    """When each job ends; a job is the number of an engine of `of`, its arrival and its length. `looks`: times at which the device is
-    looked at."""
-    device = SimDevice(of[0].device)
-    joined = [device.join(Scheduler(each)) for each in of]
-    jobs = [job(number, at, length) for number, (_, at, length) in enumerate(arrivals)]
-    for moment in [*sorted({*(at for _, at, _ in arrivals), *looks}), math.inf]:
-        while (event := device.next_event()) < moment:
-            device.advance(event)
-        if moment in looks:
-            device.advance(moment)
-        for each, (engine, at, _) in zip(jobs, arrivals, strict=True):
-            if at == moment:
-                device.add(joined[engine], each, moment)
-    return [each.finished for each in jobs]
+    """When each job ends; a job is the number of an engine of `of`, its arrival and its length."""
+    orders = [Order(number, engine, at, 4, (length,)) for number, (engine, at, length) in enumerate(arrivals)]
+    return [end for _, (_, _, end) in sorted(jumping(of, orders, looks).items())]
 
 
 @pytest.mark.parametrize(
@@ -370,8 +355,12 @@ def finished(of: Sequence[SimSpec], arrivals: Sequence[tuple[int, float, int]], 
     ],
 )
 def test_two_engines_that_share_a_device(of: SimSpec, expected: list[float]) -> None:
-    """A long job of 5 iterations and beside it, from the start, a short one of 2 on another engine."""
+    """A long job of 5 iterations, and beside it, from the start, a short one of 2 on another engine."""
     assert finished([of, of], [(0, 0.0, 5), (1, 0.0, 2)]) == pytest.approx(expected, rel=1e-9)
+
+
+def test_the_example_of_two_engines_in_time_slices() -> None:
+    assert finished([ONE_SECOND, ONE_SECOND], [(0, 0.0, 4), (1, 1.0, 1)]) == [5.0, 3.0]
 
 
 arrivals_of = st.lists(
