@@ -7,6 +7,7 @@ forms are handled here, by the text; no expression is evaluated.
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import product
+from math import gcd
 
 from pipeline.grading.answers import Grade, is_percentage, same_answer
 from pipeline.grading.notation import clean
@@ -338,6 +339,8 @@ def _ratios(a: str, b: str, leaf: Leaf) -> Grade | None:
     terms = (*mine, *theirs)
     if len(terms) == 2 or not all(re.search(r"\d|^\W*[a-zA-Z]\W*$", term) and not _RELATED.search(term) for term in terms):
         return None
+    if _moment(b) and not _moment(a) and re.fullmatch(r"[\d\s:]+", b) and gcd(*map(int, theirs)) > 1:
+        return Grade(False, "a time, and a ratio in other terms")
     if len(mine) == len(theirs):
         pairs = [(rf"({x})\cdot({theirs[0]})", rf"({y})\cdot({mine[0]})") for x, y in zip(mine, theirs, strict=True)]
         return _all("ratios", (leaf(_expression(x), _expression(y)) for x, y in pairs))

@@ -54,7 +54,7 @@ _KEY = re.compile(r"(?:^|[_ ])(?:answer|solution|result|choice|option)$", re.I)
 _BOX = r"\\(?:boxed|fbox|framebox(?:\[[^\]\n]{0,20}\]){0,2})\s*"
 _BRACE = re.compile(rf"{_BOX}\{{|\\\\(?!(?:boxed|fbox|framebox))|\\[{{}}]|[{{}}]")
 _UNBRACED = re.compile(
-    rf"{_BOX}(-?\d(?:[\d.,]*\d)?|\\[dt]?frac\s*(?:\{{[^{{}}]*\}}\s*\{{[^{{}}]*\}}|\d\d)|\\text\w*\s*\{{[^{{}}]*\}}|[A-Za-z](?![A-Za-z]))"
+    rf"{_BOX}(-?\d(?:[\d.,]*\d)?|\\[dt]?frac\s*(?:\{{[^{{}}]*\}}\s*\{{[^{{}}]*\}}|\d\d)|\\(?:text\w*|sqrt)\s*\{{[^{{}}]*\}}|\\sqrt\d|\\pi\b|[A-Za-z](?![A-Za-z]))"
 )
 _NEW_SENTENCE = re.compile(r"[.!?][\"')$*]*\s|[\u3002\uff01\uff1f]|\n\s*\n|\n\s*(?:[-*]|\d+\.)\s")
 _ANOTHER = re.compile(
@@ -82,6 +82,9 @@ _PHRASE = re.compile(
     r"|(?:答案|结果|結果|答え|정답)[^\S\n]*(?:[:=\uff1a是为為は은]|等于)+\s*|答案[^\w\n]{0,8}\n\s*",
     re.IGNORECASE,
 )
+_WITH_POINTS = re.compile(r"ans|final|[^\W\da-z\u00c0-\u04ff]", re.IGNORECASE)
+"""Begins a phrase in English, Chinese, Japanese or Korean; the decimals of the other languages have commas."""
+_WITH_COMMA = re.compile(r"(?<![\d.,(\[{])(\d+),(\d{1,2}|\d{4,})(?![\d,)\]\\}])", re.ASCII)
 _NO_ANSWER = re.compile(r"(?:not|n't|un\w+|wrong|incorrect|correct|right|the same|that|in|pas|nicht|не)\b|不", re.IGNORECASE)
 _SENTENCE_END = re.compile(r"[.!?;](?=\s|$)|[\u3002\uff01\uff1f\uff1b]|\n|,? (?:because|since|as|which|where|so|but|not|rather)\b|\uff0c")
 _DISPLAY = re.compile(r"(?:\\\[|\$\$)\s*")
@@ -234,7 +237,8 @@ def stated_in(answer: str, thought: str, form: Form | None = None) -> str | None
     """The answer of a chain: the part marked in its `answer`, else the last box of its `thought`, else the whole `answer`; None if all are
     empty."""
     said, before = parts_of(answer), parts_of(thought)
-    box = boxed(f"{before.thought}{before.answer}{said.thought}") or ""
+    thinking = f"{before.thought}{before.answer}{said.thought}"
+    box = _joined(thinking, _boxes(thinking, closed=False)) or ""
     found = _given(said._replace(thought=box), form) or (_given(before, form) if before.thought else None)
     return found or box or said.answer.strip() or None
 
@@ -281,8 +285,10 @@ def _marked(text: str, form: Form | None) -> str | None:
 
 def _after_phrase(plain: str, form: Form | None) -> str | None:
     """The answer after the last phrase that has one."""
-    found = (_of_form(_clause(plain, phrase.end()), form) for phrase in [*_PHRASE.finditer(plain)][: -MAX_PHRASES - 1 : -1])
-    return next(filter(None, found), None)
+    found = [*_PHRASE.finditer(plain)][: -MAX_PHRASES - 1 : -1]
+    clauses = ((_clause(plain, phrase.end()), _WITH_POINTS.match(phrase[0])) for phrase in found)
+    said = (_of_form(clause if points else _WITH_COMMA.sub(r"\1.\2", clause), form) for clause, points in clauses)
+    return next(filter(None, said), None)
 
 
 def _first_or_right(text: str) -> str | None:

@@ -1,6 +1,7 @@
 """Which answer a text states, by hand and against the labels published with SCoT."""
 
 import json
+import re
 from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
@@ -81,6 +82,12 @@ def test_what_is_thought_is_no_answer(begin: str, end: str, answer: str) -> None
     text = f"{begin}Maybe \\boxed{{4}}.{end}{answer}"
     assert {stated(text, "number"), stated_in(text, "", "number"), stated_in("", text, "number")} == {"5"}
     assert stated_in(f"{begin}Maybe \\boxed{{4}}.{end}", "") == "4", "where nothing else is said"
+
+
+@pytest.mark.parametrize("box", [r"\boxed\frac12", r"\boxed 7", r"\boxed\sqrt2", r"\boxed\pi", r"\boxed{7", r"\fbox{7}"])
+def test_a_box_without_braces_is_one_in_a_thought_too(box: str) -> None:
+    content = re.sub(r"\\f?box(ed)?[ {]?|}$", "", box)
+    assert stated_in("", f"So {box}", "number") == stated_in(f"So {box}", "", "number") == content
 
 
 @pytest.mark.parametrize(
