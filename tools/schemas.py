@@ -23,10 +23,7 @@ from pipeline.sweep.study_file import StudySpec
 FOLDER = Path(__file__).parent.parent / "graphs/schemas"
 REF = "#/$defs/"
 PARAM = {"type": "string", "pattern": f"^{PARAM_PATTERN}$", "description": "The value of this param."}
-LIKE = {
-    "type": "string",
-    "description": "A prompts file by name or path, for the keys that are left out.",
-}
+PROMPTS_FILE = {"type": "string", "description": "A prompts file by name or path."}
 GRAPH_PARAMS = {
     "type": "object",
     "description": "Values for the params of graphs on these engines, by the name of the graph.",
@@ -38,11 +35,10 @@ def schemas() -> dict[str, dict[str, Any]]:
     """The schema of every kind of file, by its name."""
     engines, stages = engine_specs(), stage_specs()
     graph = _components(GraphSpec, *stages.values(), *engines.values())
-    graph["Prompts"]["properties"]["like"] = LIKE
     graph = {name: part if name == "GraphSpec" else _with_params(part) for name, part in graph.items()}
     for part in graph.values():
         if "prompts" in part.get("properties", {}):
-            part["properties"]["prompts"] = {"anyOf": [LIKE, {"$ref": f"{REF}Prompts"}, {"type": "null"}]}
+            part["properties"]["prompts"] = {"anyOf": [PROMPTS_FILE, {"$ref": f"{REF}Prompts"}, {"type": "null"}]}
     graph["GraphSpec"]["properties"]["engines"] |= {"type": ["string", "object"]}
     graph |= {"StageSpec": _by_tag("kind", stages), "EngineSpec": _by_tag("backend", engines)}
     file = {"type": "object", "properties": {PARAMS: GRAPH_PARAMS}, "additionalProperties": {"$ref": f"{REF}EngineSpec"}}

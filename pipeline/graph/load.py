@@ -279,16 +279,13 @@ def _stage(document: Document, keys: Keys, kinds: Kinds, prompts: Prompts) -> St
 
 
 def _prompts(document: Document, keys: Keys) -> Prompts:
-    """The block `prompts` at `keys`, completed from the file that it names, or names under `like`, else from the block of the graph."""
-    said = document.at(keys)
-    name = keys if isinstance(said, str) else (*keys, "like")
-    under = None if document.at(name) is None else document.named(name, "prompts file")
-    if said is None or isinstance(said, str):
+    """The prompts at `keys`: the file that is named there, or a block; a stage's block takes what it leaves out from that of the graph."""
+    if isinstance(document.at(keys), str):
+        document.graft(keys, document.named(keys, "prompts file"))
+        return _checked_prompts(document, keys)
+    if document.at(keys) is None:
         document.put(keys, {})
-    document.mapping(keys).pop("like", None)
-    if under is not None:
-        document.underlay(keys, under)
-    elif len(keys) > 1:
+    if len(keys) > 1:
         document.underlay(keys, document, ("prompts",))
     return _checked_prompts(document, keys)
 

@@ -42,13 +42,6 @@ def test_every_bundled_file_is_whole_and_is_a_preset_of_a_graph(tmp_path: Path, 
     assert graph_with(tmp_path, f"prompts: {name}").prompts == prompts
 
 
-def test_a_block_changes_what_it_names_in_its_preset(tmp_path: Path) -> None:
-    preset = load_prompts(bundled_files("prompts file")["specreason"])
-    found = graph_with(tmp_path, 'prompts: {like: specreason, system: "Be brief.", score: {prefill: "It is "}}').prompts
-    assert (found.system, found.problem) == ("Be brief.", preset.problem)
-    assert (found.score.prefill, found.score.turn, found.score.reply) == ("It is ", preset.score.turn, "in_thought")
-
-
 def test_a_stage_s_block_goes_before_that_of_its_graph(tmp_path: Path) -> None:
     plan = graph_with(tmp_path, 'prompts: {system: "Be brief.", choose: {prefill: "Best: "}}', '{choose: {turn: "{{candidates}}Which?"}}')
     own = stage_of(plan, "verify").prompts
@@ -97,11 +90,8 @@ def test_an_engines_file_names_the_prompts_that_suit_its_judge(engines: str, pro
         ('{score: {form: alone, turn: "{{problem}}"}}', r"\$\.prompts\.score\.turn: has no placeholder for the thought"),
         ('{choose: {labels: ["1", "2", "1"]}}', r"\$\.prompts\.choose\.labels: names '1' twice"),
         ('{score: {labels: ["1", "2"]}}', r"\$\.prompts\.score\.labels: expected `array` of length >= 10"),
-        (
-            "{like: specrason}",
-            r"\$\.prompts\.like: no prompts file is named `specrason` and there is no such file; did you mean `specreason`",
-        ),
-        ("specrason", r"\$\.prompts: no prompts file is named `specrason`"),
+        ("{like: specreason}", r"\$\.prompts: unknown key `like`"),
+        ("specrason", r"\$\.prompts: no prompts file is named `specrason` and there is no such file; did you mean `specreason`"),
         ("7", r"\$\.prompts: expected a mapping, got `int`"),
     ],
 )
