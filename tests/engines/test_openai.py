@@ -11,7 +11,7 @@ import pytest
 
 from pipeline.engine import Asks, Candidate, Completion, Request, Tokenizer
 from pipeline.engines.openai.completions import Terms, answer_ids, prompt_of
-from pipeline.engines.openai.engine import OpenAIEngine, is_another_model
+from pipeline.engines.openai.engine import OpenAIEngine
 from pipeline.engines.openai.spec import OpenAISpec
 from pipeline.errors import BadCompletion, EngineDead, EngineUnavailable, GraphError, PipelineError, RequestRefused
 from pipeline.reasoning.prompts import PromptBuilder
@@ -71,10 +71,12 @@ def test_every_kind_of_server_keeps_the_contract_of_stops(kind: Kind) -> None:
     assert answer.usage.output_tokens == len(answer.candidates[0].ids) + 1
 
 
-def test_candidates_draw_from_seed_and_index(kind: Kind) -> None:
+def test_candidates_draw_from_seed_and_index_and_options_are_read(kind: Kind) -> None:
     sampled = {"temperature": 0.8, "seed": 7}
-    two, four, greedy, high = answers(
-        kind, ask(n=2, **sampled), ask(n=4, **sampled), ask(n=3), ask(n=3, temperature=0.8, seed=(1 << 63) - 1)
+    two, four, greedy, high, choice, some = answers(
+        kind,
+        *(ask(n=2, **sampled), ask(n=4, **sampled), ask(n=3), ask(n=3, temperature=0.8, seed=(1 << 63) - 1)),
+        *(ask(max_tokens=1, option_ids=DIGITS[1:4]), ask(max_tokens=1, option_ids=(DIGITS[0], DIGITS[2]))),
     )
     texts = [candidate.text for candidate in four.candidates]
     assert texts == [written(7 + index).removesuffix("<|end|>") for index in range(4)]
@@ -83,15 +85,10 @@ def test_candidates_draw_from_seed_and_index(kind: Kind) -> None:
     assert four.usage.output_tokens == sum(len(candidate.ids) + 1 for candidate in four.candidates)
     assert [candidate.text for candidate in greedy.candidates] == [written().removesuffix("<|end|>")] * 3
     assert len({candidate.text for candidate in high.candidates}) == 3
-
-
-def test_options_are_read_and_one_that_was_not_named_has_no_probability(kind: Kind) -> None:
-    choice, some = answers(kind, ask(max_tokens=1, option_ids=DIGITS[1:4]), ask(max_tokens=1, option_ids=(DIGITS[0], DIGITS[2])))
-    assert choice.option_logprobs == (-1.0, -2.0, -3.0)
     (candidate,) = choice.candidates
     assert (candidate.ids, candidate.text, candidate.cumulative_logprob) == ((DIGITS[1],), "1", -1.0)
-    assert choice.usage.output_tokens == 1
-    assert some.option_logprobs == ((-1.0, -2.0) if kind is VLLM else (-float("inf"), -2.0))
+    assert (choice.option_logprobs, choice.usage.output_tokens) == ((-1.0, -2.0, -3.0), 1)
+    assert some.option_logprobs == ((-1.0, -2.0) if kind is VLLM else (-float("inf"), -2.0)), "one that was not named has no probability"
 
 
 def test_tokens_of_a_prompt_are_scored_where_the_server_can() -> None:
@@ -127,16 +124,16 @@ def sent(kind: Kind, request: Request, **fields: Any) -> tuple[dict[str, Any], O
 
 
 def test_vllm_is_sent_ids_and_values_that_leave_nothing_to_the_models_own_defaults() -> None:
-    request = ask(temperature=0.6, n=2, seed=3, stop=("\n\n",), stop_ids=(THINK_CLOSE,), priority=5, top_k=20, min_p=0.1)
+    request = ask(temperature=0.6, n=2, seed=3, stop=("\n\n",), stop_ids=(THINK_CLOSE,), top_k=20, min_p=0.1)
     nested = {"reasoning": {"effort": "low", "budgets": [1, None, 2.5]}}
-    body, engine = sent(VLLM, request, priorities=True, extra=nested)
+    body, engine = sent(VLLM, request, extra=nested)
     assert body.items() >= nested.items()
     assert (body["prompt"], body["top_k"], body["min_p"], body["repetition_penalty"]) == (PROMPT, 20, 0.1, 1.0)
-    assert (body["n"], body["seed"], body["stop"], body["stop_token_ids"], body["priority"]) == (2, 3, ["\n\n"], [THINK_CLOSE], 5)
+    assert (body["n"], body["seed"], body["stop"], body["stop_token_ids"]) == (2, 3, ["\n\n"], [THINK_CLOSE])
     assert {"prompts": "ids", "cannot": (), "server": "vllm", "answers": "model"}.items() <= engine.facts.items()
-    body, _ = sent(VLLM, ask(max_tokens=1, option_ids=DIGITS, priority=5))
+    body, _ = sent(VLLM, ask(max_tokens=1, option_ids=DIGITS))
     assert body["logprob_token_ids"] == body["allowed_token_ids"] == list(DIGITS)
-    assert not {"seed", "priority"} & body.keys()
+    assert "seed" not in body
     assert sent(VLLM, ask(prompt_ids=PROMPT * 20, max_tokens=400), max_model_len=20 * len(PROMPT) + 7)[0]["max_tokens"] == 7
 
 
@@ -182,18 +179,16 @@ def test_a_text_holds_the_control_tokens_of_its_ids_and_no_others(name: str) -> 
 # Keys and addresses.
 
 
-@pytest.mark.parametrize(("env", "remedy"), [("SMALL_KEY", "check the key in SMALL_KEY"), (None, "if it wants a key, set api_key_env")])
-def test_a_wrong_key_is_named_by_its_variable(monkeypatch: pytest.MonkeyPatch, env: str | None, remedy: str) -> None:
+def test_a_wrong_key_is_named_by_its_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SMALL_KEY", KEY)
-    with small_server(VLLM, TOKENIZER, key="another") as server, pytest.raises(GraphError, match=f"answered 401: .*; {remedy}") as caught:
-        opened(spec_of(server, api_key_env=env))
-    assert KEY not in "".join(traceback.format_exception(caught.value))
-
-
-def test_a_variable_that_holds_no_key_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SMALL_KEY", "two words")
-    with pytest.raises(GraphError, match=r"SMALL_KEY.* is not set, or is no key"):
-        answers(VLLM, api_key_env="SMALL_KEY")
+    with small_server(VLLM, TOKENIZER, key="another") as server:
+        for env, remedy in (("SMALL_KEY", "check the key in SMALL_KEY"), (None, "if it wants a key, set api_key_env")):
+            with pytest.raises(GraphError, match=f"answered 401: .*; {remedy}") as caught:
+                opened(spec_of(server, api_key_env=env))
+            assert KEY not in "".join(traceback.format_exception(caught.value))
+        monkeypatch.setenv("SMALL_KEY", "two words")
+        with pytest.raises(GraphError, match=r"SMALL_KEY.* is not set, or is no key"):
+            opened(spec_of(server, api_key_env="SMALL_KEY"))
 
 
 @pytest.mark.parametrize(
@@ -238,7 +233,6 @@ def at(fails: Mapping[str, Any]) -> Any:
         (replace(HOSTED, wraps=11), {}, {}, r"counts (\d+) tokens for a prompt of (\d+): the server wraps prompts in a chat template"),
         (replace(HOSTED, keeps=20), {}, {}, r"counts 20 tokens for a prompt of \d+: the server truncates prompts"),
         (VLLM, {}, {"tokenizer": OTHER}, "belongs to another prompt, or `tokenizer` does not match its model"),
-        (VLLM, {"/completions": status(400, "no priorities")}, {"priorities": True}, "it answered 400: no priorities"),
     ],
 )
 def test_what_cannot_start_says_why_in_one_sentence(
@@ -253,10 +247,8 @@ def test_what_cannot_start_says_why_in_one_sentence(
     assert "\n" not in str(caught.value)
 
 
-def unnamed(answer: dict[str, Any]) -> None:
-    """The log probabilities name no token."""
-    if logprobs := first(answer).get("logprobs"):
-        logprobs["top_logprobs"] = [{"": -0.1}]
+UNNAMED = edited(lambda answer: (first(answer).get("logprobs") or {}).update(top_logprobs=[{"": -0.1}]))
+"""The log probabilities name no token."""
 
 
 @pytest.mark.parametrize(
@@ -266,10 +258,10 @@ def unnamed(answer: dict[str, Any]) -> None:
         (VLLM, None, {"max_tokens": 400, "candidates": 5, "options": False}, None),
         (HOSTED, status(400, "max_tokens is too large"), {"max_tokens": 40}, r"asked for 40 .*answered 400: max_tokens is too large"),
         (VLLM, status(400, "maximum context length is 99"), {}, "maximum context length is 99"),
-        (HOSTED, edited(unnamed), {}, "no option can be read"),
-        (VLLM, edited(unnamed), {}, "lacks the log probabilities of some options"),
+        (HOSTED, UNNAMED, {}, "no option can be read"),
+        (VLLM, UNNAMED, {}, "lacks the log probabilities of some options"),
         (HOSTED, edited(lambda answer: first(answer).update(logprobs=None)), {}, "lacks the requested log probabilities"),
-        (HOSTED, edited(unnamed), {"options": False}, None),
+        (HOSTED, UNNAMED, {"options": False}, None),
     ],
     ids=range(8),
 )
@@ -295,22 +287,6 @@ def test_a_beginning_of_sequence_is_there_once_as_the_server_s_count_shows() -> 
         assert body["prompt"] == text
         assert "</think> is a special token of its model: no thought ends unless the server" in str(engine.facts["doubts"])
     assert "does not report how many tokens it read" in str(sent(replace(HOSTED, counts=False), ask())[1].facts["doubts"])
-    with small_server(HOSTED, TOKENIZER) as server:
-        server.always = edited(lambda answer: answer.update(model="huge"))
-        assert "answers as the model 'huge' where 'tiny' is asked for" in str(opened(spec_of(server)).facts["doubts"])
-
-
-@pytest.mark.parametrize(
-    ("asked", "names", "others"),
-    [
-        ("gpt-4o", ["gpt-4o", "GPT-4o", "gpt-4o-2024-08-06", "openai/gpt-4o"], ["gpt-4o-mini"]),
-        ("mistral-large-latest", ["mistral-large-2411", "mistral-large:latest"], ["mistral-small-2411"]),
-        ("a/b:free", ["a/b", "b"], ["b/b", "a/c"]),
-        ("qwen2.5-7b", ["qwen2.5-7b"], ["qwen2.5-72b", "qwen2.5:4b"]),
-    ],
-)
-def test_names_of_models(asked: str, names: list[str], others: list[str]) -> None:
-    assert [is_another_model(asked, name) for name in names + others] == [False] * len(names) + [True] * len(others)
 
 
 @pytest.mark.parametrize(("card", "stated", "length"), [({"max_model_len": 300}, 200, 200), ({}, 300, 300)])
@@ -341,18 +317,6 @@ def test_the_size_of_a_cache_is_read_of_all_engines_of_a_server(metrics: str, fo
 
 
 # A server that is away, and the end.
-
-
-def test_a_refusal_is_the_requests_where_the_server_answers_a_small_one() -> None:
-    async def conversation(engine: OpenAIEngine) -> None:
-        before = len(server.bodies)
-        server.faults.append(status(403, "not about that"))
-        found = await outcome(engine, ask())
-        assert (type(found), "403: not about that" in str(found)) == (RequestRefused, True)
-        assert [body["max_tokens"] for body in server.bodies[before:]] == [60, 1]
-
-    with small_server(VLLM, TOKENIZER) as server:
-        talk(spec_of(server), conversation)
 
 
 @pytest.mark.parametrize(
@@ -394,8 +358,13 @@ def test_calls_wait_for_a_server_that_is_restarted() -> None:
         talk(spec_of(server), conversation)
 
 
-def test_calls_that_time_out_speak_against_their_server() -> None:
+def test_calls_that_fail_or_time_out_have_their_server_asked() -> None:
     async def conversation(engine: OpenAIEngine) -> None:
+        before = len(server.bodies)
+        server.faults.append(status(403, "not about that"))
+        found = await outcome(engine, ask())
+        assert (type(found), "403: not about that" in str(found)) == (RequestRefused, True), "it answers others"
+        assert [body["max_tokens"] for body in server.bodies[before:]] == [60, 1]
         server.always = hang
         with anyio.move_on_after(0.2):
             await engine.generate(ask())

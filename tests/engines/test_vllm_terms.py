@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Sequence
+from dataclasses import fields
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,7 +12,9 @@ import pytest
 
 from pipeline.engine import Request
 from pipeline.engines.vllm.spec import VllmSpec
+from pipeline.graph.load import load_engines
 from tests.support.adapters import noise, write_adapter
+from tests.support.paths import ROOT
 
 pytestmark = pytest.mark.vllm
 EOS = frozenset({9})
@@ -137,6 +140,14 @@ def test_the_cpu_build_has_defaults_that_args_override_and_adapters_have_slots_o
     assert (found["enable_chunked_prefill"], found["max_num_batched_tokens"], found["kv_cache_memory_bytes"]) == (False, 20_000, 1)
     assert (found["max_loras"], found["max_lora_rank"]) == (3, 32)
     assert "max_loras" not in arguments(terms)
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "graphs/engines").glob("*.yaml")), ids=lambda path: path.stem)
+def test_vllm_has_the_arguments_of_every_engines_file(terms: Any, path: Path) -> None:
+    from vllm import AsyncEngineArgs
+
+    known = {field.name for field in fields(AsyncEngineArgs)}
+    assert all(set(spec.args) <= known for spec in load_engines(path).values() if isinstance(spec, VllmSpec))
 
 
 @pytest.mark.parametrize(

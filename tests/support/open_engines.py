@@ -95,6 +95,6 @@ def served_draft(vllm: None) -> Iterator[Running]:
 
 @pytest.fixture(scope="session")
 def openai_engines(portal: BlockingPortal, served_draft: Running) -> Iterator[Mapping[str, Engine]]:
-    spec = OpenAISpec(model="draft", base_url=served_draft.base_url, tokenizer="bundled:tiny-draft", priorities=True)
+    spec = OpenAISpec(model="draft", base_url=served_draft.base_url, tokenizer="bundled:tiny-draft")
     with portal.wrap_async_context_manager(open_openai({"draft": spec})) as engines:
         yield engines

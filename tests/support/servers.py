@@ -18,7 +18,7 @@ from tests.support.patience import HANGS_S
 ROOT = Path(__file__).parents[2]
 FLAGS = (
     "--dtype float32 --max-model-len 512 --enforce-eager --no-enable-chunked-prefill --max-num-batched-tokens 8192 --block-size 32"
-    " --max-num-seqs 64 --scheduling-policy priority --generation-config vllm --enable-prompt-tokens-details"
+    " --max-num-seqs 64 --generation-config vllm --enable-prompt-tokens-details"
     " --disable-uvicorn-access-log --distributed-executor-backend uni"
 )
 """Seeded requests need unsplit prefills on the CPU, and blocks there are multiples of 32. One process computes and schedules."""

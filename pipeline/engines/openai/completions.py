@@ -108,8 +108,6 @@ def body_of(request: Request, prompt: Prompt, terms: Terms, room: int) -> bytes:
             body |= {"logprob_token_ids": request.option_ids, "allowed_token_ids": request.option_ids}
         if request.scored_ids:
             body["prompt_logprobs"] = 0
-        if terms.spec.priorities:
-            body["priority"] = request.priority
     return msgspec.json.encode(body | terms.spec.extra)  # type: ignore[operator]
 
 

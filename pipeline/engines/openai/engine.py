@@ -36,8 +36,6 @@ REFUSED_S, ASK_S = 5.0, 30.0
 """For how long a server may refuse everything, or answer nonsense, until the engine dies; may take for a question or a small request."""
 _TIMED_OUT = 0.9
 """A call that is cancelled after this share of `timeout_s`, or of `hang_s`, has timed out."""
-_VERSION = re.compile(r"|[-:@](\d{3,}[\d.-]*|preview|free)", re.ASCII)
-"""What servers append to, or leave off, a model's name."""
 PADDING_IDS = 4096
 """Most ids that a model has beyond those of its tokenizer: vocabularies are padded to sizes that suit a processor."""
 _CHAT = [{"role": "user", "content": "At the café: is 12.5 = \\frac{25}{2}, or 24? Answer in ones and zeros."}]
@@ -147,12 +145,11 @@ class OpenAIEngine:
                 self._check_alive()
                 try:
                     await self._answer(self._small, min(ASK_S, self._limit_s, self._spec.reconnect_s))
+                    self._doubted = False
                 except NoAnswer as failure:
                     away = True
                     await self._pause(failure, since, pause_s)
                     pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
-                else:
-                    self._doubted = False
             self._check_alive()
             return away
 
@@ -187,10 +184,9 @@ def small_request(tokenizer: Tokenizer, max_tokens: int = 1, length: int = 0, *,
     """A request whose answers are a token or two, whatever its limits are, after a prompt of at least `length` tokens."""
     start, more = tokenizer.encode(f"{tokenizer.render(_CHAT)}{_BEGUN * 4}"), tokenizer.encode(_BEGUN)
     prompt = start + more * max(0, -(-(length - len(start)) // len(more)))
-    if options:
-        digits = tuple(dict.fromkeys(tokenizer.encode(digit)[-1] for digit in "01"))
-        return Request(request_id="small", prompt_ids=prompt, max_tokens=max_tokens, option_ids=digits, stop_ids=digits, priority=1)
-    return Request(request_id="small", prompt_ids=prompt, max_tokens=max_tokens, n=candidates, temperature=1.0, stop=("\n",), priority=1)
+    digits = tuple(dict.fromkeys(tokenizer.encode(digit)[-1] for digit in "01"))
+    kind = {"option_ids": digits, "stop_ids": digits} if options else {"n": candidates, "temperature": 1.0, "stop": ("\n",)}
+    return Request(request_id="small", prompt_ids=prompt, max_tokens=max_tokens, **kind)
 
 
 @asynccontextmanager
@@ -231,8 +227,6 @@ async def _open(role: str, spec: OpenAISpec, server: Server, one: anyio.Capacity
     doubts = []
     if body.count("prompt_tokens") is None:
         doubts.append("does not report how many tokens it read: whether it truncates prompts, or adds a token, is not known")
-    if isinstance(body.model, str) and is_another_model(spec.model, body.model):
-        doubts.append(f"answers as the model {quoted(body.model)!r} where {spec.model!r} is asked for")
     if not terms.ids:
         hidden = "a special token of its model: no thought ends unless the server shows those (llama-server: --special)"
         closing = [text for text, id_ in tokenizer.special_ids.items() if CLOSE.fullmatch(text) and tokenizer.hides(id_)]
@@ -262,16 +256,6 @@ def _served(where: str, url: str, models: list[ServedModel], name: str, purpose:
     if (found := next((each for each in models if each.id == name), None)) is None and models:
         raise GraphError(where, f"{url} does not serve {name!r}{purpose}; {did_you_mean(name, [quoted(each.id) for each in models])}")
     return found or ServedModel(name)
-
-
-def is_another_model(asked: str, answered: str) -> bool:
-    """True if `answered`, a server's name for the model that answered, is none for the model `asked` for: the same name, its end after a
-    slash, or one followed by a date or a version."""
-    names = [each.lower().removesuffix("-latest").removesuffix(":latest") for each in (asked, answered)]
-    if not all("/" in name for name in names):
-        names = [name.rpartition("/")[2] for name in names]
-    short, long = sorted(names, key=len)
-    return not long.startswith(short) or not _VERSION.fullmatch(long.removeprefix(short))
 
 
 def _load_tokenizer(role: str, spec: OpenAISpec) -> HFTokenizer:

@@ -12,7 +12,7 @@ from pipeline.graph.spec import AdapterName, EngineSpec, PositiveSeconds, check_
 ContextTokens = Annotated[int, Meta(ge=16, le=1_000_000_000)]
 _OWN = (
     "model prompt max_tokens temperature top_p top_k min_p seed stop n logprobs stream stream_options echo suffix best_of logit_bias "
-    "priority prompt_logprobs skip_special_tokens add_special_tokens include_stop_str_in_output return_tokens_as_token_ids "
+    "prompt_logprobs skip_special_tokens add_special_tokens include_stop_str_in_output return_tokens_as_token_ids "
     "return_token_ids logprob_token_ids allowed_token_ids stop_token_ids"
 )
 RESERVED = {
@@ -54,8 +54,6 @@ class OpenAISpec(EngineSpec, frozen=True, kw_only=True, tag="openai"):
     """The kind of server. `vllm`: prompts and answers as token ids, log probabilities of any option, all sampling fields. `generic`: texts,
     the log probabilities of the 5 likeliest tokens, and OpenAI's own fields alone; a prompt in which a problem or an answer spells out a
     special token is refused. `auto`: `vllm` where the server says that it is vLLM (`owned_by`), else `generic`."""
-    priorities: bool = False
-    """Whether older chains go first in the queue of a vLLM server that was started with `--scheduling-policy priority`."""
 
     def __post_init__(self) -> None:
         """Reject further fields that every request has, and what may hold a key or a password, which is not repeated."""
