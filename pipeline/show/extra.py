@@ -5,16 +5,14 @@ from types import ModuleType
 
 from pipeline.errors import MissingExtra
 
-EXTRAS = {"plotly": "report", "starlette": "serve", "uvicorn": "serve"}
-"""The packages that pages need, and the extra that has each."""
-
 
 def load(name: str) -> ModuleType:
     """Import the module `pipeline.show.NAME`; raises `MissingExtra` where a package of an extra is missing."""
     try:
         return import_module(f"pipeline.show.{name}")
     except ModuleNotFoundError as error:
-        package = str(error.name).partition(".")[0]
-        if package not in EXTRAS:
-            raise
-        raise MissingExtra("view", package, EXTRAS[package]) from error
+        if error.name in ("starlette", "uvicorn"):
+            raise MissingExtra("view", "starlette", "serve") from error
+        if str(error.name).partition(".")[0] == "plotly":
+            raise MissingExtra("view", "plotly", "report") from error
+        raise

@@ -35,7 +35,6 @@ def test_the_root_help_has_every_command_in_its_group() -> None:
     for heading, entries in COMMANDS.items():
         start = lines.index(f"{heading}:") + 1
         assert [line.split()[0] for line in lines[start : start + len(entries)]] == list(entries)
-    assert sum(map(len, COMMANDS.values())) >= 20
     assert any("pipeline run speccot" in line for line in lines)
 
 

@@ -180,7 +180,7 @@ def test_what_no_run_can_be_written_to(store: ObjectServer, tmp_path: Path, outp
     assert store.names("theirs") == ["part-00000.parquet"]
 
 
-@pytest.mark.parametrize("command", [("report",), ("resume",), ("show",)])
+@pytest.mark.parametrize("command", [("view",), ("resume",), ("show",)])
 def test_a_url_without_a_run(url: str, store: ObjectServer, prefix: str, command: tuple[str, ...]) -> None:
     done = pipeline(*command, f"{url}/none")
     assert done.returncode == 2
@@ -188,9 +188,8 @@ def test_a_url_without_a_run(url: str, store: ObjectServer, prefix: str, command
     assert store.names(prefix) == []
 
 
-@pytest.mark.parametrize("command", [("view",), ("export", "x", "-o")])
-def test_commands_for_paths_of_this_machine(url: str, command: tuple[str, ...]) -> None:
-    done = pipeline(*command, url)
+def test_a_command_for_paths_of_this_machine(url: str) -> None:
+    done = pipeline("export", "x", "-o", url)
     assert done.returncode == 2
     assert f"{url}: a URL, where only a path of this machine can be used" in done.stderr
 
