@@ -26,8 +26,8 @@ from pipeline.graph.spec import EngineSpec, GraphSpec, RestartableSpec, Sampling
 from pipeline.options import ABOUT, RunKeywords
 from pipeline.store.query import DERIVED
 from pipeline.store.rows import ROWS, schema_of
-from pipeline.training.examples import Origin, PreferenceRow, PreferenceTokensRow, SelectionRow, SftRow, SftTokensRow
-from pipeline.training.lora.config import CONFIGS, LoraSpec, TrainConfig
+from pipeline.training.config import CONFIGS, LoraSpec, TrainConfig
+from pipeline.training.examples import Origin, SelectionRow, SftRow
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tools"))
 
@@ -90,7 +90,7 @@ def training_files() -> str:
         parts += [f"## {task}\n", _doc(config), _table(config, TrainConfig)]
     parts += ["## lora\n", _doc(LoraSpec), _table(LoraSpec), "## Columns of training data\n"]
     parts += ["Every row has these columns:\n", _table(Origin)]
-    for row in (SftRow, SftTokensRow, SelectionRow, PreferenceRow, PreferenceTokensRow):
+    for row in (SftRow, SelectionRow):
         parts += [f"### {row.__name__}\n", _doc(row), _table(row, Origin)]
     return "\n".join(parts)
 

@@ -27,12 +27,12 @@ LEVELS = [
 ]
 """Folders and modules of `pipeline`; each imports from lines above its own, and from itself."""
 DOORS = {
-    "torch": ["engines/torch/", "engines/vllm/server", "training/lora/trainer", "training/lora/merge"],
-    "peft": ["engines/torch/", "training/lora/trainer", "training/lora/merge"],
-    "trl": ["training/lora/trainer"],
-    "accelerate": ["training/lora/trainer"],
+    "torch": ["engines/torch/", "engines/vllm/server", "training/trainer"],
+    "peft": ["engines/torch/", "training/trainer"],
+    "trl": ["training/trainer"],
+    "accelerate": ["training/trainer"],
     "vllm": ["engines/vllm/server", "engines/vllm/terms"],
-    "transformers": ["engines/torch/", "engines/tokenizer", "training/lora/trainer", "training/lora/merge"],
+    "transformers": ["engines/torch/", "engines/tokenizer", "training/trainer"],
     "aiohttp": ["engines/openai/"],
     "duckdb": ["store/query"],
     "plotly": ["show/"],
@@ -56,7 +56,7 @@ DOORS = {
         "training/",
         "api",
     ],
-    "datasets": ["data/prepare", "training/lora/trainer"],
+    "datasets": ["data/prepare", "training/trainer"],
     "prometheus_client": ["cli/metrics"],
     "pynvml": ["system/machine"],
     "ray": ["cluster/ray"],

@@ -27,7 +27,6 @@ GRAPH = {
 TRAIN = {
     "draft": CommandEntry("train a draft to think like its target", "train:draft"),
     "select": CommandEntry("train a target to choose among drafts, or to score a step", "train:select"),
-    "merge": CommandEntry("write a model with an adapter in its weights", "train:merge"),
 }
 COMMANDS = {
     "Solve": {

@@ -1,11 +1,11 @@
-"""`pipeline train draft` and `select`: LoRA adapters for a draft and a target; `pipeline train merge`: one in the weights of its model."""
+"""`pipeline train draft` and `select`: LoRA adapters for a draft and a target."""
 
 import os
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import click
 
@@ -15,11 +15,9 @@ from pipeline.cli.terminal import print_line, print_notice
 from pipeline.engines.models import check_model, read_card, resolve
 from pipeline.engines.tokenizer import HFTokenizer
 from pipeline.errors import GraphError, MissingExtra, UsageError
-from pipeline.training.lora.config import CONFIGS, RECORD, Task, TrainConfig, load_config
-from pipeline.training.lora.data import read_data
-from pipeline.training.lora.merge import DType
-from pipeline.training.lora.merge import merge as merged
-from pipeline.training.problems import HeldOutProblems
+from pipeline.training.config import CONFIGS, Task, TrainConfig, load_config
+from pipeline.training.data import read_data
+from pipeline.training.held_out import read_held_out
 
 NEEDED = ("trl", "peft", "datasets")
 """Packages of the extra `train`."""
@@ -47,7 +45,7 @@ def of_training(function: Callable[..., None]) -> Callable[..., None]:
 def draft(**options: Any) -> None:
     """Train a draft model on its target's reasoning (thinking behaviour alignment, SCoT 3.3), as the training file CONFIG says.
 
-    CONFIG names the data: files of `pipeline export --as sft`. Serve the adapter, or merge it.
+    CONFIG names the data: files of `pipeline export --as sft`.
     """
     _train("draft", **options)
 
@@ -62,34 +60,12 @@ def select(**options: Any) -> None:
     _train("select", **options)
 
 
-@command()
-@click.argument("adapter", type=LocalPath())
-@option("-o", "--output", type=LocalPath(), required=True, metavar="DIR", help="Folder of the merged model.")
-@option("--model", metavar="MODEL", help="Base model: folder, hub name or bundled:NAME.  [default: the one that ADAPTER names]")
-@option(
-    "--dtype",
-    type=click.Choice(get_args(DType)),
-    metavar="NAME",
-    default="auto",
-    show_default=True,
-    help="Data type of the weights: auto (the model's), float32, bfloat16 or float16.",
-)
-@option("--trust-remote-code", is_flag=True, help="Run code that comes with the model.")
-def merge(adapter: Path, output: Path, model: str | None, dtype: DType, trust_remote_code: bool) -> None:
-    """Write a copy of ADAPTER's model with the adapter merged into its weights. ADAPTER is a folder or bundled:NAME."""
-    merged(str(adapter), output, model, dtype, trust_remote_code=trust_remote_code)
-    print_line(f"{output}: merged; name this folder as the `model` of an engine")
-
-
 def _train(task: Task, config: Path, settings: Sequence[str], output: Path | None, resume: bool) -> None:
-    """Check everything that can be checked without the model, then train. Of several processes that train together
-    (`accelerate launch`) each comes here, and the first one alone tells."""
+    """Check everything that can be checked without the model, then train."""
     said = load_config(config, CONFIGS[task], settings=settings, output=output)
-    is_first = int(os.environ.get("RANK") or 0) == 0
-    tell = print_notice if is_first else lambda line: None
     folder = Path(str(said.output))
-    if not (folder / RECORD).is_file() and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UsageError(f"{folder}: already exists and holds no training; choose another folder with --output")
+    if folder.exists() and not resume and (not folder.is_dir() or any(folder.iterdir())):
+        raise UsageError(f"{folder}: already exists; add --resume to continue the training in it, or choose another folder with --output")
     paths, test_sets = problems_of(*said.data), {name: problems_of(name) for name in said.test_sets}
     for package in NEEDED:
         if (found := find_spec(package)) is None or found.origin is None:  # a folder `datasets` may pass for the package
@@ -102,18 +78,17 @@ def _train(task: Task, config: Path, settings: Sequence[str], output: Path | Non
         raise GraphError(f"model: {said.model}", error.what) from error
     longest = _longest(said, model)
     tokenizer = HFTokenizer(model, trust_remote_code=said.trust_remote_code)
-    data = read_data(task, said, paths, HeldOutProblems(test_sets), tokenizer, longest)
+    data = read_data(task, said, paths, read_held_out(test_sets), tokenizer, longest)
     for notice in data.notices:
-        tell(notice)
-    trainer: Any = import_module("pipeline.training.lora.trainer")
+        print_notice(notice)
+    trainer: Any = import_module("pipeline.training.trainer")
     base_name = str(Path(model).absolute()) if model == said.model and Path(model).is_dir() else said.model
     try:
-        trainer.train(said, model, base_name, data, resume=resume, tell=tell)
+        trainer.train(said, model, base_name, data, resume=resume, tell=print_notice)
     except KeyboardInterrupt:
-        tell(f"interrupted; --resume continues from the last checkpoint in {folder}")
+        print_notice(f"interrupted; --resume continues from the last checkpoint in {folder}")
         raise
-    if is_first:
-        print_line(f"{folder}: adapter and card written; pipeline train merge {folder} -o DIR merges it")
+    print_line(f"{folder}: adapter written; name it under `adapters` in an engines file")
 
 
 def _longest(config: TrainConfig, model: str) -> int:

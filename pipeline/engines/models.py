@@ -133,7 +133,7 @@ def check_model(where: str, model: str) -> None:
     """Raise `GraphError` where `model` is no folder with a model and cannot be had from the hub."""
     if (folder := Path(model).expanduser()).is_dir():
         if not (folder / "config.json").is_file():
-            hint = "an adapter is merged by `pipeline train merge` or named in an engines file, a GGUF file is for a server"
+            hint = "an adapter is named under `adapters` in an engines file, a GGUF file is for a server"
             raise GraphError(where, f"{model} holds no model, as it has no config.json; {hint}: --model ROLE=http://HOST:PORT/v1#MODEL")
         return
     if local_folder(model) is not None:

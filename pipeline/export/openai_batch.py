@@ -1,12 +1,10 @@
 """The answers of a run as the OpenAI batch API gives them: a run folder enters, an output file and an error file leave.
 
-Every problem has one line in one of them, in the order of the input: its answer where all of its chains finished, else why not. One window
-of problems is in memory at a time.
+Every problem has one line in one of them, in the order of the input: its answer where all of its chains finished, else why not.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from hashlib import blake2b
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -16,29 +14,14 @@ from pipeline.data.files import Flaw, Record
 from pipeline.data.problems import Problem
 from pipeline.data.requests import ApiError, ChainReply, completion, error_of, read_request
 from pipeline.errors import BadRow
+from pipeline.export.solved import SolvedChain, solved
 from pipeline.files import whole_file
-from pipeline.store.kept_problems import solved_problems
 from pipeline.store.query import Query
 from pipeline.store.rows import ChainRow
 from pipeline.store.run_file import RunFile
 
-WINDOW = 8192
-"""Problems whose answers are in memory together."""
-CHAINS = """
-WITH chosen AS (SELECT * FROM chains WHERE input_row BETWEEN $first AND $last),
-    thoughts AS (
-        SELECT chain_id, string_agg(step_text, '' ORDER BY step_index) AS thought FROM steps
-        WHERE chain_id IN (SELECT chain_id FROM chosen)
-            AND end_unix_ns BETWEEN (SELECT min(start_unix_ns) FROM chosen) AND (SELECT max(end_unix_ns) FROM chosen)
-        GROUP BY chain_id
-    )
-SELECT * FROM chosen LEFT JOIN thoughts USING (chain_id) ORDER BY input_row, sample_index"""
 UNANSWERED = {"code": "batch_expired", "message": "the run ended before this request was finished; `pipeline resume` continues it"}
 Row = dict[str, Any]
-
-
-class _Chain(ChainRow, frozen=True):
-    thought: str | None = None
 
 
 def errors_file(output: Path) -> Path:
@@ -54,7 +37,7 @@ def write_batch_files(run: Path, output: Path) -> tuple[int, int]:
     """
     record, counts = RunFile.read(run), [0, 0]
     with whole_file(output) as answers, whole_file(errors_file(output)) as errors, Query(run) as db:
-        for item, row, chains in _asked(run, record, db):
+        for item, row, chains in solved(run, record, db):
             name = blake2b(f"{record.folder_id}\0{item.row}".encode(), digest_size=12).hexdigest()
             line: Row = {"id": f"batch_req_{name}", "custom_id": item.problem_id, "response": None, "error": UNANSWERED}
             status = None
@@ -67,17 +50,7 @@ def write_batch_files(run: Path, output: Path) -> tuple[int, int]:
     return counts[0], counts[1]
 
 
-def _asked(run: Path, record: RunFile, db: Query) -> Iterator[tuple[Problem | BadRow, Record, list[_Chain]]]:
-    """Each problem with its row of the input and the rows of its chains."""
-    items = solved_problems(run, record).with_records()
-    while window := list(islice(items, WINDOW)):
-        chains: dict[int, list[_Chain]] = {}
-        for chain in db.rows(CHAINS, _Chain, first=window[0][0].row, last=window[-1][0].row):
-            chains.setdefault(chain.input_row, []).append(chain)
-        yield from ((item, row, chains.get(item.row, [])) for item, row in window)
-
-
-def _reply(run: RunFile, name: str, item: Problem | BadRow, row: Record, chains: Sequence[_Chain]) -> tuple[int, Row] | None:
+def _reply(run: RunFile, name: str, item: Problem | BadRow, row: Record, chains: Sequence[SolvedChain]) -> tuple[int, Row] | None:
     """The status and the body of the answer; None where the chains did not come to their end."""
     if isinstance(item, BadRow):
         refusal = _refusal(row, item.what)
@@ -98,7 +71,7 @@ def _reply(run: RunFile, name: str, item: Problem | BadRow, row: Record, chains:
     )
 
 
-def outcome_of(row: ChainRow, thought: str) -> ChainReply | ApiError:
+def outcome_of(row: ChainRow | SolvedChain, thought: str) -> ChainReply | ApiError:
     """The reply of a chain that is over, or why it has none."""
     if row.stop_reason == "cancelled":
         return ApiError("the server was stopped before the answer", code="service_unavailable", status=503)

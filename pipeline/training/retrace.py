@@ -18,8 +18,8 @@ from msgspec import Struct
 from pipeline.data.problems import Problem
 from pipeline.engine import Completion, Request, Tokenizer
 from pipeline.engines.sim.replay import recorded_limit, recorded_tokenizer
-from pipeline.errors import BadRow, InputError, NeverGenerated, PipelineError, RunError
-from pipeline.reasoning.chain import Chain, Span, Step
+from pipeline.errors import InputError, NeverGenerated, PipelineError, RunError
+from pipeline.reasoning.chain import Chain, Step
 from pipeline.reasoning.prompts import openings, role_of
 from pipeline.reasoning.translate import TokenTranslator
 from pipeline.runtime.chain_recorder import ChainRecorder, StageLabel
@@ -34,24 +34,18 @@ from pipeline.store.rows import UNFINISHED
 from pipeline.store.run_file import RunFile
 from pipeline.store.store import read_batches
 
-LEARNER = "learner"
-"""The key of the builder, and of the context in every chain, that belongs to a model which was not in the run."""
 WINDOW = 4096
 """Chains whose calls are in memory together; every window reads the tables once."""
 CHAIN = ("chain_id", "input_row", "sample_index", "stop_reason", "correct", "reference_answer", "grader")
-_NO_LIMIT = 2**31
-"""A context length, in tokens, that no chain reaches."""
 
 
 class AskedRequest(Struct, frozen=True, kw_only=True):
-    """A request that a stage made, and the chain as it was then."""
+    """A request that a stage made."""
 
     label: StageLabel
     request: Request
-    candidates: tuple[Span, ...]
-    """The candidates of the step so far."""
     distinct: tuple[int, ...]
-    """Indices of those that are judged: identical ones once."""
+    """Indices of the candidates that are judged: identical ones once."""
 
 
 class RetracedStep(Struct, frozen=True, kw_only=True):
@@ -71,41 +65,30 @@ class RetracedChain(Struct, frozen=True, kw_only=True):
     reference_answer: str | None
     grader: str
     """How its answer was graded."""
-    stop_reason: str
-    """The reason why its thought ended."""
-    ended: bool
-    """True if its last call came to its own end, and was not cut."""
 
 
 class Retracer:
     """The finished chains of one run folder, in the order of the input."""
 
-    def __init__(self, run: Path, learner: Tokenizer | None = None) -> None:
-        """With `learner`, the tokenizer of a model that was not in the run, every chain has its context at the key `LEARNER`, too.
-
-        Raises `InputError` or `GraphError` where the run cannot be retraced: a stage or an engine is not installed, a tokenizer is gone.
-        """
+    def __init__(self, run: Path) -> None:
+        """Raises `InputError` or `GraphError` where the run cannot be retraced: a stage is not installed, a tokenizer is gone."""
         self.run, self.record = run, RunFile.read(run)
         self.plan, self.lost, self.unfinished = self.record.plan, 0, 0
         """`lost`: chains whose recorded calls do not lead to their recorded steps; `unfinished`: those that failed or were interrupted."""
         tokenizers = {role: recorded_tokenizer(str(run), self.record, role) for role in self.plan.engines}
-        limits = {role: recorded_limit(run, self.record, role, "max_model_len") for role in self.plan.engines}
-        self.builders = builders_of(self.plan, tokenizers | ({LEARNER: learner} if learner else {}))
+        self._limits = {role: recorded_limit(run, self.record, role, "max_model_len") for role in self.plan.engines}
+        self.builders = builders_of(self.plan, tokenizers)
         self.stages = build_stages(self.plan, self.builders, str(run))
-        self._openings, self._limits = openings(self.builders), limits | {LEARNER: _NO_LIMIT}
+        self._openings = openings(self.builders)
         own = {key: builder.tokenizer for key, builder in self.builders.items() if key == role_of(key)}
         self._translator = TokenTranslator(own, self.plan.prompts.thought)
         answers = {role: cast(Dispatcher, _RecordedAnswers(tokenizer)) for role, tokenizer in tokenizers.items()}
         self._block = bind(self.plan, self.stages, answers)
 
-    def problems(self) -> Iterator[Problem | BadRow]:
-        """The rows of the run's input."""
-        return iter(solved_problems(self.run, self.record))
-
     def chains(self) -> Iterator[RetracedChain]:
         """The chains that finished. Raises `InputError` where a table cannot be read."""
         ended = self._ended()
-        problems = self.problems()
+        problems = iter(solved_problems(self.run, self.record))
         item = next(problems, None)
         for start in range(0, ended.num_rows, WINDOW):
             rows = ended.slice(start, WINDOW).to_pylist()
@@ -161,8 +144,6 @@ class Retracer:
             correct=row["correct"],
             reference_answer=row["reference_answer"],
             grader=row["grader"],
-            stop_reason=row["stop_reason"],
-            ended=record.ended,
         )
 
 
@@ -172,17 +153,13 @@ class _Record:
     def __init__(self, chain: Chain, recorded: ResumedChain) -> None:
         self._chain, self._recorded = chain, recorded
         self.committed: list[RetracedStep] = []
-        self.ended = False
-        """True if the last call so far came to its own end."""
         self._asked: list[AskedRequest] = []
 
     def answer(self, label: StageLabel, request: Request) -> ResumedCall:
         """The recorded answer to a request; raises `NeverGenerated` for one that was not recorded."""
-        candidates, distinct = self._chain.candidates, tuple(self._chain.distinct_candidates())
-        self._asked.append(AskedRequest(label=label, request=request, candidates=candidates, distinct=distinct))
+        self._asked.append(AskedRequest(label=label, request=request, distinct=tuple(self._chain.distinct_candidates())))
         if (answered := self._recorded.take(request)) is None:
             raise NeverGenerated("the recorded run made no such call")
-        self.ended = "length" not in answered.finish_reason
         return answered
 
     def enter(self, stage: str) -> None:

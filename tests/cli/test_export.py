@@ -67,20 +67,16 @@ def test_options_that_do_not_fit_what_is_exported(source: Path, tmp_path: Path) 
         (("--as", "perfetto", "-o", "nowhere/at/all"), "nowhere/at/all: not writable; choose another file with --output"),
         (("--as", "sft", "--thoughts", "-o", "data.jsonl"), "--thoughts: only with --as answers, not --as sft"),
         (("--as", "sft", "--labels", "verdicts", "-o", "data.jsonl"), "--labels: only with --as selection, not --as sft"),
-        (("--engine", "draft", "-o", "data.jsonl"), "--engine: only with --as sft, not --as answers"),
-        (("--tokens", "-o", "data.jsonl"), "--tokens: only with --as sft or preference, not --as answers"),
-        (("--test-set", "a.jsonl", "-o", "a.jsonl"), "--test-set: only with --as sft, selection or preference, not --as answers"),
+        (("--correct", "-o", "data.jsonl"), "--correct: only with --as sft or selection, not --as answers"),
         (("--as", "sft", "-o", "data.csv"), "data.csv: CSV cannot hold lists; expected a name that ends in"),
         (("-o", "data.gz", "--format", "parquet"), "data.gz: Parquet files are already compressed"),
-        (("--as", "sft", "--engine", "draft", "--model", "m", "-o", "a.jsonl"), "--engine and --model: each names the model to be trained"),
-        (("--as", "selection", "--test-set", source / "problems.jsonl", "-o", "a.jsonl"), "its problem 'p0' is in the test set"),
     ):
         done = pipeline("export", source / "one", *options, cwd=tmp_path)
         assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
         assert says in done.stderr
     assert list(tmp_path.iterdir()) == []
     done = pipeline("export", source / "one", source / "two", "-o", tmp_path / "answers.csv")
-    says = "error: --as answers: one RUN at a time; several only with --as sft, selection or preference\n"
+    says = "error: --as answers: one RUN at a time; several only with --as sft or selection\n"
     assert (done.returncode, done.stderr) == (2, says)
 
 

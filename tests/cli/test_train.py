@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.adapters import noisy
 from tests.support.commands import pipeline
 from tests.support.paths import ROOT
 from tests.support.patience import HANGS_S
@@ -53,7 +52,7 @@ def test_errors_of_a_config_are_exit_code_2(tmp_path: Path) -> None:
         ("model=bundled:tiny-tarket", "model: bundled:tiny-tarket: no bundled model is named 'tiny-tarket' (did you mean `tiny-target`?)"),
         ("model=/no/folder", "model: no such directory: /no/folder; name a folder with the model's files"),
         ("max_length=5000", "max_length: is 5,000, and bundled:tiny-target was made for 4,096 tokens"),
-        ("output=docs", "docs: already exists and holds no training; choose another folder with --output"),
+        ("output=docs", "docs: already exists; add --resume to continue the training in it, or choose another folder with --output"),
     ],
 )
 def test_what_does_not_fit_is_said_before_the_model_is_loaded(tmp_path: Path, setting: str, says: str) -> None:
@@ -61,14 +60,6 @@ def test_what_does_not_fit_is_said_before_the_model_is_loaded(tmp_path: Path, se
     config = write_config(tmp_path / "train.yaml", model="bundled:tiny-target", data=[str(tmp_path / "data.jsonl")], output="out")
     done = pipeline("train", "select", config, "--set", setting)
     assert (done.returncode, says in done.stderr) == (2, True), done.stderr
-
-
-def test_merge_says_what_does_not_fit(tmp_path: Path) -> None:
-    adapter = noisy(tmp_path / "mine")
-    done = pipeline("train", "merge", adapter, "-o", tmp_path / "out", "--model", "bundled:tiny-draft")
-    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
-    assert "does not fit" in done.stderr
-    assert "size mismatch" in done.stderr
 
 
 def test_an_unknown_config_names_the_nearest() -> None:

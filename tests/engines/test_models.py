@@ -75,7 +75,7 @@ def test_without_the_hub_a_name_is_refused_in_seconds(monkeypatch: pytest.Monkey
     [
         (
             "{folder}",
-            "holds no model, as it has no config.json; an adapter is merged by `pipeline train merge` or named in an engines file",
+            "holds no model, as it has no config.json; an adapter is named under `adapters` in an engines file",
         ),
         ("{folder}/none", "no such directory: .*; name a folder with the model's files, or a model on the hub"),
         ("someone/model-7B", "is not in the local Hugging Face cache, and HF_HUB_OFFLINE forbids a download"),

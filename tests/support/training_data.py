@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 from pipeline.graph.prompts import DEFAULT_PROMPTS
 from pipeline.reasoning.prompts import PromptBuilder
 from pipeline.training.examples import tokenizer_hash
-from pipeline.training.problems import problem_hash, split_of
+from pipeline.training.held_out import problem_hash, split_of
 from tests.support.chat_models import chat_model
 from tests.support.paths import ROOT
 
@@ -40,9 +40,8 @@ def wrong(steps: Sequence[str], draw: random.Random) -> list[str]:
 def origin(problem: str, validation: float = 0.2, **values: Any) -> dict[str, Any]:
     """The columns that say where a row about a problem comes from."""
     said: Mapping[str, Any] = {
-        "split": split_of(problem, validation), "problem_id": "p", "chain_id": "p#0", "step_index": 0, "correct": True, "run_id": "r1",
-        "graph": "scot", "model": "bundled:tiny-target", "tokenizer": tokenizer_hash(chat_model("tiny-target")),
-        "input_sha256": "0" * 64, "problem_hash": problem_hash(problem), "prompts": "default",
+        "split": split_of(problem, validation), "problem_id": "p", "chain_id": "p#0", "correct": True, "run_id": "r1", "graph": "scot",
+        "problem_hash": problem_hash(problem),
     }  # fmt: skip
     return {**said, **values}
 
@@ -70,8 +69,9 @@ def choices(count: int, drafts: int = 3, **values: Any) -> list[dict[str, Any]]:
         options = builder.options("thought", drafts, True)
         assert options.none == 0
         said = {"prompt": tokenizer.decode(asked.ids), "input_ids": list(asked.ids), "option_ids": list(asked.option_ids)}
-        labels = {"options": list(options.all), "right": [index + 1 for index in right] or [0], "none": 0}
-        rows.append({**origin(problem), **said, **labels, **values})
+        labels = {"options": list(options.all), "right": [index + 1 for index in right] or [0]}
+        made = {"step_index": 0, "model": "bundled:tiny-target", "tokenizer": tokenizer_hash(tokenizer)}
+        rows.append({**origin(problem), **made, **said, **labels, **values})
     return rows
 
 

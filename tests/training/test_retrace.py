@@ -28,8 +28,8 @@ def check_as_recorded(result: SessionResult, chains: int) -> None:
     for name, chain in found.items():
         steps = [each.step for each in chain.steps]
         assert [(step.decision, step.span.text, [each.text for each in step.candidates]) for step in steps] == recorded[name]
-    graded = {row["chain_id"]: (row["correct"], row["answer"], row["stop_reason"]) for row in rows(result, "chains")}
-    assert {name: (each.correct, each.chain.stated_answer(), each.stop_reason) for name, each in found.items()} == graded
+    graded = {row["chain_id"]: (row["correct"], row["answer"]) for row in rows(result, "chains")}
+    assert {name: (each.correct, each.chain.stated_answer()) for name, each in found.items()} == graded
 
 
 @pytest.mark.parametrize("graph", GRAPHS)

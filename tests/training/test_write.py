@@ -9,18 +9,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.engines.sim.tokenizer import SimTokenizer
 from pipeline.errors import UsageError
 from pipeline.run.run import SessionResult
 from pipeline.training.examples import Origin
-from pipeline.training.formats import Wanted
-from pipeline.training.problems import HeldOutProblems, problem_hash, split_of
-from pipeline.training.write import WrittenData, write_training_data
+from pipeline.training.held_out import split_of
+from pipeline.training.write import Wanted, WrittenData, write_training_data
 from tests.support.runs import rows, solve, write_problems
 
 pytestmark = pytest.mark.slow  # whole runs
-
-NOTHING_HELD = HeldOutProblems({})
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +30,7 @@ def speccot(tmp_path_factory: pytest.TempPathFactory) -> SessionResult:
 
 def written(folder: Path, *runs: Path, name: str = "data.parquet", **wanted: Any) -> tuple[WrittenData, list[dict[str, Any]]]:
     path = folder / name
-    found = write_training_data(path, runs, Wanted(**wanted), NOTHING_HELD)
+    found = write_training_data(path, runs, Wanted(**wanted))
     return found, pq.read_table(path).to_pylist()
 
 
@@ -53,20 +49,18 @@ def test_thoughts_as_messages(speccot: SessionResult, tmp_path: Path) -> None:
         assert asked["content"].startswith("Problem number ")
         inside = thoughts[row["chain_id"]].removesuffix("</think>")
         assert said == {"role": "assistant", "content": f"<think>\n{inside}</think>"}
-        assert (row["run_id"], row["graph"], row["model"]) == (result.run.run_id, "speccot", result.run.model("draft"))
+        assert (row["run_id"], row["graph"]) == (result.run.run_id, "speccot")
 
 
-def test_thoughts_as_token_ids_are_the_contexts_of_serving(speccot: SessionResult, tmp_path: Path) -> None:
-    folder = speccot.folder
-    _, texts = written(tmp_path, folder, format="sft", completion="response")
-    _, ids = written(tmp_path, folder, format="sft", completion="response", tokens=True)
-    tokenizer = SimTokenizer()
-    for text, row in zip(texts, ids, strict=True):
-        begin = row["labels"].count(-100)
-        assert row["labels"] == [-100] * begin + row["input_ids"][begin:]
-        said = tokenizer.decode(row["input_ids"][begin:-1])
-        assert f"<think>\n{said}" == text["completion"][0]["content"]
-        assert row["input_ids"][-1] in tokenizer.eos_ids
+def test_only_right_chains_on_request(speccot: SessionResult, tmp_path: Path) -> None:
+    every, _ = written(tmp_path, speccot.folder, format="sft", completion="response")
+    found, data = written(tmp_path, speccot.folder, format="sft", completion="response", correct=True)
+    assert {row["correct"] for row in data} == {True}
+    assert found.left_out["chains without a right answer"] == every.rows.total() - len(data) > 0
+    answers = {row["chain_id"]: row["answer_text"] for row in rows(speccot, "chains")}
+    for row in data:
+        _, closes, answer = row["completion"][0]["content"].partition("</think>")
+        assert (closes, answer.lstrip()) == ("</think>", answers[row["chain_id"]].lstrip())
 
 
 def test_cut_thoughts_are_left_out(tmp_path: Path) -> None:
@@ -75,9 +69,6 @@ def test_cut_thoughts_are_left_out(tmp_path: Path) -> None:
     assert 0 < cut < 12
     found, data = written(tmp_path, folder, format="sft")
     assert (len(data), found.left_out) == (12 - cut, {"chains whose text was cut": cut})
-    found, data = written(tmp_path, folder, format="sft", correct=True)
-    assert all(row["correct"] for row in data)
-    assert found.left_out["chains without a right answer"] > 0
     folder = solve(tmp_path, "short", input=write_problems(tmp_path, 2), settings=("token_budget=20",)).folder
     with pytest.raises(UsageError, match="gives no rows; left out: 2 chains whose text was cut"):
         written(tmp_path, folder, name="none.parquet", format="sft")
@@ -95,7 +86,6 @@ def test_choices_of_a_run_whose_answers_are_right(speccot: SessionResult, tmp_pa
         step = steps[row["chain_id"], row["step_index"]]
         assert tuple(row["option_ids"]) in asked
         assert [row["options"][place] for place in row["right"]] == [step["score_label"]]
-        assert row["none"] == row["options"].index("0")
 
 
 def test_choices_among_thoughts_by_their_answers(tmp_path: Path) -> None:
@@ -116,34 +106,8 @@ def test_scores_are_right_on_one_side_of_the_threshold(tmp_path: Path) -> None:
     accepted = {(row["chain_id"], row["step_index"]): row["decision"] == "accepted" for row in rows(result, "steps")}
     for row in data:
         right = range(5, 10) if accepted[row["chain_id"], row["step_index"]] else range(5)
-        assert (row["right"], row["none"]) == (list(right), None)
+        assert row["right"] == list(right)
     assert {len(row["options"]) for row in data} == {10}
-
-
-def test_a_gate_reads_what_was_recorded(tmp_path: Path) -> None:
-    result = solve(tmp_path, graph="gated", settings=("sure=-0.2",), input=write_problems(tmp_path, 4))
-    steps = rows(result, "steps")
-    assert "unverified" in {row["decision"] for row in steps}
-    _, data = written(tmp_path, result.folder, format="preference")
-    wanted = {(row["chain_id"], row["step_index"]) for row in steps if row["decision"] == "fallback"}
-    assert {(row["chain_id"], row["step_index"]) for row in data} == wanted != set()
-
-
-def test_rejected_drafts_beside_what_was_written(speccot: SessionResult, tmp_path: Path) -> None:
-    result = speccot
-    _, texts = written(tmp_path, result.folder, format="preference")
-    _, ids = written(tmp_path, result.folder, format="preference", tokens=True)
-    fallbacks = {(row["chain_id"], row["step_index"]): row for row in rows(result, "steps") if row["decision"] == "fallback"}
-    assert {(row["chain_id"], row["step_index"]) for row in texts} == set(fallbacks)
-    tokenizer = SimTokenizer()
-    for text, row in zip(texts, ids, strict=True):
-        step = fallbacks[text["chain_id"], text["step_index"]]
-        [prompt], [chosen], [rejected] = text["prompt"], text["chosen"], text["rejected"]
-        assert [prompt["role"], chosen["role"], rejected["role"]] == ["user", "assistant", "assistant"]
-        assert chosen["content"] == step["step_text"]
-        assert rejected["content"] in step["candidate_texts"]
-        assert tokenizer.decode(row["prompt_ids"]) == prompt["content"]
-        assert (tokenizer.decode(row["chosen_ids"]), tokenizer.decode(row["rejected_ids"])) == (chosen["content"], rejected["content"])
 
 
 def test_several_runs_in_one_file_with_the_same_splits(tmp_path: Path) -> None:
@@ -156,39 +120,27 @@ def test_several_runs_in_one_file_with_the_same_splits(tmp_path: Path) -> None:
         by_problem.setdefault(row["problem_id"], set()).add(row["split"])
         assert row["split"] == split_of(f"Problem number {row['problem_id'][1:]}?", 0.4)
     assert all(len(splits) == 1 for splits in by_problem.values())
-    assert (found.problems, set(found.rows)) == (len(by_problem), {"train", "validation"})
-
-
-@pytest.mark.parametrize("prompts", ["default", "scot", "mine.yaml"])
-def test_rows_name_the_prompts_of_their_run(prompts: str, tmp_path: Path) -> None:
-    (tmp_path / "mine.yaml").write_text("system: Be brief.")
-    setting = f"prompts={tmp_path / prompts if '.' in prompts else prompts}"
-    folder = solve(tmp_path, graph="target", input=write_problems(tmp_path, 2), settings=(setting,)).folder
-    _, data = written(tmp_path, folder, format="sft")
-    assert {row["prompts"] for row in data} == {None if "." in prompts else prompts}
-    assert {row["problem_hash"] for row in data} == {problem_hash(f"problem  number {number}?") for number in range(2)}
+    assert (len(found.problems), set(found.rows)) == (len(by_problem), {"train", "validation"})
 
 
 def test_json_lines_have_the_columns_of_parquet(speccot: SessionResult, tmp_path: Path) -> None:
     folder = speccot.folder
     _, data = written(tmp_path, folder, format="sft")
-    write_training_data(tmp_path / "data.jsonl", [folder], Wanted(format="sft"), NOTHING_HELD)
+    write_training_data(tmp_path / "data.jsonl", [folder], Wanted(format="sft"))
     assert [json.loads(line) for line in (tmp_path / "data.jsonl").read_text().splitlines()] == data
     schema = pq.read_schema(tmp_path / "data.parquet")
     assert schema.names[: len(Origin.__struct_fields__)] == list(Origin.__struct_fields__)
     assert schema.field("prompt").type.value_type == pa.struct([pa.field(name, pa.string(), False) for name in ("role", "content")])
     with pytest.raises(UsageError, match="CSV cannot hold lists"):
-        write_training_data(tmp_path / "data.csv", [folder], Wanted(format="sft"), NOTHING_HELD)
+        write_training_data(tmp_path / "data.csv", [folder], Wanted(format="sft"))
 
 
 @pytest.mark.parametrize(
     ("graph", "wanted", "says"),
     [
         ("target", {"format": "selection"}, "target, has no `choose` or `score` stage"),
-        ("draft", {"format": "preference"}, "draft, drafts nothing that could be rejected"),
         ("speccot", {"format": "selection", "labels": "answers"}, "judges steps, which state no answers"),
         ("speccot", {"format": "selection", "labels": "rewards"}, "has no rewards; score its candidates with `pipeline score"),
-        ("speccot", {"format": "sft", "engine": "drat"}, "has no such engine; did you mean `draft`?"),
     ],
 )
 def test_a_run_that_cannot_give_it_is_refused_in_one_sentence(graph: str, wanted: dict[str, Any], says: str, tmp_path: Path) -> None:
@@ -197,10 +149,3 @@ def test_a_run_that_cannot_give_it_is_refused_in_one_sentence(graph: str, wanted
         written(tmp_path, folder, **wanted)
     assert says in str(refused.value)
     assert not (tmp_path / "data.parquet").exists()
-
-
-def test_a_run_of_a_test_set_is_refused_before_anything_is_read(tmp_path: Path) -> None:
-    folder = solve(tmp_path, graph="target").folder
-    held_out = HeldOutProblems({"mine": [tmp_path / "problems.jsonl"]})
-    with pytest.raises(UsageError, match="its problem 'p0' is in the test set mine"):
-        write_training_data(tmp_path / "data.parquet", [folder], Wanted(format="sft"), held_out)

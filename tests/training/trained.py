@@ -1,7 +1,6 @@
 """A training on the bundled target, as it was carried out: its data, its folder, and the examples that it was measured on."""
 
 import json
-import sys
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,9 +9,6 @@ from typing import Any, NamedTuple
 
 from tests.support.commands import pipeline
 from tests.support.training_data import choices, replies, write_config, write_lines
-
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "-m", "pipeline.cli.main"]
-"""What `accelerate launch` comes to where there is no GPU: two processes that train together."""
 
 
 class Training(NamedTuple):
@@ -34,7 +30,7 @@ def training(folder: Path, **values: object) -> Training:
     """Choices and a config in `folder`, and where an undisturbed training of it will be: 26 steps of one process."""
     data = write_lines(folder / "choices.jsonl", choices(120))
     said: dict[str, object] = {"model": "bundled:tiny-target", "data": [str(data)], "output": str(folder / "straight")}
-    said |= {"device": "cpu", "learning_rate": 3e-3, "epochs": 2, "batch_size": 8, "log_every": 2, "evaluate_every": 6, "save_every": 4}
+    said |= {"device": "cpu", "learning_rate": 3e-3, "epochs": 2, "batch_size": 8, "log_every": 2, "save_every": 4}
     return Training(write_config(folder / "select.yaml", **{**said, **values}), folder / "straight")
 
 

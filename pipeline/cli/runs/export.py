@@ -8,7 +8,7 @@ import click
 import msgspec
 
 from pipeline.cli.commands import Option, check_output, command, headed, option, overwrite_option
-from pipeline.cli.located import LocalPath, Located, RunFolder, problems_of
+from pipeline.cli.located import LocalPath, Located, RunFolder
 from pipeline.cli.terminal import print_json, print_line, print_page
 from pipeline.errors import RunFolderError, UsageError, boundary
 from pipeline.export.answers import Answers
@@ -18,9 +18,8 @@ from pipeline.export.perfetto import export as write_trace
 from pipeline.store.folder import check_run
 from pipeline.store.query import Query, check_readable
 from pipeline.store.rows import ROWS
-from pipeline.training.formats import FORMATS, SOURCES, Wanted
-from pipeline.training.problems import HeldOutProblems
-from pipeline.training.write import write_training_data
+from pipeline.training.selections import LABELS
+from pipeline.training.write import FORMATS, Wanted, write_training_data
 
 BATCH, TRACE = "openai-batch", "perfetto"
 KINDS = ("answers", BATCH, *ROWS, *FORMATS, TRACE)
@@ -28,9 +27,8 @@ IN_ROWS = ("answers", *ROWS, *FORMATS)
 ONLY_WITH: dict[str, tuple[str, ...]] = {
     "form": IN_ROWS,
     "thoughts": ("answers",),
-    **dict.fromkeys(("correct", "validation", "test_sets"), tuple(FORMATS)),
-    **dict.fromkeys(("completion", "engine", "model"), ("sft",)),
-    "tokens": ("sft", "preference"),
+    **dict.fromkeys(("correct", "validation"), FORMATS),
+    "completion": ("sft",),
     "labels": ("selection",),
 }
 """The options that not every kind of export has, with the kinds that have them."""
@@ -55,7 +53,6 @@ output_option, training_option = headed("Output"), headed("Training data")
 @output_option("--format", "form", type=click.Choice(get_args(Form)), help="File format.  [default: by the suffix of FILE]")
 @overwrite_option
 @option("--thoughts", is_flag=True, help="answers: include the reasoning before each answer.", heading="Answers")
-@training_option("--tokens", is_flag=True, help="sft, preference: token ids instead of text.")
 @training_option("--correct", is_flag=True, help="Only chains whose answer is right.")
 @training_option(
     "--validation",
@@ -66,9 +63,6 @@ output_option, training_option = headed("Output"), headed("Training data")
     help="Share of the problems in the validation split.",
 )
 @training_option(
-    "--test-set", "test_sets", multiple=True, metavar="INPUT", help="Reject runs with a problem of this input. May be repeated."
-)
-@training_option(
     "--completion",
     type=click.Choice(["thought", "response"]),
     metavar="NAME",
@@ -76,13 +70,9 @@ output_option, training_option = headed("Output"), headed("Training data")
     show_default=True,
     help="sft: thought (the reasoning), or response (the reasoning and the answer).",
 )
-@training_option("--engine", metavar="ROLE", help="sft: role of the model to be trained.  [default: draft, or the only role]")
-@training_option(
-    "--model", metavar="MODEL", help="sft: model to be trained, if it was no engine of the run: folder, hub name or bundled:NAME."
-)
 @training_option(
     "--labels",
-    type=click.Choice(SOURCES),
+    type=click.Choice(LABELS),
     metavar="NAME",
     help="selection: answers, rewards or verdicts decide what is right.  "
     "[default: answers for thoughts; rewards, or else verdicts, for steps]",
@@ -97,9 +87,9 @@ def export(runs: tuple[Located, ...], output: Path, kind: str, form: Form | None
 
     calls, steps, chains, rewards, problems: a table of the trace, also while the run is running.
 
-    sft, selection, preference: training data of one RUN or several. sft has what the chains wrote, as prompt and completion; selection
-    every verification that is answered with one token, with all right options; preference every rejected draft next to the step written
-    instead. A row says which run it comes from, and its split, which depends on the problem's text alone.
+    sft, selection: training data of one RUN or several. sft has what the chains wrote, as prompt and completion; selection every
+    verification that is answered with one token, with all right options. A row says which run it comes from, and its split, which depends
+    on the problem's text alone.
 
     perfetto: chains and calls for https://ui.perfetto.dev, with engines as processes and their slots as threads.
     """
@@ -144,13 +134,11 @@ def _check(kind: str, runs: Sequence[Path], output: Path, options: dict[str, Any
             assert isinstance(param, Option)
             raise UsageError(f"{param.long_name}: only with --as {_any_of(kinds)}, not --as {kind}")
     if len(runs) > 1 and kind not in FORMATS:
-        raise UsageError(f"--as {kind}: one RUN at a time; several only with --as {_any_of(tuple(FORMATS))}")
+        raise UsageError(f"--as {kind}: one RUN at a time; several only with --as {_any_of(FORMATS)}")
     if str(output) == "-" and (kind not in ("answers", *ROWS) or options["form"] not in (None, "jsonl")):
         raise UsageError("-o -: only JSON lines of answers or of a table can be printed; name a file")
     if kind == BATCH and output.name.lower().removesuffix(".gz").endswith((".csv", ".parquet")):
         raise UsageError(f"{output}: the batch API's files are JSON lines; name it .jsonl or .jsonl.gz")
-    if options["engine"] and options["model"]:
-        raise UsageError("--engine and --model: each names the model to be trained; give only one of them")
 
 
 def _any_of(kinds: Sequence[str]) -> str:
@@ -178,10 +166,9 @@ def _export_batch(run: Path, output: Path, overwrite: bool) -> None:
 
 
 def _export_training_data(runs: Sequence[Path], output: Path, form: Form, kind: str, options: dict[str, Any]) -> None:
-    held_out = HeldOutProblems({name: problems_of(name) for name in options["test_sets"]})
     wanted = Wanted(format=kind, **{name: options[name] for name in Wanted.__struct_fields__ if name != "format"})  # type: ignore[arg-type]
-    written = write_training_data(output, runs, wanted, held_out, form)
+    written = write_training_data(output, runs, wanted, form)
     rows = ", ".join(f"{count:,} {split}" for split, count in sorted(written.rows.items()))
-    print_line(f"{output}: {sum(written.rows.values()):,} rows ({rows}) of {written.problems:,} problems")
+    print_line(f"{output}: {sum(written.rows.values()):,} rows ({rows}) of {len(written.problems):,} problems")
     for why, count in written.left_out.items():
         print_line(f"left out: {count:,} {why}")

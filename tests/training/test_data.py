@@ -1,5 +1,6 @@
 """What is learnt from, to the last token id, and what must not be learnt."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -10,30 +11,27 @@ from pipeline.engines.sim.tokenizer import SimTokenizer
 from pipeline.errors import InputError
 from pipeline.graph.prompts import Prompts
 from pipeline.reasoning.prompts import PromptBuilder
-from pipeline.training.examples import IGNORED
-from pipeline.training.formats import Wanted
-from pipeline.training.lora.config import CONFIGS, Task
-from pipeline.training.lora.data import TrainingData, read_data
-from pipeline.training.problems import HeldOutProblems
-from pipeline.training.write import write_training_data
+from pipeline.training.config import CONFIGS, Task
+from pipeline.training.data import IGNORED, TrainingData, read_data
+from pipeline.training.held_out import problem_hash
+from pipeline.training.write import Wanted, write_training_data
 from tests.support.chat_models import chat_model
 from tests.support.runs import solve_short, write_problems
-from tests.support.training_data import arith, choices, origin, replies, reply, write_lines
+from tests.support.training_data import arith, choices, replies, reply, write_lines
 
 PROBLEM = "Tom has 3 pens and buys 2. How many?"
-NO_TEST_SET = HeldOutProblems({})
 
 
 def read(
     *paths: Path,
     task: Task = "draft",
     tokenizer: Any = "tiny-draft",
-    held_out: HeldOutProblems = NO_TEST_SET,
+    held_out: Mapping[str, str] | None = None,
     longest: int = 10_000,
     **values: Any,
 ) -> TrainingData:
     config = CONFIGS[task](model="m", data=tuple(path.name for path in paths), **values)
-    return read_data(task, config, paths, held_out, chat_model(tokenizer) if isinstance(tokenizer, str) else tokenizer, longest)
+    return read_data(task, config, paths, held_out or {}, chat_model(tokenizer) if isinstance(tokenizer, str) else tokenizer, longest)
 
 
 def learnt(folder: Path, name: str, row: dict[str, Any]) -> tuple[str, list[int]]:
@@ -57,8 +55,13 @@ def test_a_thought_follows_the_prompt_of_serving(tmp_path: Path, name: str) -> N
 def test_a_whole_reply_ends_with_the_end_of_the_sequence(tmp_path: Path) -> None:
     _, said = learnt(tmp_path, "tiny-draft", reply(PROBLEM, "<think>\nSo 5.\n\n</think>\n\\boxed{5}"))
     assert chat_model("tiny-draft").decode(said) == "So 5.\n\n</think>\n\\boxed{5}<|end|>"
-    _, said = learnt(tmp_path, "llama-3", reply(PROBLEM, "So 5."))
+
+
+def test_a_model_without_reasoning_tags_learns_answers(tmp_path: Path) -> None:
+    _, said = learnt(tmp_path, "llama-3", reply(PROBLEM, "<think>\nHm.</think>\n\nSo 5."))
     assert said == [*chat_model("llama-3").encode("So 5."), *chat_model("llama-3").eos_ids]
+    with pytest.raises(InputError, match="m has no reasoning tags, so it learns answers; export with --completion response"):
+        learnt(tmp_path, "llama-3", reply(PROBLEM, "<think>\nHm.</think>"))
 
 
 def test_messages_before_the_question_are_said_too(tmp_path: Path) -> None:
@@ -69,27 +72,31 @@ def test_messages_before_the_question_are_said_too(tmp_path: Path) -> None:
 
 
 def test_a_reply_without_its_thought_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"one.jsonl, row 1: the reply begins 'So 5\.', but the model m begins with <think>"):
+    with pytest.raises(InputError, match=r"one.jsonl, row 1: the reply has no </think>; export it with `pipeline export --as sft`"):
         learnt(tmp_path, "tiny-draft", reply(PROBLEM, "So 5."))
 
 
 @pytest.mark.parametrize("part", ["thought", "response"])
-def test_exported_text_gives_the_exported_token_ids(tmp_path: Path, part: Literal["thought", "response"]) -> None:
-    folder, found = solve_short(tmp_path, input=write_problems(tmp_path, 4)).folder, []
-    for tokens in (False, True):
-        path = tmp_path / f"{tokens}.parquet"
-        write_training_data(path, [folder], Wanted(format="sft", tokens=tokens, completion=part, validation=0.0), NO_TEST_SET)
-        found.append([{key: list(ids) for key, ids in row.items()} for row in read(path, tokenizer=SimTokenizer()).train])
-    assert found[0] == found[1]
+def test_exported_text_is_learnt_as_it_was_served(tmp_path: Path, part: Literal["thought", "response"]) -> None:
+    """To the last token id: the prompt, the steps and the answer of the run."""
+    folder, tokenizer = solve_short(tmp_path, graph="target", input=write_problems(tmp_path, 4)).folder, SimTokenizer()
+    write_training_data(path := tmp_path / "data.parquet", [folder], Wanted(format="sft", completion=part, validation=0.0))
+    examples = {tuple(example["input_ids"]): example for example in read(path, tokenizer=tokenizer).train}
+    answers = {row["chain_id"]: row["answer_text"] for row in pq.read_table(folder / "chains").to_pylist()}
+    calls, steps = (pq.read_table(folder / name).to_pylist() for name in ("calls", "steps"))
+    for chain, answer in answers.items():
+        ids = [id_ for step in steps if step["chain_id"] == chain for id_ in step["step_token_ids"]]
+        end = [*tokenizer.encode(answer), *sorted(tokenizer.eos_ids)[:1]] if part == "response" else []
+        [length] = {call["input_tokens"] for call in calls if call["chain_id"] == chain and call["step_index"] == 0 and not call["attempt"]}
+        [found] = [each for each in examples if list(each[length:]) == [*ids, *end]]
+        assert list(examples[found]["labels"]) == [IGNORED] * length + [*ids, *end]
 
 
 def test_exported_choices_stay_as_they_are(tmp_path: Path) -> None:
     folder, path = solve_short(tmp_path, graph="scot", input=write_problems(tmp_path, 4)).folder, tmp_path / "data.parquet"
-    write_training_data(path, [folder], Wanted(format="selection", validation=0.0), NO_TEST_SET)
+    write_training_data(path, [folder], Wanted(format="selection", validation=0.0))
     for row, example in zip(pq.read_table(path).to_pylist(), read(path, task="select", tokenizer=SimTokenizer()).train, strict=True):
-        assert {name: list(example[name]) for name in ("input_ids", "option_ids", "right")} | {"none": example["none"]} == {
-            name: row[name] for name in ("input_ids", "option_ids", "right", "none")
-        }
+        assert {name: list(ids) for name, ids in example.items()} == {name: row[name] for name in ("input_ids", "option_ids", "right")}
 
 
 def test_too_long_examples_are_left_out_whole_and_counted(tmp_path: Path) -> None:
@@ -106,13 +113,13 @@ def test_too_long_examples_are_left_out_whole_and_counted(tmp_path: Path) -> Non
         read(path, longest=3)
 
 
-def test_problems_of_a_test_set_are_refused_or_left_out(tmp_path: Path) -> None:
-    test_set = write_lines(tmp_path / "test.jsonl", [{"problem": problem} for problem, _ in arith(6, 4)])
-    held_out, path = HeldOutProblems({"mine": [test_set]}), write_lines(tmp_path / "data.jsonl", replies(20, split="train"))
-    with pytest.raises(InputError, match=r"data.jsonl, row 5: its problem, p, is in the test set mine; train on other problems, or leave"):
-        read(path, held_out=held_out)
-    data = read(path, held_out=held_out, overlap="leave_out")
-    assert (len(data.train), data.notices[0]) == (14, "data.jsonl: 6 rows are about problems of a test set and are left out")
+def test_problems_of_a_test_set_are_left_out_and_counted(tmp_path: Path) -> None:
+    held_out, path = (
+        {problem_hash(problem): "mine" for problem, _ in arith(6, 4)},
+        write_lines(tmp_path / "data.jsonl", replies(20, split="train")),
+    )
+    data = read(path, held_out=held_out)
+    assert (len(data.train), data.notices[0]) == (14, "data.jsonl: 6 rows are about problems of the test set mine and are left out")
 
 
 def test_a_problem_in_both_splits_is_refused(tmp_path: Path) -> None:
@@ -131,13 +138,16 @@ def test_a_problem_in_both_splits_is_refused(tmp_path: Path) -> None:
     ("task", "row", "says"),
     [
         ("select", reply(PROBLEM, "<think>\nSo.</think>"), "Expected `str`, got `array` - at `$.prompt`; `train select` learns"),
-        ("draft", choices(1)[0], "Object missing required field `labels`; `train draft` learns from files of `pipeline export --as sft`"),
+        (
+            "draft",
+            choices(1)[0],
+            "Expected `array`, got `str` - at `$.prompt`; `train draft` learns from files of `pipeline export --as sft`",
+        ),
         (
             "select",
             choices(1)[0] | {"tokenizer": "other"},
             "come from another tokenizer than m's (column `model`: bundled:tiny-target)",
         ),
-        ("draft", origin(PROBLEM, tokenizer="other") | {"input_ids": [5, 6], "labels": [-100, 6]}, "come from another tokenizer"),
         ("select", choices(1)[0] | {"right": [9]}, "`right` is [9]; expected indices of `option_ids`, at least one"),
         ("draft", reply(PROBLEM, "", split="test"), "matching regex"),
     ],

@@ -9,7 +9,7 @@ import pytest
 
 from pipeline.errors import GraphError, UsageError
 from pipeline.graph.bundled import bundled_files
-from pipeline.training.lora.config import CONFIGS, DraftConfig, LoraSpec, SelectConfig, TrainConfig, load_config
+from pipeline.training.config import CONFIGS, DraftConfig, LoraSpec, SelectConfig, TrainConfig, load_config
 from tests.support.paths import ROOT
 from tests.support.training_data import write_config
 
@@ -29,7 +29,7 @@ def test_defaults_are_those_of_the_paper_and_its_code(tmp_path: Path) -> None:
         config = loaded(tmp_path, to=to, **LEAST)
         assert (config.learning_rate, config.epochs, config.batch_size, config.max_length) == (rate, 5, 4, None)
         assert (config.lora.rank, config.lora.alpha, config.lora.dropout, config.lora.targets) == (8, 32, 0.1, ("q_proj", "v_proj"))
-        assert (config.schedule, config.warmup, config.weight_decay, config.gradient_checkpointing) == ("linear", 0.0, 0.0, False)
+        assert (config.warmup, config.gradient_accumulation, config.gradient_checkpointing) == (0.0, 1, False)
     assert isinstance(selecting := loaded(tmp_path, **LEAST), SelectConfig)
     assert selecting.loss == "least"
 

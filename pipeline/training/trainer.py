@@ -1,11 +1,9 @@
-"""The training itself, by TRL and PEFT: examples enter; checkpoints leave as it goes, and at the end the adapter with its card and its log.
+"""The training itself, by TRL and PEFT: examples enter; checkpoints leave as it goes, and at the end the adapter with its log.
 
 Both trainers are `SFTTrainer`s. The draft's uses its loss as it is. The target's has its own loss, of one position alone, and asks the
 model for the logits of that position only, so that a prompt of several whole thoughts does not cost a vocabulary for each of its tokens.
-Everything random is seeded, and a checkpoint holds the state of it: training that continues from one ends as if it had never stopped.
 """
 
-import gc
 import inspect
 import json
 import math
@@ -15,9 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
-import msgspec
 import torch
-from accelerate import PartialState
 from peft import LoraConfig
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, EvalPrediction, PrinterCallback, TrainerCallback
@@ -27,69 +23,47 @@ from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 
 from datasets import Dataset
 from pipeline.errors import GraphError, RunError, UsageError, did_you_mean, reason
-from pipeline.training.lora.config import RECORD, DraftConfig, SelectConfig, TrainConfig
-from pipeline.training.lora.data import TrainingData
+from pipeline.training.config import DraftConfig, SelectConfig, TrainConfig
+from pipeline.training.data import TrainingData
 
 Batch: TypeAlias = dict[str, Tensor]
 Tell: TypeAlias = Callable[[str], object]
 """Receives lines for the user."""
 STATE = "trainer_state.json"
-"""The steps and the log: the last file of a checkpoint, and of a finished training."""
+"""The steps and the log: the last file of a checkpoint."""
 PADDING = -1
 """The id of an option that an example does not have, as others in its batch do."""
-SCORED, CLASS_1, CLASS_2 = 0, 1, 2
-"""Classes of examples (SCoT 4.4): without an option that rejects all, such as scores; with another right option than that; with none."""
 
 
 def train(config: TrainConfig, model: str, base_name: str, data: TrainingData, *, resume: bool, tell: Tell) -> None:
     """Train `model`, a folder or hub name, and leave the adapter in the folder of `config`, where it is one of `base_name`.
 
-    With `resume` it continues from the last checkpoint there. Raises `UsageError` for a folder that holds another training, and for a
-    model that cannot be loaded or is none that TRL or PEFT takes; `RunError` where memory runs out or the loss is lost.
+    With `resume` it continues from the last checkpoint there, if there is one. Raises `UsageError` for a model that cannot be loaded or is
+    none that TRL or PEFT takes; `RunError` where memory runs out or the loss is lost.
     """
-    folder = Path(str(config.output))
-    checkpoint, finished = _last_checkpoint(folder), (folder / STATE).is_file()
-    if (checkpoint or finished) and not resume:
-        raise UsageError(f"{folder}: already holds a training; add --resume to continue it, or choose another folder with --output")
-    if finished:
-        tell(f"{folder}: is already finished; nothing to do")
-        return
     logging.disable_progress_bar()
-    try:
-        _train(config, model, base_name, data, checkpoint, tell)
-    except torch.OutOfMemoryError as error:
-        remedy = "lower batch_size, set gradient_checkpointing: true, lower max_length, or use more GPUs, and start again"
-        raise RunError(f"the GPU's memory is used up; {remedy}") from error
-    # What other processes are connected to must be gone before the connection is: freed afterwards it may wait for ever.
-    gc.collect()
-    PartialState().wait_for_everyone()
-    PartialState().destroy_process_group()
-
-
-def _train(config: TrainConfig, name: str, base_name: str, data: TrainingData, checkpoint: Path | None, tell: Tell) -> None:
-    """When it returns, the trainer is not referred to any more."""
     folder = Path(str(config.output))
+    checkpoint = _last_checkpoint(folder) if resume else None
     precision = _precision(config)
     with _refusing(f"{config.model}: cannot be trained with these settings", ValueError):
         arguments = _arguments(config, data, precision)
     arguments.eval_on_start = bool(data.validation) and checkpoint is None
     if checkpoint is not None:
-        _check_same(folder, _record(config, data, arguments))
         tell(f"continuing from step {checkpoint.name.rpartition('-')[2]}")
     tell(f"{len(data.train):,} examples to train on, {len(data.validation):,} held back for validation; loading {config.model}")
-    model = _model(config, name, precision, arguments)
-    if arguments.process_index == 0:
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / RECORD).write_bytes(_record(config, data, arguments))
+    loaded = _model(config, model, precision)
     with _refusing(f"{config.model}: cannot be trained with these settings", ValueError):
-        trainer = _trainer(config, name, model, arguments, data)
+        trainer = _trainer(config, model, loaded, arguments, data)
     trainer.remove_callback(PrinterCallback)
     trainer.add_callback(_Lines(tell))
-    trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+    try:
+        trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+    except torch.OutOfMemoryError as error:
+        remedy = "lower batch_size, set gradient_checkpointing: true, lower max_length, or use more GPUs, and start again"
+        raise RunError(f"the GPU's memory is used up; {remedy}") from error
     trainer.save_model()
-    if arguments.process_index == 0:
-        said = json.loads((folder / "adapter_config.json").read_text()) | {"base_model_name_or_path": base_name}
-        (folder / "adapter_config.json").write_text(json.dumps(said, indent=2))
+    said = json.loads((folder / "adapter_config.json").read_text()) | {"base_model_name_or_path": base_name}
+    (folder / "adapter_config.json").write_text(json.dumps(said, indent=2))
     trainer.save_state()
 
 
@@ -106,20 +80,6 @@ def _last_checkpoint(folder: Path) -> Path | None:
     """The newest checkpoint whose last file was written; None without one."""
     found = {int(path.parent.name.rpartition("-")[2]): path.parent for path in folder.glob(f"checkpoint-*/{STATE}")}
     return found[max(found)] if found else None
-
-
-def _record(config: TrainConfig, data: TrainingData, arguments: SFTConfig) -> bytes:
-    """Config, hashes of the data and number of processes, as YAML."""
-    return msgspec.yaml.encode({**msgspec.to_builtins(config), "sha256": dict(data.sha256), "processes": arguments.world_size})
-
-
-def _check_same(folder: Path, record: bytes) -> None:
-    """Raise `UsageError` where the training in `folder` was begun with another record."""
-    before, now = msgspec.yaml.decode((folder / RECORD).read_bytes()), msgspec.yaml.decode(record)
-    changed = [name for name in {**before, **now} if before.get(name) != now.get(name) and name != "output"]
-    if changed:
-        clauses = "; ".join(f"{name} was {before.get(name)} and is {now.get(name)}" for name in changed)
-        raise UsageError(f"{folder}: is no longer the same training: {clauses}; undo that, or start in another folder")
 
 
 def option_logprobs(logits: Tensor, option_ids: Tensor) -> Tensor:
@@ -149,41 +109,16 @@ LOSSES = {"least": least, "sum": summed}
 """By the name that a config has for them."""
 
 
-def outcomes(loss: Tensor, logprobs: Tensor, right: Tensor, none: Tensor) -> Tensor:
-    """The outcome of each example, (examples, 5): its loss, the probability of all options together, 1 where the likeliest option is right
-    (which is chosen in serving), its class, and how probably an option that is drawn at random is right.
-
-    `none` (examples) is the index of the option that rejects all, -1 where there is none.
-    """
-    rejects = torch.nn.functional.one_hot(none.clamp(min=0), right.shape[1]).bool() & (none >= 0)[:, None]
-    accepting = right & ~rejects
-    is_class_1 = accepting.any(dim=1)
-    expected = torch.where(is_class_1[:, None], accepting, right)
+def outcomes(loss: Tensor, logprobs: Tensor, right: Tensor) -> Tensor:
+    """The outcome of each example, (examples, 3): its loss, the probability of all options together, and 1 where the likeliest option is
+    right, which is chosen in serving."""
     chosen = logprobs.argmax(dim=1, keepdim=True)
-    real = (logprobs > -torch.inf).sum(dim=1)
-    classes = torch.where(is_class_1, CLASS_1, CLASS_2).masked_fill(none < 0, SCORED)
-    columns = (loss, logprobs.logsumexp(dim=1).exp(), expected.gather(1, chosen)[:, 0], classes, expected.sum(dim=1) / real)
-    return torch.stack([column.float() for column in columns], dim=1)
+    return torch.stack([loss.float(), logprobs.logsumexp(dim=1).exp(), right.gather(1, chosen)[:, 0].float()], dim=1)
 
 
 def select_figures(prediction: EvalPrediction) -> dict[str, float]:
-    """Means of the columns of `outcomes`, the accuracy also by class as in SCoT 4.4, each next to what chance would reach."""
-    loss, mass, right, classes, chance = prediction.predictions.T
-    figures = {"loss": loss.mean(), "mass": mass.mean(), "accuracy": right.mean(), "chance": chance.mean()}
-    for number in (CLASS_1, CLASS_2):
-        if (of_class := classes == number).any():
-            name = f"class_{number}"
-            figures |= {f"{name}_accuracy": right[of_class].mean(), f"{name}_chance": chance[of_class].mean()}
-            figures[f"{name}_examples"] = of_class.sum()
-    return {name: float(value) for name, value in figures.items()}
-
-
-def draft_figures(prediction: EvalPrediction) -> dict[str, float]:
-    """The mean loss of a token, natural logarithm, and its exponential, the perplexity; of each example the negative log probability of its
-    completion and the number of tokens."""
-    nll, tokens = prediction.predictions.sum(axis=0)
-    loss = float(nll / tokens)
-    return {"loss": loss, "perplexity": math.exp(min(loss, 700.0))}
+    """Means of the columns of `outcomes`."""
+    return dict(zip(("loss", "mass", "accuracy"), map(float, prediction.predictions.mean(axis=0)), strict=True))
 
 
 class DraftTrainer(SFTTrainer):
@@ -195,15 +130,6 @@ class DraftTrainer(SFTTrainer):
         count = None if num_items_in_batch is None else int(num_items_in_batch)
         loss: Tensor = super().compute_loss(model, inputs, num_items_in_batch=count)
         return loss.to(self.args.device)
-
-    def prediction_step(self, model: Any, inputs: Batch, prediction_loss_only: bool, ignore_keys: Any = None) -> tuple[Any, Any, Any]:
-        """The predictions are what `draft_figures` takes."""
-        inputs = self._prepare_inputs(inputs)
-        with torch.no_grad(), self.compute_loss_context_manager():
-            scored = model(**inputs, use_cache=False, fused_lm_head=True)
-        tokens = scored.label_mask.sum(dim=1)
-        found = torch.stack([-scored.log_probs.sum(dim=1).float(), tokens.float()], dim=1)
-        return found[:, 0].sum() / tokens.sum(), found, tokens
 
 
 class SelectTrainer(SFTTrainer):
@@ -228,7 +154,7 @@ class SelectTrainer(SFTTrainer):
         with torch.no_grad(), self.compute_loss_context_manager():
             logprobs = self._logprobs(model, inputs)
         loss = self._loss(logprobs, inputs["right"])
-        return loss.mean(), outcomes(loss, logprobs, inputs["right"], inputs["none"]), inputs["none"]
+        return loss.mean(), outcomes(loss, logprobs, inputs["right"]), inputs["right"][:, 0]
 
     def _logprobs(self, model: Any, inputs: Batch) -> Tensor:
         """Log probabilities of the options, (examples, options)."""
@@ -252,7 +178,6 @@ def collate_choices(examples: Sequence[Mapping[str, Any]]) -> Batch:
         "position_ids": (mask.cumsum(dim=1) - 1).clamp(min=0),
         "option_ids": option_ids,
         "right": right,
-        "none": torch.tensor([each["none"] for each in examples]),
     }
 
 
@@ -299,35 +224,28 @@ def _arguments(config: TrainConfig, data: TrainingData, precision: torch.dtype) 
         gradient_accumulation_steps=config.gradient_accumulation,
         num_train_epochs=config.epochs,
         learning_rate=config.learning_rate,
-        lr_scheduler_type=config.schedule,
         warmup_steps=config.warmup,
-        weight_decay=config.weight_decay,
-        max_grad_norm=config.max_grad_norm,
         seed=config.seed,
         data_seed=config.seed,
         logging_steps=config.log_every,
         logging_nan_inf_filter=False,
-        eval_strategy="steps" if data.validation else "no",
+        eval_strategy="epoch" if data.validation else "no",
         save_strategy="steps",
         save_steps=config.save_every,
         save_total_limit=2,
         report_to="none",
         disable_tqdm=True,
         log_level="error",
-        log_level_replica="error",
         dataloader_pin_memory=config.device == "auto" and torch.cuda.is_available(),
-        ddp_find_unused_parameters=False,
     )
-    batches = math.ceil(math.ceil(len(data.train) / config.batch_size) / arguments.world_size)
-    arguments.eval_steps = config.evaluate_every or math.ceil(batches / config.gradient_accumulation)
-    if arguments.world_size == 1 and arguments.n_gpu > 1:  # one process with several GPUs spreads one model over them
+    if arguments.n_gpu > 1:  # one model is spread over all of them
         arguments._n_gpu = 1
     return arguments
 
 
-def _model(config: TrainConfig, name: str, precision: torch.dtype, arguments: SFTConfig) -> Any:
+def _model(config: TrainConfig, name: str, precision: torch.dtype) -> Any:
     """The model, with every one of its weights from its files and every layer of `lora.targets`."""
-    spread = config.device == "auto" and arguments.world_size == 1 and torch.cuda.device_count() > 1
+    spread = config.device == "auto" and torch.cuda.device_count() > 1
     options = {"dtype": precision, "trust_remote_code": config.trust_remote_code, "device_map": "auto" if spread else None}
     with _refusing(f"{config.model}: cannot be loaded", OSError, ValueError, KeyError, ImportError, RuntimeError):
         model, report = AutoModelForCausalLM.from_pretrained(name, output_loading_info=True, **options)
@@ -361,4 +279,4 @@ def _trainer(config: TrainConfig, name: str, model: Any, arguments: SFTConfig, d
         return SelectTrainer(**common, loss=config.loss, data_collator=collate_choices, compute_metrics=select_figures)
     assert isinstance(config, DraftConfig)
     collator = DataCollatorForLanguageModeling(pad_token_id=0)  # padding is masked, so that any id will do
-    return DraftTrainer(**common, data_collator=collator, compute_metrics=draft_figures)
+    return DraftTrainer(**common, data_collator=collator)

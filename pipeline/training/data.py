@@ -3,7 +3,6 @@
 Text is put into the prompts of serving by the same `PromptBuilder`, so that both agree to the last id.
 """
 
-import hashlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache, partial
@@ -19,15 +18,15 @@ from pipeline.engine import Tokenizer
 from pipeline.errors import GraphError, InputError, RequestRefused, boundary, reason
 from pipeline.graph.prompts import Example, Marks, Message, Prompts
 from pipeline.reasoning.prompts import PromptBuilder
-from pipeline.training.examples import IGNORED, Origin, SelectionRow, SftRow, SftTokensRow, tokenizer_hash
-from pipeline.training.lora.config import Task, TrainConfig
-from pipeline.training.problems import HeldOutProblems
+from pipeline.training.config import Task, TrainConfig
+from pipeline.training.examples import Origin, SelectionRow, SftRow, tokenizer_hash
 
+IGNORED = -100
+"""The label of a token that nothing is learnt from, as torch, transformers and TRL have it."""
 TokenExample: TypeAlias = dict[str, Any]
-"""The columns that a collator reads: `input_ids` and `labels` of a reply; `input_ids`, `option_ids`, `right` and `none` of a choice, where
-`none` is -1 without an option that rejects all."""
-LEARNS: dict[Task, str] = {"draft": "sft", "select": "selection"}
-"""The format of `pipeline export --as` that each training learns from."""
+"""The columns that a collator reads: `input_ids` and `labels` of a reply; `input_ids`, `option_ids` and `right` of a choice."""
+ROWS: dict[Task, type[Origin]] = {"draft": SftRow, "select": SelectionRow}
+"""The rows that each training learns from."""
 
 
 class TrainingData(Struct, frozen=True, kw_only=True):
@@ -35,33 +34,28 @@ class TrainingData(Struct, frozen=True, kw_only=True):
 
     train: Sequence[TokenExample]
     validation: Sequence[TokenExample]
-    sha256: Mapping[str, str]
-    """The hash of each file, by the name that the config has for it."""
     notices: Sequence[str]
     """Sentences about what was left out."""
 
 
 def read_data(
-    task: Task, config: TrainConfig, paths: Sequence[Path], test_sets: HeldOutProblems, tokenizer: Tokenizer, longest: int
+    task: Task, config: TrainConfig, paths: Sequence[Path], held_out: Mapping[str, str], tokenizer: Tokenizer, longest: int
 ) -> TrainingData:
-    """The examples in the files of `config.data`, which are at `paths`; `longest` is the maximum number of tokens of one.
+    """The examples in the files of `config.data`, which are at `paths`; `held_out` has the test set of each problem that must not be learnt
+    by its hash, and `longest` is the maximum number of tokens of an example.
 
-    Raises `InputError` for a row that the training cannot learn from, that was made for another tokenizer or is about a problem of a test
-    set, for a problem in both splits, and where nothing is left to learn from.
+    Raises `InputError` for a row that the training cannot learn from, or that was made for another tokenizer, for a problem in both splits,
+    and where nothing is left to learn from.
     """
     found: dict[str, list[TokenExample]] = {"train": [], "validation": []}
     splits: dict[str, tuple[str, str]] = {}
     left: Counter[str] = Counter()
     encoder = Encoder(tokenizer, config.model)
-    in_test_set = cache(lambda problem_hash, text: test_sets.found_in(text))
     for name, path in zip(config.data, paths, strict=True):
         for number, row in _rows(task, name, path):
             where = f"{name}, row {number}"
-            if (test_set := in_test_set(row.problem_hash, encoder.asked(row))) is not None:
-                if config.overlap == "refuse":
-                    what = f"its problem, {row.problem_id}, is in the test set {test_set}"
-                    raise InputError(where, f"{what}; train on other problems, or leave such rows out with overlap: leave_out")
-                left[f"{name}: {{:,}} rows are about problems of a test set and are left out"] += 1
+            if (test_set := held_out.get(row.problem_hash)) is not None:
+                left[f"{name}: {{:,}} rows are about problems of the test set {test_set} and are left out"] += 1
                 continue
             example = encoder.example(where, row)
             if len(example["input_ids"]) + (task == "select") > longest:  # the token of the option, too
@@ -78,8 +72,7 @@ def read_data(
         raise InputError(", ".join(config.data), f"nothing is left to learn from: {why}")
     if not found["validation"]:
         notices.append("no example is held back for validation: nothing is measured")
-    sha256 = {name: _sha256(path) for name, path in zip(config.data, paths, strict=True)}
-    return TrainingData(train=found["train"], validation=found["validation"], sha256=sha256, notices=notices)
+    return TrainingData(train=found["train"], validation=found["validation"], notices=notices)
 
 
 class Encoder:
@@ -89,51 +82,39 @@ class Encoder:
         self._tokenizer, self._model, self._hash = tokenizer, model, tokenizer_hash(tokenizer)
         self._chat = cache(partial(_chat, tokenizer, model))
 
-    def asked(self, row: Origin) -> str:
-        """A text that contains the problem of a row."""
-        if isinstance(row, SftRow):
-            return row.prompt[-1].content
-        if isinstance(row, SelectionRow):
-            return row.prompt
-        assert isinstance(row, SftTokensRow)
-        with boundary(InputError, self._model, foreign=(RequestRefused, OverflowError)):
-            return self._tokenizer.decode(row.input_ids[: row.labels.count(IGNORED)])
-
     def example(self, where: str, row: Origin) -> TokenExample:
         """The example of a row, which is at `where`; raises `InputError` where the two do not fit together."""
         if isinstance(row, SftRow):
             with boundary(InputError, where, foreign=(RequestRefused, GraphError, ValueError)):
                 return self._reply(where, row)
+        assert isinstance(row, SelectionRow)
         if row.tokenizer != self._hash:
             what = f"its token ids come from another tokenizer than {self._model}'s (column `model`: {row.model})"
-            raise InputError(where, f"{what}; export them for this model")
-        if isinstance(row, SftTokensRow):
-            return {"input_ids": np.array(row.input_ids), "labels": np.array(row.labels)}
-        assert isinstance(row, SelectionRow)
+            raise InputError(where, f"{what}; export them from a run of this model")
         if not row.right or not {*row.right} <= {*range(len(row.option_ids))}:
             raise InputError(where, f"`right` is {list(row.right)}; expected indices of `option_ids`, at least one")
-        none = -1 if row.none is None else row.none
-        return {"input_ids": np.array(row.input_ids), "option_ids": row.option_ids, "right": row.right, "none": none}
+        return {"input_ids": np.array(row.input_ids), "option_ids": row.option_ids, "right": row.right}
 
     def _reply(self, where: str, row: SftRow) -> TokenExample:
-        """A question and the whole reply to it, with the marks of its thought where the model has them.
+        """A question and the reply to it: with the thought between the tags of the model or, where it has none, without the thought.
 
-        A reply that continues after the thought, and one of a model that marks none, ends with the end of the sequence.
+        A reply that has an answer ends with the end of the sequence.
         """
         *before, asked = row.prompt
-        reply, builder = row.completion[0].content, self._chat(tuple(before))
-        prompt, marks = builder.generation(asked.content), Marks()
-        parts = ["", reply]
+        builder, marks = self._chat(tuple(before)), Marks()
+        prompt = builder.generation(asked.content)
+        thought, closes, answer = row.completion[0].content.removeprefix(marks.open).partition(marks.close)
+        if not closes:
+            raise InputError(where, f"the reply has no {marks.close}; export it with `pipeline export --as sft`")
+        parts = ["", answer.lstrip()]
         if builder.thinks:
-            if not reply.startswith(marks.open):
-                what = f"the reply begins {reply[:20]!r}, but the model {self._model} begins with {marks.open}"
-                raise InputError(where, f"{what}; export replies with their thoughts, or with --tokens where a graph marks them otherwise")
-            thought, close, answer = reply.removeprefix(marks.open).partition(marks.close)
             if self._tokenizer.decode(prompt[-4:]).endswith("\n"):  # the line break belongs to the template's opening of the thought
                 thought = thought.removeprefix("\n")
-            parts = ["", thought, close, answer]
+            parts = ["", thought, builder.prompts.thought.close, answer]
+        elif not answer:
+            raise InputError(where, f"{self._model} has no reasoning tags, so it learns answers; export with --completion response")
         ids = self._tokenizer.encode_parts(parts)
-        if parts[-1]:
+        if answer:
             ids = [*ids, *sorted(self._tokenizer.eos_ids)[:1]]
         return {"input_ids": np.array([*prompt, *ids]), "labels": np.array([*([IGNORED] * len(prompt)), *ids])}
 
@@ -152,16 +133,11 @@ def _rows(task: Task, name: str, path: Path) -> Iterator[tuple[int, Any]]:
     for number, record in enumerate(rows_of(path), 1):
         if isinstance(record, Flaw):
             raise InputError(f"{name}, row {number}", str(record))
-        row = SelectionRow if task == "select" else SftTokensRow if "input_ids" in record else SftRow
         try:
-            yield number, msgspec.convert(record, row)
+            yield number, msgspec.convert(record, ROWS[task])
         except msgspec.ValidationError as error:
-            what = f"`train {task}` learns from files of `pipeline export --as {LEARNS[task]}`"
+            kind = "sft" if task == "draft" else "selection"
+            what = f"`train {task}` learns from files of `pipeline export --as {kind}`"
             raise InputError(f"{name}, row {number}", f"{reason(error)}; {what}") from error
     if not number:
         raise InputError(name, "holds no rows")
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

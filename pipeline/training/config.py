@@ -45,9 +45,7 @@ class TrainConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     output: Text | None = None
     """Folder of the adapter; `--output` overrides it."""
     test_sets: tuple[Text, ...] = ()
-    """Inputs, as for `pipeline run --input`, whose problems must not be among the data."""
-    overlap: Literal["refuse", "leave_out"] = "refuse"
-    """Data whose problem is in a test set: refuse to train, or leave them out and count them."""
+    """Inputs, as for `pipeline run --input`: examples about one of their problems are left out and counted."""
     lora: LoraSpec = LoraSpec()
     """The LoRA matrices."""
     learning_rate: Rate = 1e-4
@@ -55,18 +53,11 @@ class TrainConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     epochs: Annotated[float, Meta(gt=0.0, le=10_000.0)] = 5
     """Passes over all examples. Published code."""
     batch_size: Positive = 4
-    """Examples computed together on one device. Published code, in a loader that its trainer does not use: that computes one example per
-    step."""
+    """Examples computed together. Published code, in a loader that its trainer does not use: that computes one example per step."""
     gradient_accumulation: Positive = 1
     """Batches whose gradients are summed for one step. Published code."""
     warmup: Annotated[float, Meta(ge=0.0, le=1_000_000.0)] = 0.0
-    """Steps in which the learning rate rises from 0; below 1, their share of all steps. Published code."""
-    schedule: Literal["linear", "cosine", "constant_with_warmup"] = "linear"
-    """How the learning rate falls afterwards. Published code, by its library's default."""
-    weight_decay: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.0
-    """Weight decay of AdamW. Published code, by its library's default."""
-    max_grad_norm: Annotated[float, Meta(gt=0.0, le=1_000_000.0)] = 1.0
-    """Gradients are clipped to this norm. Published code, by its library's default."""
+    """Steps in which the learning rate rises from 0, before it falls linearly; below 1, their share of all steps. Published code."""
     max_length: Positive | None = None
     """Maximum number of tokens of an example; longer ones are left out and counted, never truncated. Null: the model's context length."""
     precision: Literal["auto", "bfloat16", "float32"] = "auto"
@@ -77,9 +68,7 @@ class TrainConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     seed: Annotated[int, Meta(ge=0, lt=2**32)] = 0
     """Random seed of the order of the examples, the initial matrices and dropout."""
     log_every: Positive = 10
-    """Steps between two lines about the loss. Published code."""
-    evaluate_every: Positive | None = None
-    """Steps between two validations, besides those before the first and after the last step; null: one per epoch."""
+    """Steps between two lines about the loss. Published code. Each epoch ends with a validation."""
     save_every: Positive = 100
     """Steps between two checkpoints; the last two are kept. Published code: 100 for the draft, 10 for the target."""
     gradient_checkpointing: bool = False
@@ -107,8 +96,6 @@ class SelectConfig(TrainConfig, frozen=True, kw_only=True):
 
 CONFIGS: dict[Task, type[TrainConfig]] = {"draft": DraftConfig, "select": SelectConfig}
 """The config of each training."""
-RECORD = "training.yaml"
-"""The file of config and hashes of the data in the folder of an adapter, written before the first step."""
 
 
 def load_config(path: Path | str, to: type[C], settings: Sequence[str] = (), output: Path | None = None) -> C:
