@@ -340,13 +340,13 @@ def _replayed(found: dict[str, dict[int, list[Point]]], measured: Path, engines:
             settings = [setting(param, value) for param, value in card.plan.params.items()]
             settings += [setting(f"engines.{role}.replay", str(recorded)) for role in card.plan.engines]
             options = RunOptions(
-                graph=Path(card.options["graph"]),
-                input=(str(tuple(card.options["input"])),),
+                graph=card.options.graph,
+                input=card.options.input,
                 engines=engines,
                 settings=tuple(settings),
                 batch_size=size,
                 schedule=points[0].schedule,  # type: ignore[arg-type]
-                limit=card.options.get("limit"),
+                limit=card.options.limit,
                 output=folder / f"{recorded.name}-{size}",
             )
             yield (points[0].curve, size), float(whole(run(options)).run.wall_time_s or 0)

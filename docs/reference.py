@@ -18,12 +18,13 @@ import mkdocs_gen_files
 from msgspec import NODEFAULT, Meta, Struct, structs
 
 import pipeline
+from pipeline.api import RunKeywords
 from pipeline.cli.main import cli
 from pipeline.graph.load import Preset
 from pipeline.graph.plugins import engine_specs, stage_specs
 from pipeline.graph.prompts import ChoosePrompt, Example, Marks, Prompts, Question
 from pipeline.graph.spec import EngineSpec, GraphSpec, RestartableSpec, Sampling, SamplingSpec, StageSpec, UntilSpec
-from pipeline.options import ABOUT, RunKeywords
+from pipeline.options import ABOUT
 from pipeline.store.query import DERIVED
 from pipeline.store.rows import ROWS, schema_of
 from pipeline.training.config import CONFIGS, LoraSpec, TrainConfig

@@ -7,17 +7,17 @@ that. `solve` and `solve_async` carry out the same session as `pipeline run` and
     solve_async     gives chains as they finish, on asyncio; how far the run may be ahead of its
                     reader is bounded
     load_graph      the compiled plan of a graph, to look at or to solve with
-    RunKeywords     what they take by keyword: `pipeline.options`
+    RunKeywords     what they take by keyword
 """
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, nullcontext
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, Unpack
 
 import anyio
 import anyio.to_thread
@@ -26,18 +26,35 @@ from anyio.from_thread import start_blocking_portal
 from msgspec import Struct, structs
 
 from pipeline.data.inputs import rows_in_memory
+from pipeline.data.problems import Frame, Problem
 from pipeline.engine import Engine
 from pipeline.engines.registry import notices
 from pipeline.engines.sim.replay import bindings
 from pipeline.errors import MissingExtra, Unfinished, UsageError, nearest
-from pipeline.grading.plugins import register_grader
+from pipeline.grading.plugins import FunctionGrader, Same, register_grader
 from pipeline.graph.document import setting
 from pipeline.graph.load import PRESET, load_preset
 from pipeline.graph.load import load_graph as load_bound
 from pipeline.graph.plan import Plan
 from pipeline.graph.plugins import register
 from pipeline.graph.spec import EngineSpec
-from pipeline.options import Engines, Graph, GraphKeywords, Input, RunKeywords, RunOptions
+from pipeline.options import (
+    AdmissionKind,
+    Baseline,
+    BatchSize,
+    Columns,
+    FailedShare,
+    Limit,
+    Random,
+    Replicas,
+    Resume,
+    RetryFailed,
+    RunOptions,
+    Samples,
+    Schedule,
+    Seed,
+    ShardName,
+)
 from pipeline.remote.folder import written_folder
 from pipeline.remote.url import is_url
 from pipeline.run.loop import loop_options
@@ -49,7 +66,7 @@ from pipeline.run.stream import ChainStream, MemoryRows, as_task, in_thread, pro
 from pipeline.runtime.virtual_loop import VirtualLoop
 from pipeline.stages.base import StageKind
 from pipeline.stages.build import flaw_in_contract
-from pipeline.stages.function_judge import judge
+from pipeline.stages.function_judge import JudgeFunction, judge
 from pipeline.store.folder import PROBLEMS
 from pipeline.store.rows import CallRow, ChainRow, StepRow, table_of
 from pipeline.store.run_file import RunFile
@@ -60,10 +77,60 @@ if TYPE_CHECKING:
     import pandas
     import pyarrow
 
+Graph: TypeAlias = str | Path | Mapping[str, Any] | Plan
+"""A graph file, the name of a bundled graph, the content of a graph file as a mapping, or a plan of `load_graph`."""
+Engines: TypeAlias = str | Path | Mapping[str, Mapping[str, Any] | EngineSpec | Engine]
+"""An engines file, the name of a bundled one, or `replay:RUN`; or by role the fields of an engine as a mapping, a spec, or an
+engine that the caller has opened and will close."""
+Input: TypeAlias = str | Path | Sequence[Path] | Iterable[str | Mapping[str, Any] | Problem] | Frame
+"""Problems: a file, folder or pattern by path or URL, `hf://OWNER/NAME`, or several paths; or the texts of problems; or mappings with
+`problem` and, where known, `answer`, `problem_id`, `options`, `grader`; or a table with such columns, of pandas, polars or Arrow."""
 TABLES: dict[str, type[Struct]] = {"chains": ChainRow, "steps": StepRow, "calls": CallRow}
 """The tables of a result and the types of their rows."""
 UNREAD = 256
 """While this many finished chains are unread, `solve_async` starts no further chain."""
+
+
+class GraphKeywords(TypedDict, total=False):
+    """Keyword arguments of `load_graph`: what a graph is compiled with in addition to its engines."""
+
+    set: Mapping[str, Any] | None
+    """Values for the graph's params by name, and for fields as `engines.ROLE.NAME` and `stages.STAGE.NAME`."""
+    preset: str | Path | None
+    """Settings of a paper, by name or as a file; `set` overrides them."""
+    models: Mapping[str, str | Path] | None
+    """The model of each role: a Hugging Face name, a folder, `bundled:NAME`, or the URL of a server. Engines are chosen that fit on this
+    machine; with `engines` only the models in them are replaced."""
+    judges: Sequence[JudgeFunction | StageKind]
+    """Functions that the graph names as kinds of stages: what `pipeline.judge` made, or plain functions, by their own names."""
+
+
+class RunKeywords(GraphKeywords, total=False):
+    """What `solve` and `solve_async` take by keyword: the options of `pipeline run`, by the same words and with the same defaults."""
+
+    engines: Engines | None
+    """The engines of the graph's roles; by default those that the graph names."""
+    graders: Sequence[Same | FunctionGrader]
+    """Functions that grade answers: what `@pipeline.grader` made, or plain functions, by their own names. Problems name them in their
+    column `grader`; a single one grades all problems that name none."""
+    output: str | Path | None
+    """The run folder to write, or its URL; without it nothing is written to disk."""
+    columns: Columns | None
+    limit: Limit | None
+    random: int | Random | None
+    shard: ShardName | None
+    samples: Samples | None
+    seed: Seed
+    batch_size: BatchSize
+    schedule: Schedule
+    admission: AdmissionKind
+    baseline: Baseline
+    fail_on_error: FailedShare
+    resume: Resume
+    retry_failed: RetryFailed
+    allow_drift: Sequence[str]
+    replicas: Replicas
+    """Those of this machine: processes, which know no judge that is a function here."""
 
 
 class Result(Struct, frozen=True, kw_only=True):

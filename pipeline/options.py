@@ -1,35 +1,19 @@
 """The options of a run, each spelled once: its type, what it says in help, and what a change of it means for a run that is resumed.
 
-The options of commands (`cli.options`), the keywords of `pipeline.solve`, `run.json` and the checks of resume and replay derive from the
-fields of `RunOptions`.
+The options of commands (`cli.options`), the keywords of `pipeline.solve`, `run.json` and the checks of resume derive from the fields of
+`RunOptions`. A `RowSet` says which rows of the input they ask for.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+import hashlib
+import heapq
+import re
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeAlias, TypedDict, get_type_hints
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar, get_type_hints
 
-import msgspec
 from msgspec import Meta, Struct, structs
 
-from pipeline.data.problems import MAX_ROWS, Frame, Problem, RowSet, row_sample, shard_of
-from pipeline.engine import Engine
-from pipeline.errors import InputError, UsageError, boundary
-from pipeline.grading.plugins import FunctionGrader, Same, grader_names
-from pipeline.graph.plan import Plan
-from pipeline.graph.plugins import stage_kinds
-from pipeline.graph.spec import EngineSpec, OpenSpec
-from pipeline.stages.base import StageKind
-from pipeline.stages.function_judge import JudgeFunction
-from pipeline.store.run_file import RunFile
-
-Graph: TypeAlias = str | Path | Mapping[str, Any] | Plan
-"""A graph file, the name of a bundled graph, the content of a graph file as a mapping, or a plan of `load_graph`."""
-Engines: TypeAlias = str | Path | Mapping[str, Mapping[str, Any] | EngineSpec | Engine]
-"""An engines file, the name of a bundled one, or `replay:RUN`; or by role the fields of an engine as a mapping, a spec, or an
-engine that the caller has opened and will close."""
-Input: TypeAlias = str | Path | Sequence[Path] | Iterable[str | Mapping[str, Any] | Problem] | Frame
-"""Problems: a file, folder or pattern by path or URL, `hf://OWNER/NAME`, or several paths; or the texts of problems; or mappings with
-`problem` and, where known, `answer`, `problem_id`, `options`, `grader`; or a table with such columns, of pandas, polars or Arrow."""
+from pipeline.errors import UsageError
 
 ScheduleName = Literal["pipelined", "lockstep", "sequential"]
 AdmissionName = Literal["cache", "batch"]
@@ -46,8 +30,6 @@ class About(Struct, frozen=True, kw_only=True):
     metavar: str = ""
     drift: Drift | None = None
     """None: a change makes no difference to chains that are there already."""
-    recorded: bool = True
-    """`run.json` holds it, so that a resumed run has it again."""
     bounds: tuple[float, float] | None = None
     """The least and the greatest value."""
 
@@ -72,6 +54,8 @@ SHARE_HELP = "Exit with code 3 only if more than this share of the chains failed
 CLUSTER_HELP = "Place the replicas on a Ray cluster: ray (RAY_ADDRESS, this machine's, or a new one) or ray://HOST:PORT."
 BASELINE_HELP = "Then solve the problems with the target alone as well, on the same engines, and compare."
 
+MAX_ROWS = 1_000_000_000_000
+"""Maximum of a number of rows: far more than any file has, and far less than Python can count in a slice."""
 Columns: TypeAlias = Annotated[dict[str, str], about(COLUMN_HELP, "Input", "FIELD=COLUMN", drift="refused")]
 Limit: TypeAlias = Annotated[
     int, about("Solve only the first N problems; `resume` may solve more.", "Input", "N", drift="allowed", bounds=(1, MAX_ROWS))
@@ -83,14 +67,80 @@ Seed: TypeAlias = Annotated[int, about("Random seed.", "Prompting", "N", drift="
 BatchSize: TypeAlias = Annotated[int, about(BATCH_HELP, "Scheduling", "N", drift="allowed", bounds=(1, 1_000_000))]
 Schedule: TypeAlias = Annotated[ScheduleName, about(SCHEDULE_HELP, "Scheduling", "NAME", drift="allowed")]
 AdmissionKind: TypeAlias = Annotated[AdmissionName, about(ADMISSION_HELP, "Scheduling", "NAME", drift="allowed")]
-Output: TypeAlias = Annotated[Path, about("Run folder, or its s3:// or gs:// URL.", "Output", "DIR", recorded=False)]
+Output: TypeAlias = Annotated[Path, about("Run folder, or its s3:// or gs:// URL.", "Output", "DIR")]
 Baseline: TypeAlias = Annotated[bool, about(BASELINE_HELP, "Output")]
 FailedShare: TypeAlias = Annotated[float, about(SHARE_HELP, "Output", "SHARE", bounds=(0, 1))]
-Resume: TypeAlias = Annotated[bool, about("Resume the run in --output, if there is one.", "Resume", recorded=False)]
-RetryFailed: TypeAlias = Annotated[bool, about("Also solve the chains again that failed.", "Resume", recorded=False)]
-AllowDrift: TypeAlias = Annotated[tuple[str, ...], about("Allow a change of {may_drift}.", "Resume", "NAME", recorded=False)]
+Resume: TypeAlias = Annotated[bool, about("Resume the run in --output, if there is one.", "Resume")]
+RetryFailed: TypeAlias = Annotated[bool, about("Also solve the chains again that failed.", "Resume")]
+AllowDrift: TypeAlias = Annotated[tuple[str, ...], about("Allow a change of {may_drift}.", "Resume", "NAME")]
 Cluster: TypeAlias = Annotated[str, about(CLUSTER_HELP, "Replicas", "ray[://HOST:PORT]")]
 Replicas: TypeAlias = Annotated[int, about(REPLICAS_HELP, "Replicas", "N", bounds=(1, 10_000))]
+
+
+Row = TypeVar("Row")
+
+
+class RowSample(Struct, frozen=True):
+    """A number of rows, drawn without replacement: those with the least hashes of seed and row number. A smaller sample with the same seed
+    is part of a larger one."""
+
+    rows: int
+    seed: int = 0
+
+    def drawn(self, rows: Iterable[tuple[int, Row]]) -> list[tuple[int, Row]]:
+        """The sample of numbered `rows`, in their order; of fewer rows, all."""
+        return sorted(heapq.nsmallest(self.rows, rows, key=lambda each: self._rank(each[0])), key=lambda each: each[0])
+
+    def __str__(self) -> str:
+        return f"{self.rows}:{self.seed}"
+
+    def _rank(self, row: int) -> bytes:
+        return hashlib.blake2b(f"{self.seed}:{row}".encode(), digest_size=16).digest()
+
+
+class Shard(Struct, frozen=True):
+    """One of several parts of an input, of about the same size; a problem is in the same one however the rows are ordered."""
+
+    index: int
+    """From 0."""
+    count: int
+
+    def holds(self, name: str) -> bool:
+        """Whether the problem with this name is in this shard."""
+        return int.from_bytes(hashlib.blake2b(name.encode(errors="surrogatepass"), digest_size=8).digest()) % self.count == self.index
+
+    def __str__(self) -> str:
+        return f"{self.index}/{self.count}"
+
+
+class RowSet(Struct, frozen=True):
+    """Which rows of an input a run solves."""
+
+    limit: int | None = None
+    """Only rows up to this number. They are the only ones solved; a run keeps the others, so that its limit can grow."""
+    sample: RowSample | None = None
+    """These, drawn at random; not together with a limit."""
+    shard: Shard | None = None
+    """Of the rows that the two above leave, those of this shard."""
+
+
+ALL = RowSet()
+
+
+def row_sample(text: str) -> RowSample:
+    """The sample that `text` asks for; raises `UsageError`."""
+    found = re.fullmatch(r"(\d{1,12})(?::(-?\d{1,18}))?", text, re.ASCII)
+    if found is None or not 1 <= int(found[1]) <= MAX_ROWS:
+        raise UsageError(f"--random {text}: expected N or N:SEED, with N at least 1")
+    return RowSample(int(found[1]), int(found[2] or 0))
+
+
+def shard_of(text: str) -> Shard:
+    """The shard that `text` asks for; raises `UsageError`."""
+    found = re.fullmatch(r"(\d{1,9})/(\d{1,9})", text, re.ASCII)
+    if found is None or not int(found[1]) < int(found[2]):
+        raise UsageError(f"--shard {text}: expected INDEX/COUNT with an index from 0 to COUNT - 1, such as 0/8")
+    return Shard(int(found[1]), int(found[2]))
 
 
 class RunOptions(Struct, frozen=True, kw_only=True):
@@ -165,90 +215,3 @@ ABOUT = _known()
 """The options that commands have, by their fields."""
 MAY_DRIFT = ("engines", *(name for name, known in ABOUT.items() if known.drift == "allowed"))
 """What may differ from the earlier sessions if the user allows it; with other params, input or seed it would be another run."""
-
-
-def resume_options(folder: Path, *, retry_failed: bool = False, fail_on_error: float | None = None) -> RunOptions:
-    """The options to resume the run in `folder` as it was started.
-
-    Without `fail_on_error` the share is the one that it was started with.
-
-    Raises `InputError` where there is no such run.
-    """
-    record = RunFile.read(folder)
-    kept = record.options
-    with boundary(InputError, f"{folder / 'run.json'}: $.options", foreign=msgspec.ValidationError):
-        options = msgspec.convert(kept, RunOptions, dec_hook=lambda kind, value: kind(value))
-    if any(isinstance(spec, OpenSpec) for spec in record.plan.engines.values()):
-        what = "was started from Python with engines that are in no file; continue with"
-        raise InputError(str(folder), f"{what} pipeline.solve(..., output={str(folder)!r}, resume=True)")
-    check_served(folder, record)
-    check_functions(folder, kept)
-    share = options.fail_on_error if fail_on_error is None else fail_on_error
-    return structs.replace(options, output=folder, resume=True, retry_failed=retry_failed, fail_on_error=share)
-
-
-def check_functions(folder: Path, recorded: Mapping[str, Any]) -> None:
-    """Raise `InputError` where the run in `folder` with these `recorded` options needs a function that this process does not know."""
-    unknown = [f"the judge {name!r}" for name in recorded.get("judges", ()) if name not in stage_kinds()]
-    unknown += [f"the grader {name!r}" for name in recorded.get("graders", ()) if name not in grader_names()]
-    if unknown:
-        what = f"was started from Python with {' and '.join(unknown)}, not known here; continue in Python, where they are defined, with"
-        raise InputError(str(folder), f"{what} pipeline.solve(..., output={str(folder)!r}, resume=True)")
-
-
-def check_served(folder: Path, old: RunFile) -> None:
-    """Raise `UsageError` where the `old` run is a server's, which has no more problems."""
-    if old.input.served:
-        raise UsageError(f"{folder}: is the run of a server, which cannot be resumed")
-
-
-def check_resume(options: RunOptions) -> None:
-    """Raise `UsageError` where options about resuming do not fit together."""
-    if unknown := [name for name in options.allow_drift if name not in MAY_DRIFT]:
-        raise UsageError(f"--allow-drift {unknown[0]}: not allowed; choose from {', '.join(MAY_DRIFT)}")
-    if options.resume and options.output is None:
-        raise UsageError("--resume: name the run folder with --output")
-    if (options.retry_failed or options.allow_drift) and not options.resume:
-        raise UsageError(f"--{'retry-failed' if options.retry_failed else 'allow-drift'}: only when a run is resumed; add --resume")
-
-
-class GraphKeywords(TypedDict, total=False):
-    """Keyword arguments of `load_graph`: what a graph is compiled with in addition to its engines."""
-
-    set: Mapping[str, Any] | None
-    """Values for the graph's params by name, and for fields as `engines.ROLE.NAME` and `stages.STAGE.NAME`."""
-    preset: str | Path | None
-    """Settings of a paper, by name or as a file; `set` overrides them."""
-    models: Mapping[str, str | Path] | None
-    """The model of each role: a Hugging Face name, a folder, `bundled:NAME`, or the URL of a server. Engines are chosen that fit on this
-    machine; with `engines` only the models in them are replaced."""
-    judges: Sequence[JudgeFunction | StageKind]
-    """Functions that the graph names as kinds of stages: what `pipeline.judge` made, or plain functions, by their own names."""
-
-
-class RunKeywords(GraphKeywords, total=False):
-    """What `solve` and `solve_async` take by keyword: the options of `pipeline run`, by the same words and with the same defaults."""
-
-    engines: Engines | None
-    """The engines of the graph's roles; by default those that the graph names."""
-    graders: Sequence[Same | FunctionGrader]
-    """Functions that grade answers: what `@pipeline.grader` made, or plain functions, by their own names. Problems name them in their
-    column `grader`; a single one grades all problems that name none."""
-    output: str | Path | None
-    """The run folder to write, or its URL; without it nothing is written to disk."""
-    columns: Columns | None
-    limit: Limit | None
-    random: int | Random | None
-    shard: ShardName | None
-    samples: Samples | None
-    seed: Seed
-    batch_size: BatchSize
-    schedule: Schedule
-    admission: AdmissionKind
-    baseline: Baseline
-    fail_on_error: FailedShare
-    resume: Resume
-    retry_failed: RetryFailed
-    allow_drift: Sequence[str]
-    replicas: Replicas
-    """Those of this machine: processes, which know no judge that is a function here."""

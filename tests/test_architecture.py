@@ -16,11 +16,11 @@ TESTS = sorted((ROOT / "tests").rglob("*.py"))
 
 LEVELS = [
     ["errors", "text", "files", "confidence", "system"],
-    ["graph", "grading", "tasks"],
+    ["graph", "grading", "options", "tasks"],
     ["engine", "data"],
     ["store", "reasoning"],
     ["stages", "engines", "analysis", "remote"],
-    ["runtime", "options", "show", "export", "calibration"],
+    ["runtime", "show", "export", "calibration"],
     ["run", "rewards", "training"],
     ["sweep", "cluster", "serve"],
     ["api", "cli"],

@@ -94,7 +94,7 @@ def chains_of(run: RunFile, state: str, over: int) -> int | None:
 
     None for a server's that is at work or was killed, as `run.json` has it from the end of a session.
     """
-    return None if run.input.served and state in (*ACTIVE, "killed") else max(run.chains, over)
+    return None if run.options.served and state in (*ACTIVE, "killed") else max(run.input.chains, over)
 
 
 def state_of(folder: Path, run: RunFile) -> str:

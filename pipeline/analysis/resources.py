@@ -83,7 +83,7 @@ def facts_of(stated: Mapping[str, Mapping[str, Any]]) -> dict[str, EngineFacts]:
 
 def replica_count(run: RunFile) -> int:
     """How many replicas solved the problems of `run`; 1 where the process itself had the engines."""
-    return min(int(run.options.get("replicas", 1)), max(run.input.rows, 1))
+    return min(run.options.replicas, max(run.input.rows, 1))
 
 
 def resources(engines: Iterable[EngineFacts], replicas: int = 1) -> Resources:

@@ -143,7 +143,7 @@ def summarize_work(work: RunTimes) -> Summary:
         status=file.status,
         **_decided(file, chains),
         example=chains.example,
-        batch_size=file.batch_size or None,
+        batch_size=file.options.batch_size,
         pauses=file.totals.pauses,
         left=_left(file, chains, tokens, wall_s),
         wall_time_s=wall_s,
@@ -172,7 +172,7 @@ def _decided(run: RunFile, chains: _Chains) -> dict[str, Any]:
     A run that was resumed with a smaller limit has more chains than its input by now.
     """
     facts, plan = engine_facts(run), run.plan
-    planned, problems = max(run.chains, chains.chains), max(run.input.rows, chains.problems)
+    planned, problems = max(run.input.chains, chains.chains), max(run.input.rows, chains.problems)
     return {
         "error": run.error,
         "graph": plan.name,
@@ -181,8 +181,8 @@ def _decided(run: RunFile, chains: _Chains) -> dict[str, Any]:
         "drafters": tuple(dict.fromkeys(plan.drafters)),
         "planned": planned,
         "problems_planned": None if planned == problems else problems,
-        "schedule": run.schedule or None,
-        "resumable": not (run.input.served or any(isinstance(spec, OpenSpec) for spec in plan.engines.values())),
+        "schedule": run.options.schedule,
+        "resumable": not (run.options.served or any(isinstance(spec, OpenSpec) for spec in plan.engines.values())),
         "startup_s": run.startup_s,
         "simulated": run.virtual_time,
         "simulator": of_engines(facts.values()) if run.virtual_time else "",
@@ -214,12 +214,14 @@ def _left(run: RunFile, chains: _Chains, tokens: int, wall_s: float | None) -> L
     """What is left of a run that sampled that many `tokens`: as much for each chain as so far, where one that has begun counts as half.
     None where nothing is left, or the run is not known."""
     over, begun = chains.done + chains.failed, chains.cancelled
-    if not run.plan.engines or run.chains <= over or run.status in ("running", "starting"):
+    if not run.plan.engines or run.input.chains <= over or run.status in ("running", "starting"):
         return None
     if not over or not tokens:
-        return Left(chains=run.chains - over, begun=begun)
-    share = run.chains / (over + begun / 2) - 1
-    return Left(chains=run.chains - over, begun=begun, tokens=round(tokens * share), time_s=None if wall_s is None else wall_s * share)
+        return Left(chains=run.input.chains - over, begun=begun)
+    share = run.input.chains / (over + begun / 2) - 1
+    return Left(
+        chains=run.input.chains - over, begun=begun, tokens=round(tokens * share), time_s=None if wall_s is None else wall_s * share
+    )
 
 
 def _in_order(calls: Iterable[_Calls], run: RunFile) -> list[_Calls]:

@@ -132,8 +132,10 @@ def not_known(found: Calibration) -> Iterator[str]:
 def _about(found: Calibration) -> Iterator[str]:
     first, host = found.runs[0], found.runs[0].host
     parts = (f", one of {count} replicas" if (count := replica_count(run)) > 1 else "" for run in found.runs)
-    names = ", ".join(f"{one_line(run.run_id)} (batch size {run.batch_size}{part})" for run, part in zip(found.runs, parts, strict=True))
-    on = f"{first.schedule}, on {host.cores} cores of {one_line(host.processor)}"
+    names = ", ".join(
+        f"{one_line(run.run_id)} (batch size {run.options.batch_size}{part})" for run, part in zip(found.runs, parts, strict=True)
+    )
+    on = f"{first.options.schedule}, on {host.cores} cores of {one_line(host.processor)}"
     yield f"Simulated engines with rates fitted by `pipeline calibrate` to {names}, {on}."
     yield (
         "The rates of a device are those that explain the calls' times best, not a maker's; sizes are those of the models' files, "

@@ -43,7 +43,7 @@ def watch(run: Prepared, work: Work) -> Iterator[None]:
     """Display a run until the block ends, as the command was asked to."""
     facts = [engine.facts for engine in work.engines.values()]  # of replicas they are not known here
     simulated = any(each.get("answers") == "simulated" for each in facts) if facts else run.virtual_time
-    meter, chosen = Meter(work, run.record.chains, run.record.samples, simulated=simulated), notice_settings()
+    meter, chosen = Meter(work, run.record.input.chains, run.record.input.samples, simulated=simulated), notice_settings()
     with ExitStack() as stack:
         if has_panel():
             console = PlainConsole(stderr=True)

@@ -121,7 +121,7 @@ def metrics_served(host: str, port: int, observer: Observer) -> Iterator[Observe
 
     @contextmanager
     def watch(run: Prepared, work: Work) -> Iterator[None]:
-        metrics = RunMetrics(run.plan, run.record.chains, work)
+        metrics = RunMetrics(run.plan, run.record.input.chains, work)
         registry.register(metrics)
         try:
             with observer.watch(run, work):

@@ -23,7 +23,7 @@ from pipeline.cli.options import (
     with_preset,
 )
 from pipeline.cli.terminal import print_line
-from pipeline.options import MAY_DRIFT, RunOptions, resume_options
+from pipeline.options import MAY_DRIFT, RunOptions
 
 
 @command(headed=True)
@@ -96,7 +96,7 @@ def resume(
     """
     folder = written_run(run, new=False)
     changes = {name: value for name, value in changed.items() if value is not None}
-    options = resume_options(folder.path, retry_failed=retry_failed, fail_on_error=fail_on_error)
+    options = import_module("pipeline.run.prepare").resume_options(folder.path, retry_failed=retry_failed, fail_on_error=fail_on_error)
     planned = {} if "engines" in changes else options.planned_engines
     options = structs.replace(options, **changes, planned_engines=planned, allow_drift=tuple(set(changes) & set(MAY_DRIFT)))
     plan = None if "engines" in changes else import_module("pipeline.store.run_file").RunFile.read(folder.path).plan

@@ -41,14 +41,14 @@ def in_order(found: Mapping[Path, RunFile]) -> list[Path]:
     """The folders in the order of their shards; raises `UsageError` unless they are all shards of one run, each once, and finished."""
     (first, about), *others = found.items()
     for run, file in found.items():
-        if file.input.shard is None:
+        if file.options.shard is None:
             raise UsageError(f"{run}: is not a shard: it was not run with --shard")
         if file.status != "finished":
             raise UsageError(f"{run}: is {file.status}; `pipeline resume {run}` first")
     for run, file in others:
         if differences := [clause for name, clause in drift(about, file) if name != "shard"]:
             raise UsageError(f"{run} and {first}: are not shards of one run: {'; '.join(differences)}")
-    shards = sorted((shard.index, shard.count, run) for run, file in found.items() if (shard := file.input.shard) is not None)
+    shards = sorted((shard.index, shard.count, run) for run, file in found.items() if (shard := file.options.part.shard) is not None)
     if [(index, count) for index, count, _ in shards] != [(index, shards[0][1]) for index in range(shards[0][1])]:
         given = ", ".join(f"{index}/{count}" for index, count, _ in shards)
         raise UsageError(f"expected the folders of all shards of one number, each once; these are {given}")
@@ -58,13 +58,14 @@ def in_order(found: Mapping[Path, RunFile]) -> list[Path]:
 def merged_run(files: Sequence[RunFile], run_id: str) -> RunFile:
     """The `run.json` of the run that these shards are, in their order."""
     first = files[0]
-    rows, bad, chains = (sum(each) for each in zip(*((file.input.rows, file.input.bad_rows, file.chains) for file in files), strict=True))
+    inputs = [file.input for file in files]
+    rows, bad, chains = (sum(each) for each in zip(*((each.rows, each.bad_rows, each.chains) for each in inputs), strict=True))
+    most = max(each.samples for each in inputs)
     return structs.replace(
         first,
         run_id=run_id,
-        samples=max(file.samples for file in files),
-        input=structs.replace(first.input, shard=None, rows=rows, bad_rows=bad, chains=chains),
-        options={name: value for name, value in first.options.items() if name != "shard"},
+        options=structs.replace(first.options, shard=None),
+        input=structs.replace(first.input, rows=rows, bad_rows=bad, chains=chains, samples=most),
         totals=total_of([file.totals for file in files]),
         command=[],
         sessions=merged_sessions(files),

@@ -24,12 +24,11 @@ from msgspec import Struct, structs
 
 from pipeline.cluster.merge import merged_sessions, total_of
 from pipeline.cluster.worker import CLOSE_S, ShardJob, ShardReport, ShardWorker
-from pipeline.data.problems import shard_of
 from pipeline.engine import Engine
 from pipeline.engines.cores import ranges
 from pipeline.errors import EngineDead, Interrupted, OutOfMemory, PipelineError, ReplicaLost, RunError, UsageError, reason
 from pipeline.graph.spec import EngineSpec
-from pipeline.options import RunOptions
+from pipeline.options import RunOptions, shard_of
 from pipeline.run.loop import Stop
 from pipeline.run.observer import Observer
 from pipeline.run.prepare import Prepared, is_over
@@ -227,8 +226,9 @@ class Fleet:
             index, count = outer.index + outer.count * index, outer.count * count
         return structs.replace(
             given,
-            **{name: Path(recorded[name]) for name in ("graph", "engines") if name in recorded},
-            input=tuple(recorded["input"]),
+            graph=recorded.graph,
+            engines=recorded.engines,
+            input=recorded.input,
             output=shard.absolute(),
             shard=f"{index}/{count}",
             resume=True,

@@ -28,7 +28,7 @@ Tell = Callable[[str], None]
 
 def said_anywhere(text: str) -> str:
     """An input as it is called from any working folder: a path is absolute, other names stay."""
-    is_name = text == STDIN or ("://" in text and not text.startswith("file:")) or (text in RECIPES and not Path(text).exists())
+    is_name = text == STDIN or "://" in text or (text in RECIPES and not Path(text).exists())
     return text if is_name else str(Path(text).absolute())
 
 

@@ -1,20 +1,11 @@
-"""One problem of an input, and which rows of an input a run solves."""
+"""One problem of an input."""
 
-import hashlib
-import heapq
-import re
-from collections.abc import Iterable
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from msgspec import Struct
 
-from pipeline.errors import UsageError
 from pipeline.graph.prompts import Message, Prompts
 from pipeline.graph.spec import PLAIN_SAMPLING
-
-Row = TypeVar("Row")
-MAX_ROWS = 1_000_000_000_000
-"""Maximum of a number of rows: far more than any file has, and far less than Python can count in a slice."""
 
 
 class Frame(Protocol):
@@ -77,66 +68,3 @@ class Problem(Struct, frozen=True):
         if not self.history:
             return text
         return "\n\n".join(f"{message.role}: {message.content}" for message in (*self.history, Message("user", text)))
-
-
-class RowSample(Struct, frozen=True):
-    """A number of rows, drawn without replacement: those with the least hashes of seed and row number. A smaller sample with the same seed
-    is part of a larger one."""
-
-    rows: int
-    seed: int = 0
-
-    def drawn(self, rows: Iterable[tuple[int, Row]]) -> list[tuple[int, Row]]:
-        """The sample of numbered `rows`, in their order; of fewer rows, all."""
-        return sorted(heapq.nsmallest(self.rows, rows, key=lambda each: self._rank(each[0])), key=lambda each: each[0])
-
-    def __str__(self) -> str:
-        return f"{self.rows}:{self.seed}"
-
-    def _rank(self, row: int) -> bytes:
-        return hashlib.blake2b(f"{self.seed}:{row}".encode(), digest_size=16).digest()
-
-
-class Shard(Struct, frozen=True):
-    """One of several parts of an input, of about the same size; a problem is in the same one however the rows are ordered."""
-
-    index: int
-    """From 0."""
-    count: int
-
-    def holds(self, name: str) -> bool:
-        """Whether the problem with this name is in this shard."""
-        return int.from_bytes(hashlib.blake2b(name.encode(errors="surrogatepass"), digest_size=8).digest()) % self.count == self.index
-
-    def __str__(self) -> str:
-        return f"{self.index}/{self.count}"
-
-
-class RowSet(Struct, frozen=True):
-    """Which rows of an input a run solves."""
-
-    limit: int | None = None
-    """Only rows up to this number. They are the only ones solved; a run keeps the others, so that its limit can grow."""
-    sample: RowSample | None = None
-    """These, drawn at random; not together with a limit."""
-    shard: Shard | None = None
-    """Of the rows that the two above leave, those of this shard."""
-
-
-ALL = RowSet()
-
-
-def row_sample(text: str) -> RowSample:
-    """The sample that `text` asks for; raises `UsageError`."""
-    found = re.fullmatch(r"(\d{1,12})(?::(-?\d{1,18}))?", text, re.ASCII)
-    if found is None or not 1 <= int(found[1]) <= MAX_ROWS:
-        raise UsageError(f"--random {text}: expected N or N:SEED, with N at least 1")
-    return RowSample(int(found[1]), int(found[2] or 0))
-
-
-def shard_of(text: str) -> Shard:
-    """The shard that `text` asks for; raises `UsageError`."""
-    found = re.fullmatch(r"(\d{1,9})/(\d{1,9})", text, re.ASCII)
-    if found is None or not int(found[1]) < int(found[2]):
-        raise UsageError(f"--shard {text}: expected INDEX/COUNT with an index from 0 to COUNT - 1, such as 0/8")
-    return Shard(int(found[1]), int(found[2]))

@@ -12,8 +12,9 @@ import msgspec
 
 from pipeline.data.columns import Columns
 from pipeline.data.files import Flaw, Record, files_of, rows_of
-from pipeline.data.problems import ALL, MAX_ROWS, Problem, RowSet
+from pipeline.data.problems import Problem
 from pipeline.errors import BadRow, InputError
+from pipeline.options import ALL, MAX_ROWS, RowSet
 
 HEAD_ROWS = 2000
 """Rows looked at before the first problem leaves, to see which columns there are and how numbers count options."""

@@ -53,7 +53,7 @@ class Answers:
         for item, record in self._problems.with_records():
             for name, value in self._own(item, record).items():
                 met.setdefault(name, set()).update(_kind(value))
-        left_out = {*(() if self._record.samples > 1 else ("samples", "votes")), "thought"}
+        left_out = {*(() if self._record.input.samples > 1 else ("samples", "votes")), "thought"}
         ours = {name: kind for name, kind in OURS.items() if name not in left_out}
         thought = {"thought": pa.string()} if self._thoughts else {}
         return ours | {name: _common(kinds) for name, kinds in met.items()} | thought
@@ -67,7 +67,7 @@ class Answers:
         with Query(self._run) as db, Grader() as grader:  # starts no process but for answers that are written differently
             for item, record, chains in solved(self._run, self._record, db, thoughts=self._thoughts):
                 asked = {"problem_id": item.problem_id, "problem": item.problem if isinstance(item, Problem) else None}
-                answered = _answered(chains, self._record.samples, lambda a, b: grader.grade("math", a, b).correct is True)
+                answered = _answered(chains, self._record.input.samples, lambda a, b: grader.grade("math", a, b).correct is True)
                 thought = {"thought": answered.pop("thought")}
                 yield asked | answered | self._own(item, record) | (thought if self._thoughts else {})
 
@@ -75,7 +75,7 @@ class Answers:
         """The columns of a row of the input that no column of ours repeats."""
         if isinstance(record, Flaw):
             return {}
-        same = {self._record.input.columns.get(name, name) for name in ("problem", "problem_id")}
+        same = {self._record.options.columns.get(name, name) for name in ("problem", "problem_id")}
         if isinstance(item, Problem):
             same.update(name for name in ALIASES["problem"] if record.get(name) == item.problem)
         return {f"input_{name}" if name in OURS else name: value for name, value in record.items() if name not in same}

@@ -59,7 +59,7 @@ def _reply(run: RunFile, name: str, item: Problem | BadRow, row: Record, chains:
     outcomes = [outcome_of(chain, chain.thought or "") for chain in ended]
     if error := next((outcome for outcome in outcomes if isinstance(outcome, ApiError)), None):
         return error.status, error.body
-    if len(ended) < (item.settings.samples or run.options.get("samples", run.samples)):
+    if len(ended) < (item.settings.samples or run.options.samples):
         return None
     return 200, completion(
         [outcome for outcome in outcomes if isinstance(outcome, ChainReply)],

@@ -64,7 +64,7 @@ def solved(run: Path, record: RunFile, db: Query, *, thoughts: bool = True) -> I
     thoughts: whether the chains have their `thought`. Raises `InputError` where a table cannot be read.
     """
     items = solved_problems(run, record).with_records()
-    while window := list(islice(items, max(1, WINDOW // record.samples))):
+    while window := list(islice(items, max(1, WINDOW // record.input.samples))):
         chains: dict[int, list[SolvedChain]] = {}
         for chain in db.rows(WITH_THOUGHTS if thoughts else BARE, SolvedChain, first=window[0][0].row, last=window[-1][0].row):
             chains.setdefault(chain.input_row, []).append(chain)

@@ -9,7 +9,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import msgspec
 from msgspec import Struct, field, structs
 
 from pipeline.data.files import Flaw, Record
@@ -22,12 +21,13 @@ from pipeline.engines.sim.device import devices_of
 from pipeline.engines.sim.replay import bindings
 from pipeline.engines.sim.spec import SimSpec
 from pipeline.errors import InputError, UsageError
-from pipeline.grading.plugins import graders_of_this_process, takes_problem
+from pipeline.grading.plugins import grader_names, graders_of_this_process, takes_problem
 from pipeline.graph.bundled import ARITH, REPLAY, find_file, replayed
 from pipeline.graph.load import load_graph, source_of
 from pipeline.graph.plan import Plan
-from pipeline.graph.plugins import registered_alone
-from pipeline.options import ABOUT, MAY_DRIFT, RunOptions, check_functions, check_resume, check_served
+from pipeline.graph.plugins import registered_alone, stage_kinds
+from pipeline.graph.spec import OpenSpec
+from pipeline.options import ABOUT, MAY_DRIFT, RunOptions
 from pipeline.remote.inputs import fetch_problems
 from pipeline.store.folder import FILE, hold_default, hold_output
 from pipeline.store.kept_problems import Problems, keep_problems
@@ -118,8 +118,7 @@ def prepare(
         # Where the process was killed while its engines were being opened there is nothing to resume from but the problems.
         old = None if there is None or there.status == "starting" else there
         if folder is not None and old is not None:
-            check_served(folder, old)
-            check_functions(folder, old.options)
+            check_resumable(folder, old)
         with TemporaryDirectory(prefix="problems-") if folder is None else nullcontext(folder) as place:
             kept = _kept(options, Path(place), there, problems)
             if old is None:
@@ -146,8 +145,9 @@ def prepare(
 
 def _resumed(run: Prepared, folder: Path, old: RunFile) -> Prepared:
     """The run with what earlier sessions left in its folder; write-ahead files are made parts first."""
-    most = max(run.record.samples, old.samples)  # of a problem that a limit leaves out now as well
-    record = structs.replace(run.record, folder_id=old.folder_id, samples=most)
+    now = run.record.input
+    most = max(now.samples, old.input.samples)  # of a problem that a limit leaves out now as well
+    record = structs.replace(run.record, folder_id=old.folder_id, input=structs.replace(now, samples=most))
     check_drift(folder, old, record, run.options.allow_drift)
     if is_over(old, run.options):
         return structs.replace(run, record=old, nothing_to_do=True)
@@ -178,20 +178,20 @@ def _held(options: RunOptions, name: str, *, on_disk: bool) -> Iterator[tuple[Pa
 def is_over(old: RunFile, options: RunOptions) -> bool:
     """True if the run `old` is finished, with every chain of its input, and `options` ask for no more."""
     more = options.retry_failed and old.totals.chains_failed
-    if more or old.status != "finished" or old.input.part != options.part:
+    if more or old.status != "finished" or old.options.part != options.part:
         return False
-    return old.totals.chains >= old.chains
+    return old.totals.chains >= old.input.chains
 
 
 def _kept(options: RunOptions, folder: Path, there: RunFile | None, problems: Problems | Iterable[Record] | None) -> Problems:
     """The problems in the folder of a run; those of a new one are put there."""
     if there is not None:
-        given, then = (", ".join(names) for names in (recorded_options(options)["input"], there.options.get("input", ())))
+        given, then = (", ".join(names) for names in (recorded(options).input, there.options.input))
         if given != then:
             raise UsageError(f"{folder}: cannot be resumed: --input is {given}, was {then}; start a new run")
         if not has_table(folder, KEPT):
             raise InputError(str(folder), "lacks its problems.parquet; put it back from a copy, or start a new run")
-        return Problems(folder, there.input.file, there.input.sha256, options.limit)
+        return Problems(folder, given, there.input.sha256, options.limit)
     if isinstance(problems, Problems):
         return problems.copied(folder, options.part)
     grader = options.graders[0] if len(options.graders) == 1 else None
@@ -239,51 +239,85 @@ def check_replicas(options: RunOptions) -> None:
         raise UsageError(f"--model: {what}; write an engines file, and pass it with --engines")
 
 
-def recorded_options(options: RunOptions) -> dict[str, Any]:
+def recorded(options: RunOptions) -> RunOptions:
     """The options as `run.json` holds them: with absolute paths, so that the run can be resumed from any working folder."""
-    known = {name: value for name, value in structs.asdict(options).items() if name not in ABOUT or ABOUT[name].recorded}
-    known["input"] = [storable(each if options.served else said_anywhere(each)) for each in options.input]
+    graph, engines = options.graph, options.engines
     if "graph" not in options.in_memory:
-        known["graph"] = find_file(options.graph, "graph").absolute()
-    if options.engines is not None:
-        run = replayed(options.engines)
-        known["engines"] = f"{REPLAY}{run}" if run else find_file(options.engines, "engines file").absolute()
-    known |= {name: storable(str(known[name])) for name in ("graph", "engines") if known[name] is not None}
-    return {name: value for name, value in known.items() if value is not None}
+        graph = find_file(graph, "graph").absolute()
+    if engines is not None:
+        run = replayed(engines)
+        engines = Path(f"{REPLAY}{run}") if run else find_file(engines, "engines file").absolute()
+    return structs.replace(
+        options,
+        graph=Path(storable(str(graph))),
+        engines=None if engines is None else Path(storable(str(engines))),
+        input=tuple(storable(each if options.served else said_anywhere(each)) for each in options.input),
+        output=None,
+        resume=False,
+        retry_failed=False,
+        allow_drift=(),
+    )
 
 
 def _new_record(options: RunOptions, plan: Plan, problems: Problems, run_id: str, *, virtual: bool, command: Sequence[str]) -> RunFile:
     """The `run.json` of a new run, before its first session."""
-    part, fingerprint = options.part, problems.fingerprint
+    found = problems.fingerprint
     return RunFile(
         folder_id=new_folder_id(),
         run_id=run_id,
         status="running",
-        graph_file=storable(str(options.graph)),
+        options=recorded(options),
         source=source_of(plan),
-        schedule=options.schedule,
-        admission=options.admission,
-        batch_size=options.batch_size,
-        samples=max(options.samples, fingerprint.own_most),
-        seed=options.seed,
         input=RunInput(
-            file=storable(options.input[0]),
-            columns=options.columns,
-            limit=options.limit,
-            sample=part.sample,
-            shard=part.shard,
-            served=options.served,
-            sha256=fingerprint.sha256,
-            rows=fingerprint.rows,
-            bad_rows=fingerprint.bad_rows,
-            chains=fingerprint.chains(options.samples),
+            sha256=found.sha256,
+            rows=found.rows,
+            bad_rows=found.bad_rows,
+            chains=found.chains(options.samples),
+            samples=max(options.samples, found.own_most),
         ),
         virtual_time=virtual,
         versions=versions(),
         host=host(),
         command=[storable(argument) for argument in command],
-        options=recorded_options(options),
     )
+
+
+def resume_options(folder: Path, *, retry_failed: bool = False, fail_on_error: float | None = None) -> RunOptions:
+    """The options to resume the run in `folder` as it was started; by default the share `fail_on_error` is that of the start.
+
+    Raises `InputError` where there is no such run.
+    """
+    old = RunFile.read(folder)
+    if any(isinstance(spec, OpenSpec) for spec in old.plan.engines.values()):
+        raise _only_from_python(folder, "engines that are in no file; continue with")
+    check_resumable(folder, old)
+    share = old.options.fail_on_error if fail_on_error is None else fail_on_error
+    return structs.replace(old.options, output=folder, resume=True, retry_failed=retry_failed, fail_on_error=share)
+
+
+def check_resumable(folder: Path, old: RunFile) -> None:
+    """Raise `UsageError` where the run `old` in `folder` is a server's, which has no more problems, or needs functions that this process
+    does not know."""
+    if old.options.served:
+        raise UsageError(f"{folder}: is the run of a server, which cannot be resumed")
+    unknown = [f"the judge {name!r}" for name in old.options.judges if name not in stage_kinds()]
+    unknown += [f"the grader {name!r}" for name in old.options.graders if name not in grader_names()]
+    if unknown:
+        raise _only_from_python(folder, f"{' and '.join(unknown)}, not known here; continue in Python, where they are defined, with")
+
+
+def _only_from_python(folder: Path, what: str) -> InputError:
+    return InputError(str(folder), f"was started from Python with {what} pipeline.solve(..., output={str(folder)!r}, resume=True)")
+
+
+def check_resume(options: RunOptions) -> None:
+    """Raise `UsageError` where options about resuming do not fit together."""
+    if unknown := [name for name in options.allow_drift if name not in MAY_DRIFT]:
+        raise UsageError(f"--allow-drift {unknown[0]}: not allowed; choose from {', '.join(MAY_DRIFT)}")
+    if options.resume and options.output is None:
+        raise UsageError("--resume: name the run folder with --output")
+    if (options.retry_failed or options.allow_drift) and not options.resume:
+        raise UsageError(f"--{'retry-failed' if options.retry_failed else 'allow-drift'}: only when a run is resumed; add --resume")
 
 
 def check_drift(folder: Path, old: RunFile, new: RunFile, allowed: Sequence[str]) -> None:
@@ -297,7 +331,6 @@ def check_drift(folder: Path, old: RunFile, new: RunFile, allowed: Sequence[str]
 
 def drift(old: RunFile, new: RunFile) -> Iterator[tuple[str, str]]:
     """Differences between two runs, as clauses, each with the name under which it may be allowed or is refused."""
-    new = msgspec.json.decode(msgspec.json.encode(new), type=RunFile)  # as it will be read
     before, now = old.plan, new.plan
     if (before.block, before.prompts) != (now.block, now.prompts):  # a bundled graph may have got a param since, of no effect
         changes = [*_changes("param ", before.params, now.params)]
@@ -310,7 +343,7 @@ def drift(old: RunFile, new: RunFile) -> Iterator[tuple[str, str]]:
         yield "input", "the problems have changed"
     for name, known in ABOUT.items():
         if known.drift is not None:
-            for clause in _changes("", {name: old.options.get(name)}, {name: new.options.get(name)}):
+            for clause in _changes("", {name: getattr(old.options, name)}, {name: getattr(new.options, name)}):
                 yield name, clause
 
 

@@ -222,7 +222,7 @@ async def _carry_out(run: Prepared, record: RunFile, fitted: Fitted, observer: O
                 rows, recorder = await _open_rows(stack, run, observer, progress)
                 recording = Recording(run_id=record.run_id, rows=rows, progress=progress, clock=clock, resume_state=run.resume_state)
                 work = Executor(fitted, schedule, recording, settings)
-                samples = SampleCounts(options.samples, run.record.samples)
+                samples = SampleCounts(options.samples, run.record.input.samples)
                 chains: Feed = InputFeed(iter(run.problems), samples, run.resume_state.is_over, threads=not run.virtual_time)
                 if feed is not None and recorder is not None:
                     chains = _KeptFeed(feed, recorder)

@@ -132,7 +132,7 @@ class MemoryRows(NoRows):
 @contextmanager
 def progress_shown(run: Prepared, work: Work) -> Iterator[None]:
     """Draw the progress of a run until the block ends; the run never waits for it."""
-    chains, progress = run.record.chains, work.progress
+    chains, progress = run.record.input.chains, work.progress
 
     def bar() -> Columns:
         failed = f", {progress.failed:,} failed" if progress.failed else ""

@@ -170,14 +170,17 @@ def engine_setup(run: RunFile) -> Table:
 
 
 def _setup_rows(run: RunFile) -> Iterator[tuple[str, str]]:
-    yield "graph", run.graph_file
+    yield "graph", str(run.options.graph)
     yield "stages", ", ".join(f"{node.name} ({node.spec.kind})" for node in run.plan.stages())
     yield "params", _pairs({name: value for name, value in run.plan.params.items() if value is not None}) or "none"
     count = replica_count(run)
-    yield "batch size", f"{run.batch_size} chains in flight{f' on each of {count} replicas' if count > 1 else ''}, {run.schedule}"
+    yield (
+        "batch size",
+        f"{run.options.batch_size} chains in flight{f' on each of {count} replicas' if count > 1 else ''}, {run.options.schedule}",
+    )
     yield "admission", _admission(run)
-    yield "samples and seed", f"{run.chains / max(run.input.rows, 1):g} per problem, seed {run.seed}"
-    yield "input", f"{run.input.file}, {run.input.rows:,} rows"
+    yield "samples and seed", f"{run.input.chains / max(run.input.rows, 1):g} per problem, seed {run.options.seed}"
+    yield "input", f"{run.options.input[0]}, {run.input.rows:,} rows"
     yield "clock", "simulated" if run.virtual_time else "measured"
     yield "host", _host(run.host)
     yield "versions", _pairs(run.versions, " ")
@@ -188,7 +191,7 @@ def _setup_rows(run: RunFile) -> Iterator[tuple[str, str]]:
 
 def _admission(run: RunFile) -> str:
     """What decided which live chains continued."""
-    if run.admission != "cache":
+    if run.options.admission != "cache":
         return "the batch size alone"
     if run.totals.pauses is None:
         return "only the batch size: there is no loop, or no engine in it reports the size of its cache"

@@ -16,10 +16,11 @@ import pyarrow as pa
 from msgspec import Struct
 
 from pipeline.data.files import Flaw, Record
-from pipeline.data.problems import DEFAULT, MAX_ROWS, ChainSettings, Problem, RowSet
+from pipeline.data.problems import DEFAULT, ChainSettings, Problem
 from pipeline.data.reading import InputReading
 from pipeline.errors import BadRow
 from pipeline.graph.prompts import Message
+from pipeline.options import MAX_ROWS, RowSet
 from pipeline.store.folder import PROBLEMS
 from pipeline.store.rows import ProblemRow, columns_of, schema_of
 from pipeline.store.run_file import RunFile
@@ -152,4 +153,4 @@ def _record(text: str | None) -> Record:
 
 def solved_problems(folder: Path, run: RunFile) -> Problems:
     """The problems of the `run` in `folder`."""
-    return Problems(folder, run.input.file, run.input.sha256, run.input.limit)
+    return Problems(folder, run.options.input[0], run.input.sha256, run.options.limit)

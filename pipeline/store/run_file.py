@@ -13,12 +13,12 @@ from typing import Any, Literal
 import msgspec
 from msgspec import Struct, structs
 
-from pipeline.data.problems import RowSample, RowSet, Shard
 from pipeline.engine import EngineStatistics, Fact
 from pipeline.errors import GraphError, InputError, RunFolderError, boundary
 from pipeline.files import new_file
 from pipeline.graph.load import plan_of
 from pipeline.graph.plan import Plan, settings_of
+from pipeline.options import RunOptions
 from pipeline.store.folder import FILE, FORMAT, read_card
 from pipeline.system.machine import core_count, cuda_mps, memory
 from pipeline.system.machine import versions as installed
@@ -33,29 +33,15 @@ PACKAGES = tuple("pipeline anyio msgspec pyarrow torch transformers tokenizers v
 class RunInput(Struct, frozen=True, kw_only=True):
     """The problems that a run was given."""
 
-    file: str
-    columns: dict[str, str] = {}
-    """The column of the file for each field, where the user mapped any."""
-    limit: int | None = None
-    """Only the first `limit` rows are solved; the others are kept."""
-    sample: RowSample | None = None
-    """Only these rows, drawn at random."""
-    shard: Shard | None = None
-    """Of these only the problems of this shard."""
     sha256: str
     """SHA-256 of its rows, hexadecimal."""
     rows: int
-    """Rows that were asked for, bad ones included."""
+    """Rows that were asked for, bad ones included; a server's are known at the end of a session."""
     bad_rows: int = 0
-    chains: int | None = None
-    """Chains of these rows, which may say themselves how many they have; null in older runs: all have as many."""
-    served: bool = False
-    """The problems are requests to a server, which came while it ran; `rows` is known at the end of a session."""
-
-    @property
-    def part(self) -> RowSet:
-        """Which rows of the file were asked for."""
-        return RowSet(limit=self.limit, sample=self.sample, shard=self.shard)
+    chains: int
+    """Chains of these rows, which may say themselves how many they have."""
+    samples: int
+    """The most chains of any row."""
 
 
 class Host(Struct, frozen=True, kw_only=True):
@@ -125,16 +111,10 @@ class RunFile(Struct, frozen=True, kw_only=True):
     """The random name of the run folder, which every file of its tables bears; unlike `run_id` no other folder has it."""
     run_id: str
     status: Status
-    graph_file: str
+    options: RunOptions
+    """The options that it can be resumed with: with absolute paths, and without what concerned one session alone."""
     source: str
     """The graph and its engines with all their values, as YAML: what the run solves, whatever becomes of the files."""
-    schedule: str
-    admission: str = ""
-    """`cache` or `batch`."""
-    batch_size: int
-    samples: int
-    """Chains of a problem; where the problems of the input say that themselves, the most of any."""
-    seed: int
     input: RunInput
     virtual_time: bool
     """Whether time was simulated: then all times but `startup_s` and `orchestrator_cpu_s` of a session are those of the simulated clock."""
@@ -147,15 +127,13 @@ class RunFile(Struct, frozen=True, kw_only=True):
     """The facts that each engine stated when it was open, by role."""
     sessions: tuple[Session, ...] = ()
     """The first session, and one more for every time that the run was resumed; none while its first engines are opened."""
-    options: dict[str, Any] = {}
-    """The `RunOptions` of the run with absolute paths, from which it can be resumed."""
 
     @classmethod
     def read(cls, folder: Path) -> "RunFile":
         """The `run.json` in `folder`; raises `InputError` where there is none that this version can read."""
         raw = read_card(folder)
         try:
-            run = msgspec.convert(raw, cls)
+            run = msgspec.convert(raw, cls, dec_hook=lambda kind, value: kind(value))
         except msgspec.ValidationError as error:
             raise InputError(str(folder / FILE), f"is not a run.json of this program: {error}") from error
         with boundary(InputError, str(folder / FILE), foreign=GraphError):
@@ -166,7 +144,7 @@ class RunFile(Struct, frozen=True, kw_only=True):
         """Replace `run.json` in `folder`; raises `RunFolderError`."""
         path = folder / FILE
         with boundary(RunFolderError, f"{path}: cannot be written", foreign=OSError), new_file(path) as draft:
-            draft.write_bytes(msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n")
+            draft.write_bytes(msgspec.json.format(msgspec.json.encode(self, enc_hook=str), indent=2) + b"\n")
 
     @property
     def plan(self) -> Plan:
@@ -174,14 +152,9 @@ class RunFile(Struct, frozen=True, kw_only=True):
         return plan_of(self.source)
 
     @property
-    def chains(self) -> int:
-        """The number of chains of its input."""
-        return self.input.rows * self.samples if self.input.chains is None else self.input.chains
-
-    @property
     def graph(self) -> str:
         """The name of the graph's file, without its ending."""
-        return Path(self.graph_file).stem
+        return self.options.graph.stem
 
     @property
     def engines(self) -> dict[str, dict[str, Any]]:

@@ -127,8 +127,8 @@ class Retracer:
     def _retrace(self, problem: Problem, row: Mapping[str, Any], recorded: ResumedChain) -> RetracedChain | None:
         """The chain of a row of the table `chains`; None where its calls do not lead to its steps."""
         sample = row["sample_index"]
-        order = (problem.row - 1) * self.record.samples + sample
-        chain = Chain(problem, sample, order, self.record.seed, self._openings, self._translator, self._limits)
+        order = (problem.row - 1) * self.record.input.samples + sample
+        chain = Chain(problem, sample, order, self.record.options.seed, self._openings, self._translator, self._limits)
         record = _Record(chain, recorded)
         try:
             anyio.run(partial(_run, chain, record, self._block))

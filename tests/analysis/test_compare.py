@@ -1,6 +1,7 @@
 """Runs side by side: figures against hand-computed ones, the baseline, refusals and flags."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -150,12 +151,12 @@ def test_a_baseline_with_other_hardware_is_said(table: Make) -> None:
 
 
 def test_runs_over_several_data_sets_are_compared_within_each(table: Make) -> None:
-    other = RunInput(sha256="another", file="folder/test.parquet", rows=4)
+    other = {"file": Path("folder/test.parquet"), "input": RunInput(sha256="another", rows=4, chains=4, samples=1)}
     runs = [
         table("target", BASE),
         table("fast", [4.0] * 4),
-        table("t2", [9.0] * 4, graph="target", input=other),
-        table("f2", [3.0] * 4, input=other),
+        table("t2", [9.0] * 4, graph="target", **other),
+        table("f2", [3.0] * 4, **other),
     ]
     found = compare(runs)
     assert found.baselines == {"data": "target", "folder": "t2"}

@@ -22,8 +22,8 @@ TABLES = bundled_tables()
 ALONE = {"target": {"backend": "torch", "model": "org/large"}}
 
 
-def input_of(name: str) -> RunInput:
-    return RunInput(sha256=name, file=f"{name}.parquet", rows=2)
+def input_of(name: str) -> dict[str, Any]:
+    return {"file": Path(f"{name}.parquet"), "input": RunInput(sha256=name, rows=2, chains=2, samples=1)}
 
 
 def column(table: Table, name: str) -> list[str]:
@@ -31,7 +31,7 @@ def column(table: Table, name: str) -> list[str]:
 
 
 def runs_over(table: Make, name: str, latency: float, **fields: Any) -> list[RunTable]:
-    each = {"input": input_of(name), **fields}
+    each = input_of(name) | fields
     alone = table(f"target-{name}", [latency] * 2, graph="target", engines=ALONE, drafters=(), **each)
     return [alone, table(f"speccot-{name}", [2.0] * 2, graph="speccot", **each)]
 
@@ -53,8 +53,8 @@ def test_data_sets_are_columns_and_the_last_ones_are_averages(table: Make) -> No
 def test_a_system_is_compared_with_the_target_of_its_own_model(table: Make) -> None:
     other = {"draft": {"backend": "torch", "model": "org/small"}, "target": {"backend": "torch", "model": "org/huge"}}
     huge = [
-        table("huge", [20.0] * 2, graph="target", engines={"target": other["target"]}, drafters=(), input=input_of("gsm8k")),
-        table("huge-speccot", [5.0] * 2, graph="speccot", engines=other, input=input_of("gsm8k")),
+        table("huge", [20.0] * 2, graph="target", engines={"target": other["target"]}, drafters=(), **input_of("gsm8k")),
+        table("huge-speccot", [5.0] * 2, graph="speccot", engines=other, **input_of("gsm8k")),
     ]
     found = paper_table(TABLES["speccot-2"], [*runs_over(table, "gsm8k", 6.0), *huge])
     assert list(zip(column(found, "models"), column(found, "gsm8k, r"), strict=True)) == [

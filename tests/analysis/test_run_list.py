@@ -1,7 +1,6 @@
 """The line that a run folder has in a list of runs."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -49,8 +48,7 @@ def test_the_time_of_a_run_that_was_killed_is_not_that_of_its_earlier_session(
 
 @pytest.mark.parametrize(("status", "of"), [("running", None), ("interrupted", 2)])
 def test_how_many_chains_a_server_has_is_known_at_its_end(tmp_path: Path, status: str, of: int | None) -> None:
-    served: dict[str, Any] = RUN_JSON["input"] | {"served": True, "rows": 2}
-    write_run_json(tmp_path, status=status, input=served)
+    write_run_json(tmp_path, status=status, served=True, input=RUN_JSON["input"] | {"rows": 2, "chains": 2})
     assert run_state(tmp_path, "it").of == of
     assert run_progress(tmp_path).chains == of
 

@@ -32,7 +32,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("again", "larger"):
         shutil.copytree(place / "b", place / name)
     card = msgspec.json.decode((place / "larger/run.json").read_bytes())
-    (place / "larger/run.json").write_bytes(msgspec.json.encode(card | {"batch_size": 99}))
+    (place / "larger/run.json").write_bytes(msgspec.json.encode(card | {"options": card["options"] | {"batch_size": 99}}))
     return place
 
 

@@ -62,7 +62,7 @@ def test_options_come_from_the_environment(tmp_path: Path, monkeypatch: pytest.M
     done = pipeline(*words, "--batch-size", "5")
     assert (done.returncode, done.stderr) == (0, "")
     run = RunFile.read(tmp_path / "run")
-    assert (run.batch_size, run.input.rows) == (5, 2)
+    assert (run.options.batch_size, run.input.rows) == (5, 2)
 
 
 @pytest.mark.slow

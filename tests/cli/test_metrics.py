@@ -28,7 +28,7 @@ def test_the_guide_lists_every_metric(tmp_path: Path) -> None:
         """Collects the metrics of the run at its end."""
 
         def __init__(self, run: Prepared, work: Work) -> None:
-            self._metrics = RunMetrics(run.plan, run.record.chains, work)
+            self._metrics = RunMetrics(run.plan, run.record.input.chains, work)
 
         def __enter__(self) -> None:
             pass

@@ -66,7 +66,7 @@ def test_merged_shards_are_the_run_over_the_whole_input(shards: Mapping[str, Pat
 
 def test_what_is_not_all_shards_of_one_run_once_is_refused(shards: Mapping[str, Path]) -> None:
     files = {name: RunFile.read(shards[name]) for name in ("whole", "0/3", "1/3", "2/3")}
-    other = structs.replace(files["1/3"], options=files["1/3"].options | {"seed": 8})
+    other = structs.replace(files["1/3"], options=structs.replace(files["1/3"].options, seed=8))
     stopped = structs.replace(files["1/3"], status="interrupted")
     for given, what in (
         ([files["0/3"], files["1/3"]], "each once; these are 0/3, 1/3$"),

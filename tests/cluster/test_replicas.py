@@ -15,12 +15,11 @@ from msgspec import structs
 
 from pipeline.cluster.replicas import DeviceShare, Fleet, Poll, divided, solve_on_this_machine, worker_process
 from pipeline.cluster.worker import ShardJob
-from pipeline.data.problems import Shard
 from pipeline.errors import ReplicaLost, RunFolderError, UsageError
-from pipeline.options import RunOptions, resume_options
+from pipeline.options import RunOptions, Shard
 from pipeline.run.loop import Stop, attended, in_loop
 from pipeline.run.observer import Observer
-from pipeline.run.prepare import load_plan, prepare
+from pipeline.run.prepare import load_plan, prepare, resume_options
 from pipeline.run.run import SessionResult, run
 from pipeline.store.query import Query
 from pipeline.store.rows import ChainRow

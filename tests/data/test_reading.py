@@ -9,9 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.data.files import Flaw, Record
-from pipeline.data.problems import Problem, RowSample, RowSet, Shard, row_sample, shard_of
+from pipeline.data.problems import Problem
 from pipeline.data.reading import HEAD_ROWS, InputReading, read_files
 from pipeline.errors import BadRow, InputError, UsageError
+from pipeline.options import RowSample, RowSet, Shard, row_sample, shard_of
 
 
 def rows_of(count: int, **more: Any) -> list[Record]:

@@ -12,8 +12,8 @@ from pipeline.api import load_graph
 from pipeline.errors import GraphError, UsageError
 from pipeline.graph.document import parse, setting, written
 from pipeline.graph.plan import Plan
-from pipeline.options import RunOptions, resume_options
-from pipeline.run.prepare import load_plan
+from pipeline.options import RunOptions
+from pipeline.run.prepare import load_plan, resume_options
 from pipeline.run.run import run
 from pipeline.store.run_file import RunFile
 from pipeline.sweep.plan import SweepOptions

@@ -80,7 +80,7 @@ def test_a_run_is_of_the_url_and_has_the_rows_of_the_file(store: ObjectServer, p
         done = pipeline(*COMMAND, "--input", given, "--output", tmp_path / name / "run")
         assert done.returncode == 0, done.stderr
     one, other = RunFile.read(tmp_path / "stored/run"), RunFile.read(tmp_path / "local/run")
-    assert (one.input.file, one.options["input"]) == (url, [url])
+    assert one.options.input == (url,)
     assert one.input.sha256 == other.input.sha256
     columns = ("submit_unix_ns", "start_unix_ns", "end_unix_ns", "first_token_unix_ns")
     assert tables(tmp_path / "stored/run", *columns) == tables(tmp_path / "local/run", *columns)
@@ -96,7 +96,7 @@ def test_a_run_of_a_url_goes_on_with_what_it_kept(store: ObjectServer, prefix: s
     store.delete(f"{prefix}/problems.jsonl")
     done = pipeline("resume", folder)
     assert done.returncode == 0, done.stderr
-    assert (RunFile.read(folder).input.file, RunFile.read(folder).options["input"]) == (url, [url])
+    assert RunFile.read(folder).options.input == (url,)
 
 
 @pytest.mark.slow

@@ -146,7 +146,7 @@ def test_the_python_api_takes_urls(store: ObjectServer, prefix: str, url: str, t
     store.write(f"{prefix}/problems.jsonl", write_problems(tmp_path).read_bytes())
     problems, run = f"{url}/problems.jsonl", f"{url}/run"
     found = api.solve("speccot", problems, engines=SIM, output=run)
-    assert (len(found), found.run.input.file, store.status(f"{prefix}/run")) == (12, problems, "finished")
+    assert (len(found), found.run.options.input[0], store.status(f"{prefix}/run")) == (12, problems, "finished")
     assert api.solve("speccot", problems, engines=SIM, output=run, resume=True).chains == found.chains
     with pytest.raises(UsageError, match=f"{run}: already contains a run"):
         api.solve("speccot", problems, engines=SIM, output=run)
@@ -159,7 +159,7 @@ def test_a_url_of_a_file_is_a_path(tmp_path: Path) -> None:
     problems = write_problems(tmp_path)
     done = pipeline(*COMMAND, "--input", f"file://{problems}", "--output", f"file://{tmp_path}/runs/one")
     assert done.returncode == 0, done.stderr
-    assert RunFile.read(tmp_path / "runs/one").input.file == f"file://{problems}"
+    assert RunFile.read(tmp_path / "runs/one").options.input == (f"file://{problems}",)
 
 
 @pytest.mark.slow

@@ -58,8 +58,8 @@ def folder_of(folder: Path, *rows: Any) -> Path:
     path.write_text("name,text\na,Problem A?\nb,Problem B?\n")
     columns = {"problem": "text", "problem_id": "name"}
     sha256 = keep_problems(folder, read_files([path], columns)).fingerprint.sha256
-    read = {"file": str(path), "columns": columns, "limit": None, "sha256": sha256, "rows": 2}
-    return write_run_json(folder, stages=STAGES, engines=ENGINES, input=read)
+    read = {"sha256": sha256, "rows": 2, "chains": 2, "samples": 1}
+    return write_run_json(folder, stages=STAGES, engines=ENGINES, columns=columns, input=read)
 
 
 def rounds_of(folder: Path) -> list[StepToScore]:

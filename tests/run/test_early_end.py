@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from pipeline.options import RunOptions, resume_options
+from pipeline.options import RunOptions
+from pipeline.run.prepare import resume_options
 from pipeline.run.run import run
 from tests.support.hanging_together import check_hangs_together
 from tests.support.killed import cut

@@ -10,8 +10,9 @@ import pytest
 from pipeline.analysis.headline.lines import headline
 from pipeline.analysis.summary import summarize
 from pipeline.cli.signals import restored_handlers, stop_on_signal
-from pipeline.options import RunOptions, resume_options
+from pipeline.options import RunOptions
 from pipeline.run.observer import Observer
+from pipeline.run.prepare import resume_options
 from pipeline.run.run import SessionResult, run
 from pipeline.run.stream import MemoryRows
 from pipeline.store.rows import ChainRow

@@ -11,8 +11,8 @@ import pipeline
 from pipeline.engines.sim.tokenizer import SimTokenizer
 from pipeline.errors import GraphError, InputError, UsageError
 from pipeline.graph.plan import Plan
-from pipeline.options import RunOptions, resume_options
-from pipeline.run.prepare import load_plan, prepare
+from pipeline.options import RunOptions
+from pipeline.run.prepare import load_plan, prepare, resume_options
 from pipeline.run.run import run
 from pipeline.stages.build import builders_of
 from pipeline.store.folder import hold
@@ -183,7 +183,7 @@ def test_engines_and_tokenizers_of_one_s_own_are_told_what_they_lack() -> None:
 def test_a_server_s_run_is_not_resumed(place: Path, tmp_path: Path) -> None:
     cut(place / "whole", tmp_path / "run", 0.5)
     card = json.loads((tmp_path / "run/run.json").read_text())
-    card["input"]["served"] = True
+    card["options"]["served"] = True
     (tmp_path / "run/run.json").write_text(json.dumps(card))
     with pytest.raises(UsageError, match="is the run of a server, which cannot be resumed"):
         run(structs.replace(options(place, output=tmp_path / "run"), resume=True))

@@ -10,7 +10,8 @@ import pytest
 
 from pipeline.cli.runs.show import failures
 from pipeline.errors import UsageError
-from pipeline.options import RunOptions, resume_options
+from pipeline.options import RunOptions
+from pipeline.run.prepare import resume_options
 from pipeline.run.run import SessionResult, run
 from pipeline.store.run_file import RunFile
 from tests.support.paths import ROOT, SIM
@@ -150,7 +151,7 @@ def test_a_replay_goes_on_after_it_was_stopped(recorded: Callable[[str], Path], 
     part = replay(recorded("specreason"), tmp_path / "part", settings=settings, limit=3)
     card = json.loads((part.folder / "run.json").read_bytes())
     assert card["options"]["engines"] == f"replay:{recorded('specreason')}"
-    card["options"]["limit"] = card["input"]["limit"] = None
+    card["options"]["limit"] = None
     card["status"] = "interrupted"
     (part.folder / "run.json").write_text(json.dumps(card))
     result = run(resume_options(part.folder))

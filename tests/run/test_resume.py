@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from pipeline.analysis.summary import summarize
 from pipeline.analysis.time.thinking import read_thinking
 from pipeline.engines.sim.text import sim_answer
-from pipeline.options import RunOptions, resume_options
+from pipeline.options import RunOptions
+from pipeline.run.prepare import resume_options
 from pipeline.run.run import run
 from pipeline.store.folder import LOCK
 from pipeline.store.query import Query

@@ -14,10 +14,10 @@ from msgspec import structs
 
 from pipeline.analysis.summary import summarize
 from pipeline.engines.registry import open_engines
-from pipeline.options import RunOptions, resume_options
+from pipeline.options import RunOptions
 from pipeline.run.loop import Stop, attended, in_loop
 from pipeline.run.observer import Observer
-from pipeline.run.prepare import load_plan, prepare
+from pipeline.run.prepare import load_plan, prepare, resume_options
 from pipeline.run.run import SessionResult, run
 from pipeline.run.run import solve as solve_run
 from tests.support.paths import ROOT, SIM

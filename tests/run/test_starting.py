@@ -13,9 +13,9 @@ from pipeline.analysis.progress import run_progress, state_of
 from pipeline.engines.startup import Listener
 from pipeline.errors import RunError
 from pipeline.graph.spec import EngineSpec
-from pipeline.options import RunOptions, resume_options
+from pipeline.options import RunOptions
 from pipeline.run.observer import Observer
-from pipeline.run.prepare import Prepared
+from pipeline.run.prepare import Prepared, resume_options
 from pipeline.run.run import run
 from pipeline.store.folder import FILE, PROBLEMS
 from pipeline.store.run_file import RunFile

@@ -7,7 +7,8 @@ import pytest
 from msgspec import structs
 
 from pipeline.errors import RunError
-from pipeline.options import RunOptions, resume_options
+from pipeline.options import RunOptions
+from pipeline.run.prepare import resume_options
 from pipeline.run.run import run
 from pipeline.runtime.rows import FIRST, QUIET_NS, FirstRows, Setbacks
 from pipeline.store.rows import CallRow, ChainRow, StepRow

@@ -16,7 +16,7 @@ from pipeline.data.problems import Problem
 from pipeline.errors import InputError, UsageError
 from pipeline.grading import plugins as graders
 from pipeline.graph import plugins
-from pipeline.options import resume_options
+from pipeline.run.prepare import resume_options
 from pipeline.stages.function_judge import JudgeFailed, _judgement
 from pipeline.stages.vote import majority_vote
 from tests.support.paths import SIM

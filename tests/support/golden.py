@@ -18,7 +18,8 @@ import pyarrow.parquet as pq
 import pytest
 from msgspec import Struct
 
-from pipeline.options import RunOptions, resume_options
+from pipeline.options import RunOptions
+from pipeline.run.prepare import resume_options
 from pipeline.run.run import run
 from pipeline.store import recorder, store
 from tests.support.paths import ROOT, SIM

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import yaml
 
+from pipeline.options import RunOptions
 from pipeline.store.run_file import RunFile
 
 RESPONSE = {"kind": "generate", "engine": "target", "unit": "response", "max_tokens": 9}
@@ -36,26 +37,23 @@ RUN_JSON: dict[str, Any] = {
     "format": 1,
     "run_id": "r",
     "status": "finished",
-    "graph_file": "graphs/target.yaml",
+    "options": {"graph": "graphs/target.yaml", "input": ["problems.csv"], "batch_size": 8},
     "source": source(),
-    "schedule": "pipelined",
-    "batch_size": 8,
-    "samples": 1,
-    "seed": 0,
-    "input": {"file": "problems.csv", "sha256": "0", "rows": 1},
+    "input": {"sha256": "0", "rows": 1, "chains": 1, "samples": 1},
     "virtual_time": False,
     "sessions": [{"started_unix_ns": 1_700_000_000_000_000_000, "status": "finished"}],
 }
 """The least that one may say: a run of the target alone."""
-RUN = msgspec.convert(RUN_JSON, RunFile)
+RUN = msgspec.convert(RUN_JSON, RunFile, dec_hook=lambda kind, value: kind(value))
 
 
 def write_run_json(
     folder: Path, *, stages: Mapping[str, Any] | None = None, engines: Mapping[str, Any] | None = None, **fields: Any
 ) -> Path:
-    """`RUN_JSON` with these stages, engines and other `fields`, in `folder`."""
+    """`RUN_JSON` with these stages, engines and other `fields` or options, in `folder`."""
+    options = RUN_JSON["options"] | {name: fields.pop(name) for name in RunOptions.__struct_fields__ if name != "input" and name in fields}
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "run.json").write_text(json.dumps(RUN_JSON | {"source": source(stages, engines)} | fields))
+    (folder / "run.json").write_text(json.dumps(RUN_JSON | {"source": source(stages, engines), "options": options} | fields))
     return folder
 
 

@@ -66,7 +66,7 @@ async def solve_on(engines: Mapping[str, Engine], options: RunOptions) -> Sessio
     plan = load_plan(options.graph, options.engines, options.settings)
     with prepare(options, plan) as checked:
         result = await session.solve(checked, Observer(), engines=engines)
-    assert (result.exit_code, result.done) == (0, checked.record.chains), result.error
+    assert (result.exit_code, result.done) == (0, checked.record.input.chains), result.error
     return result
 
 

@@ -52,7 +52,7 @@ def hostile_run(ran: Path, folder: Path) -> Path:
     shutil.copytree(ran, folder)
     card = json.loads((folder / "run.json").read_text())
     source = card["source"].replace("params:", f"params:\n  more: {json.dumps(HOSTILE)}", 1)
-    card |= {"graph_file": HOSTILE, "command": [HOSTILE], "source": source}
+    card |= {"options": card["options"] | {"graph": HOSTILE}, "command": [HOSTILE], "source": source}
     (folder / "run.json").write_text(json.dumps(card))
     for table, columns in {
         "chains": ("chain_id", "problem_id", "answer", "answer_text", "reference_answer", "error_message"),

@@ -89,7 +89,6 @@ def card(start: float, end: float, **more: Any) -> dict[str, Any]:
     sessions = [{"started_unix_ns": at(start), "ended_unix_ns": at(end), "status": "finished"}]
     return {
         "status": "finished",
-        "schedule": "pipelined",
         "batch_size": 2,
         "engines": engines,
         "engine_facts": facts,

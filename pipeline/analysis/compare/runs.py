@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from msgspec import Struct, structs
+from msgspec import Struct
 
 from pipeline.analysis.arrays import Array
 from pipeline.analysis.compare.rules import Rules, rules_of
@@ -125,6 +125,8 @@ class RunTable(Struct, frozen=True, kw_only=True, dict=True):
     seed: int
     simulated: bool
     status: str
+    file: Path
+    """The input, or the first of several."""
     input: RunInput
     wall_time_s: float
     pooled: tuple[str, ...] = ()
@@ -223,9 +225,12 @@ def read_run(folder: Path) -> RunTable:
 
 def _member(folder: Path, name: str) -> _Member:
     run = RunFile.read(folder)
-    same = ("graph", "engines", "schedule", "batch_size", "admission", "samples", "seed", "status", "input", "host")
     facts, replicas = engine_facts(run), replica_count(run)
-    fields = {each: getattr(run, each) for each in same} | {
+    fields = {each: getattr(run, each) for each in ("graph", "engines", "status", "input", "host")}
+    fields |= {each: getattr(run.options, each) for each in ("schedule", "batch_size", "admission", "seed")}
+    fields |= {
+        "samples": run.input.samples,
+        "file": Path(run.options.input[0]),
         "name": name,
         "digest": run.plan.digest,
         "params": run.plan.params,
@@ -258,10 +263,11 @@ def _pools(members: Sequence[_Member]) -> list[list[_Member]]:
         names = db.names
     groups: dict[Any, list[_Member]] = {}
     for member, name in zip(members, names, strict=True):
-        problems = {key: value for key, value in structs.asdict(member.run.input).items() if key not in ("file", "bad_rows", "chains")}
+        input_, options = member.run.input, member.run.options
+        problems = (input_.sha256, input_.rows, options.columns, options.part, options.served)
         key = (*(repr(member.fields[each]) for each in ALIKE), repr(problems), models.get(name))
         group = groups.setdefault(key, [])
-        if any(member.run.seed == other.run.seed for other in group):
+        if any(options.seed == other.run.options.seed for other in group):
             groups[name] = [member]
         else:
             group.append(member)
@@ -363,7 +369,7 @@ def data_sets(runs: Iterable[RunTable]) -> dict[str, str]:
     runs = list(runs)
     files: dict[str, Path] = {}
     for run in runs:
-        files.setdefault(run.input.sha256, Path(run.input.file))
+        files.setdefault(run.input.sha256, run.file)
     short = [data_name(file) for file in files.values()]
     names = {
         sha: name if short.count(name) == 1 else f"{file.parent.name}/{file.stem}"

@@ -148,8 +148,8 @@ def occupancy(work: RunTimes, bins: int = BINS) -> Occupancy:
             edges=edges,
             engines=len(work.engines),
             devices=on,
-            lockstep=work.run.schedule == "lockstep",
-            full=min(work.run.batch_size or most, most),
+            lockstep=work.run.options.schedule == "lockstep",
+            full=min(work.run.options.batch_size, most),
             last_admission=int(some.start.max(initial=0)),
             last_end=last_end,
         )

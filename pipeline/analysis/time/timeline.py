@@ -113,7 +113,7 @@ def _tail_s(work: RunTimes) -> float | None:
 
 def _full_until(work: RunTimes, instants: Array, count: Array) -> int:
     """The last moment at which as many chains lived as the batch size, or as ever did."""
-    full = min(work.run.batch_size or len(work.lives.start), max(int(count.max()), 1))
+    full = min(work.run.options.batch_size, max(int(count.max()), 1))
     enough = np.flatnonzero(count >= full)
     return int(instants[enough[-1] + 1] if len(enough) else instants[0])
 
