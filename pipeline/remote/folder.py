@@ -199,7 +199,7 @@ class _RunCopy:
                         self._store.upload(name, iter([file.read()]) if name == CARD else _content(file, version[0]))
                     self._uploaded[name] = version
             for name in self._store.list():
-                if _is_data(name) and not (self.folder / name).exists():
+                if _is_data(name) and name not in versions:  # what has replaced it was uploaded
                     self._store.delete(name)
 
     def _download(self) -> None:
@@ -248,7 +248,8 @@ class _RunCopy:
                 for path in _files(self.folder / place):
                     name = path.relative_to(self.folder).as_posix()
                     if name not in found and not _LOCAL.fullmatch(name):
-                        with suppress(FileNotFoundError):  # it has got its name, or was replaced, meanwhile
+                        found[name] = -1, 0
+                        with suppress(FileNotFoundError):  # it was replaced meanwhile: an upload ends where it opens it
                             stat = path.stat()
                             found[name] = stat.st_size, stat.st_mtime_ns
         return found
