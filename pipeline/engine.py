@@ -25,7 +25,7 @@ _NO_ID = (1 << 32) - 1
 
 
 class Content(Struct, frozen=True):
-    """What a prompt is about, which a simulated engine would otherwise have to parse from it."""
+    """What a prompt is about, for a simulated engine, which does not read it."""
 
     problem: str
     judged: tuple[tuple[int, int], ...] = ()

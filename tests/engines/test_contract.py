@@ -15,7 +15,7 @@ import msgspec
 import pytest
 from msgspec.structs import astuple
 
-from pipeline.engine import Completion, Engine, Fact, Request
+from pipeline.engine import Completion, Content, Engine, Fact, Request
 from pipeline.engines.sim.engine import BACKEND as SIM_BACKEND
 from pipeline.engines.validate import validate_completion
 from pipeline.errors import ContextOverflow, RequestRefused
@@ -95,6 +95,7 @@ def contract(talk: Callable[..., Awaitable[None]]) -> Callable[..., None]:
 
 def thinking(engine: Engine, problem: str = PROBLEM, **options: object) -> Request:
     defaults = {"request_id": problem, "prompt_ids": prompt_of(engine, problem), "max_tokens": 12, "temperature": 0.8, "seed": 11}
+    defaults["content"] = Content(problem)
     return Request(**defaults | options)  # type: ignore[arg-type]
 
 

@@ -40,8 +40,12 @@ def start(number: int = 0) -> list[int]:
     return DIALECT.generation(problem(number))
 
 
+def about(prompt: list[int]) -> Content:
+    return Content(TOKENIZER.decode(prompt).removeprefix("<|user|>"))
+
+
 def write(writer: TextModel, prompt: list[int], limit: int = 1 << 16, **fields: Any) -> list[Candidate]:
-    request = Request(request_id="r", prompt_ids=prompt, max_tokens=limit, **{"temperature": 1.0, **fields})
+    request = Request(request_id="r", prompt_ids=prompt, max_tokens=limit, content=about(prompt), **{"temperature": 1.0, **fields})
     return writer.write(request, tuple(prompt), limit)
 
 
@@ -53,7 +57,7 @@ def thought(writer: TextModel, number: int = 0, seed: int = 0) -> list[int]:
 def marks(ids: list[int]) -> list[tuple[int, int, str]]:
     """Number, total and word of each step in `ids`."""
     words = {TOKENIZER.encode(f"1 {word}")[1]: word for word in ("ok", "no", "eh")}
-    states = [(model().read([*start(), *ids[: place + 1]]), words[token]) for place, token in enumerate(ids) if token in words]
+    states = [(model().read(ids[: place + 1], None), words[token]) for place, token in enumerate(ids) if token in words]
     return [(state.done, state.total, word) for state, word in states]
 
 
@@ -231,7 +235,7 @@ def test_all_steps_of_a_preset_have_drawn_lengths(preset: Preset) -> None:
     writer, found = model(preset=preset), list[int]()
     for number in range(6):
         parts = TOKENIZER.decode(thought(writer, number, seed=number)).removesuffix(THINK_CLOSE).split(DELIMITER)
-        assert len(parts) == writer.read(start(number)).total
+        assert len(parts) == writer.read(start(number), about(start(number))).total
         found += [len(TOKENIZER.encode(part)) + 1 for part in parts]
     assert min(found) >= SHORTEST_STEP
     assert fmean(found) == pytest.approx(fmean(drawn(preset, "step_tokens")), rel=5 * 1.2 / math.sqrt(len(found)))
@@ -255,9 +259,9 @@ def test_a_step_leaves_as_much_as_its_writer_makes_it() -> None:
     for number in range(40):
         prompt = start(number)
         for writer in (wordy, terse, wordy, terse):
-            before = terse.read(prompt)
+            before = terse.read(prompt, about(prompt))
             prompt += write(writer, prompt, seed=number, **STEP)[0].ids
-            after = terse.read(prompt)
+            after = terse.read(prompt, about(prompt))
             assert after.done == before.done + 1
             seen.add((writer is wordy, (before.total - before.done) - (after.total - after.done)))
     assert seen == {(False, 1), (True, 1), (True, 0)}

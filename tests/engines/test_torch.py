@@ -1,7 +1,6 @@
 """What is particular to the torch engine: it computes what transformers computes, keeps prefixes, and dies loudly."""
 
 import os
-import shutil
 import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,12 +14,11 @@ from msgspec import structs
 
 from pipeline.engine import Completion
 from pipeline.engines.cores import share_cores
-from pipeline.engines.models import resolve
 from pipeline.engines.torch.backend import open_torch
 from pipeline.engines.torch.spec import TorchSpec
 from pipeline.errors import EngineDead, GraphError
 from tests.support.adapters import TARGET, noise, noisy
-from tests.support.bench import Bench, random_prompt, request
+from tests.support.bench import Bench, random_prompt, request, small_model
 from tests.support.engines import DRAFT, prompt_of
 
 PROBLEM = "Lily has 19 pens. Lily sells 5 packs of 2. Lily drops 9. How many pens has Lily now?"
@@ -63,21 +61,6 @@ def greedy(model: Any, prompt: Sequence[int], tokens: int) -> list[int]:
 
 def ids_of(answers: Sequence[Completion]) -> list[list[tuple[int, ...]]]:
     return [[candidate.ids for candidate in answer.candidates] for answer in answers]
-
-
-def small_model(folder: Path, kind: str, **options: Any) -> Any:
-    """A random model of another architecture, saved with the bundled tokenizer."""
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    for path in Path(resolve("draft", DRAFT.model)).glob("tokenizer*"):
-        shutil.copy(path, folder)
-    size = {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 96}
-    rest = {"vocab_size": 560, "max_position_embeddings": 512, "initializer_range": 0.2, "eos_token_id": 2, "pad_token_id": 0}
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **size | rest | options)).eval()
-    model.save_pretrained(folder)
-    return model
 
 
 @pytest.mark.torch

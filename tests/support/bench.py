@@ -1,7 +1,9 @@
 """A model of engine `torch` without its worker process, alone and as an engine, and requests to it."""
 
+import shutil
 from collections.abc import Sequence
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -12,6 +14,7 @@ from pipeline.engine import Completion, EngineStatistics, Request
 from pipeline.engines.models import load_tokenizer, resolve
 from pipeline.engines.torch.spec import TorchSpec
 from pipeline.engines.validate import validate_request
+from tests.support.paths import MODELS
 
 
 class Bench:
@@ -91,3 +94,18 @@ def random_prompt(seed: int, length: int) -> list[int]:
 
 def request(prompt: Sequence[int], **options: Any) -> Request:
     return Request(**{"request_id": "r", "prompt_ids": list(prompt), "max_tokens": 8} | options)
+
+
+def small_model(folder: Path, kind: str, **options: Any) -> Any:
+    """A random model of another architecture, saved with the bundled tokenizer."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    for path in (MODELS / "tiny-draft").glob("tokenizer*"):
+        shutil.copy(path, folder)
+    size = {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 96}
+    rest = {"vocab_size": 560, "max_position_embeddings": 512, "initializer_range": 0.2, "eos_token_id": 2, "pad_token_id": 0}
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **size | rest | options)).eval()
+    model.save_pretrained(folder)
+    return model

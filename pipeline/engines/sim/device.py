@@ -119,12 +119,9 @@ def devices_of(specs: Mapping[str, SimSpec]) -> dict[str, SimDeviceSpec]:
             other = next(other for other, each in specs.items() if each.device is first)
             what = f"is {getattr(spec.device, key)}, but {getattr(first, key)} for engine {other!r} on the same device `{first.name}`"
             raise GraphError(f"engine {role!r}: device.{key}", f"{what}; give both the same with --set engines.*.device.{key}=VALUE")
-        each = spec.speculative.num_speculative_tokens + 1 if spec.speculative else 1
-        if spec.max_num_batched_tokens < spec.max_num_seqs * each:
-            needs = f"max_num_seqs, {spec.max_num_seqs}; each sequence needs a token"
-            if each > 1:
-                needs = f"max_num_seqs x (num_speculative_tokens + 1), {spec.max_num_seqs * each}; that many tokens are verified together"
-            what = f"{spec.max_num_batched_tokens} is less than {needs}"
+        needs = spec.max_num_seqs * (1 + (spec.speculative.num_speculative_tokens if spec.speculative else 0))
+        if spec.max_num_batched_tokens < needs:
+            what = f"is {spec.max_num_batched_tokens}; max_num_seqs = {spec.max_num_seqs} sequences need {needs} tokens in an iteration"
             raise GraphError(f"$.{role}.max_num_batched_tokens", what)
     _check_steps({role: spec for role, spec in specs.items() if spec.replay is None})
     return devices

@@ -88,7 +88,8 @@ class SimEngine:
 
     async def generate(self, request: Request) -> Completion:
         """Answer `request`; see `Engine.generate`."""
-        self._check_alive()
+        if not self._alive:
+            raise EngineDead(self.role, self._exit_reason)
         validate_request(request, self.max_model_len, self.vocab_size, self.spec.adapters)
         output = self._source.output(request, self.max_model_len)
         jobs = self._jobs(request, output)
@@ -103,7 +104,12 @@ class SimEngine:
             option_logprobs=output.option_logprobs,
             scored_logprobs=output.scored_logprobs,
             usage=usage,
-            timing=_timing(first, max(job.finished for job in jobs)),
+            timing=Timing(
+                queue_time_s=first.scheduled - first.arrived,
+                prefill_time_s=first.first_token - first.scheduled,
+                decode_time_s=max(job.finished for job in jobs) - first.first_token,
+                time_to_first_token_s=first.first_token - first.arrived,
+            ),
         )
 
     def statistics(self) -> EngineStatistics:
@@ -142,10 +148,6 @@ class SimEngine:
         self._scheduler = Scheduler(self.spec)
         self._share = self._clock.device.join(self._scheduler)
         self._shares.append(self._share)
-
-    def _check_alive(self) -> None:
-        if not self._alive:
-            raise EngineDead(self.role, self._exit_reason)
 
     def _jobs(self, request: Request, output: Output) -> dict[Job, Done]:
         """The jobs of a request, each with what has a result when it is over: one for the first `max_num_seqs` candidates, and one for each
@@ -205,15 +207,6 @@ def _facts(spec: SimSpec) -> dict[str, Fact]:
     return facts | ({"flops_per_s": rate} if math.isfinite(rate) else {})
 
 
-def _timing(first: Job, finished: float) -> Timing:
-    return Timing(
-        queue_time_s=first.scheduled - first.arrived,
-        prefill_time_s=first.first_token - first.scheduled,
-        decode_time_s=finished - first.first_token,
-        time_to_first_token_s=first.first_token - first.arrived,
-    )
-
-
 @asynccontextmanager
 async def open_sim(specs: Mapping[str, SimSpec]) -> AsyncIterator[Mapping[str, Engine]]:
     """Open the simulated engines of all roles; those that name the same device share it. Raises `UsageError`."""
@@ -234,8 +227,4 @@ def _source(role: str, spec: SimSpec) -> TextSource:
     return TextModel(spec.model, spec.text) if spec.replay is None else RecordedText(role, spec.replay)
 
 
-def _tokenizer_of(role: str, spec: SimSpec) -> Tokenizer:
-    return _source(role, spec).tokenizer
-
-
-BACKEND = Backend(spec=SimSpec, open=open_sim, virtual_time=True, tokenizer=_tokenizer_of, widened=widened)
+BACKEND = Backend(spec=SimSpec, open=open_sim, virtual_time=True, tokenizer=lambda *of: _source(*of).tokenizer, widened=widened)

@@ -2,7 +2,6 @@
 candidates that it judges. Pure."""
 
 import math
-from functools import lru_cache
 from statistics import NormalDist
 from typing import Protocol
 
@@ -72,7 +71,7 @@ def simulated_confidence(auc: float, right: bool, uniform: float, doubt: float =
     of them separates right steps from wrong ones equally well: with u = exp(-z / 2), times `doubt`, the mean is -0.3 u, the least log
     probability -2.4 u, the entropy of the first token 0.6 u, the margin exp(-0.3 u).
     """
-    z = normal_of(uniform) + (_shift(auc) if right else 0.0)
+    z = normal_of(uniform) + right * math.sqrt(2) * _NORMAL.inv_cdf(auc)
     doubt *= math.exp(-z / 2)
     return Confidence(mean=-_MEAN * doubt, min=-_MIN * doubt, first_entropy=_ENTROPY * doubt, margin=math.exp(-_MEAN * doubt))
 
@@ -80,11 +79,6 @@ def simulated_confidence(auc: float, right: bool, uniform: float, doubt: float =
 def normal_of(uniform: float) -> float:
     """The standard normal number of which `uniform` is the quantile."""
     return _NORMAL.inv_cdf(min(max(uniform, 1e-12), 1 - 1e-12))
-
-
-@lru_cache(maxsize=64)
-def _shift(auc: float) -> float:
-    return math.sqrt(2) * _NORMAL.inv_cdf(auc)
 
 
 def written(ids: tuple[int, ...], text: str, limit: int, request: Request) -> Candidate:

@@ -12,7 +12,6 @@ number. What candidates of a step have in common depends on the problem and the 
 
 import math
 import struct
-from array import array
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from hashlib import blake2b
@@ -37,7 +36,7 @@ _encode = _TOKENIZER.encode
 (_LINE,) = _encode("\n")
 _OK, _NO, _EH = (_encode(f" {word}")[0] for word in ("ok", "no", "eh"))
 _VERDICTS = frozenset((_OK, _NO, _EH))
-_ANCHORS = _VERDICTS | {_OPEN, _ASSISTANT, _USER}
+_STARTS = frozenset((_OPEN, _ASSISTANT, _USER))
 _LAST_STOP_IDS = frozenset((_CLOSE, _END))
 _BOX = tuple(_encode(DEFAULT_PROMPTS.trial))
 _SAID = "so the sum and this gives that we get two terms if each value is set by half then all parts add up as they must".split()
@@ -73,7 +72,7 @@ class ThoughtState(Struct, frozen=True):
     """The state of a chain of thought at the end of a prompt."""
 
     problem: SimProblem | None
-    """None: the prompt follows no chat template; the model writes steps without an end."""
+    """None: nobody said what the prompt is about; the model writes steps without an end."""
     done: int
     """Steps that are written."""
     total: int
@@ -110,15 +109,6 @@ def sim_answer(problem: str) -> str:
 def _asked(problem: str) -> str:
     """The part of a problem's text that says which problem it is: its first line."""
     return problem.partition("\n")[0].strip()
-
-
-@lru_cache(maxsize=KEPT)
-def _problem_asked(packed: bytes) -> SimProblem:
-    """The problem in the ids of a user's first turn, which are packed, as so many are kept; what follows its first line is taken for the
-    instruction."""
-    ids = array("I", packed)
-    ends = [ids.index(line) for line in (_LINE, _BLANK_LINE) if line in ids]
-    return _problem(_TOKENIZER.decode(ids[: min(ends, default=len(ids))]).strip())
 
 
 def _piece(text: str) -> Piece:
@@ -176,14 +166,6 @@ def _option_logprobs(options: int, chosen: int) -> tuple[float, ...]:
     return tuple(math.log(0.85 if option == chosen else 0.14 * weight / spread) for option, weight in enumerate(weights))
 
 
-def _verdict(prompt: Sequence[int], end: int) -> int | None:
-    """The token of the word that rates the last step before position `end`; None where that step is not complete."""
-    for token in prompt[max(0, end - 4) : end][::-1]:
-        if token in _VERDICTS:
-            return token
-    return None
-
-
 def _last_marker(ids: tuple[int, ...]) -> tuple[int, int] | None:
     """The numbers in the last marker in `ids`."""
     end = len(ids)
@@ -233,23 +215,20 @@ class TextModel:
             return Output((option,), option_logprobs=logprobs)
         return Output(tuple(self.write(request, prompt, min(request.max_tokens, max_model_len - len(prompt)))))
 
-    def read(self, prompt: Sequence[int], content: Content | None = None) -> ThoughtState:
-        """How far the thought in `prompt` has come, read from the marker at its end, and its problem: that of its `content`, or else what
-        stands at the prompt's beginning."""
-        prompt = packed(prompt)
-        position = len(prompt) - 1
-        while position >= 0:
-            if prompt[position] in _ANCHORS:
-                if prompt[position] not in _VERDICTS:
-                    break
-                if position and (found := _numbers(prompt[position - 1])):
-                    step, total = found
-                    lacks_delimiter = position == len(prompt) - 1 and step != total
-                    ending = _ending(tuple(prompt[position + 1 :]))
-                    return ThoughtState(self._question(prompt, content), step, total, prompt[position] == _OK, *ending, lacks_delimiter)
-            position -= 1
-        problem = self._question(prompt, content) if position >= 0 else None
-        return ThoughtState(problem, 0, self._steps(problem) if problem else 0, True, *_ending(tuple(prompt[position + 1 :])))
+    def read(self, prompt: Sequence[int], content: Content | None) -> ThoughtState:
+        """How far the thought in `prompt` has come, read from the marker at its end; its problem is that of the `content`."""
+        prompt, problem = packed(prompt), None if content is None else _problem(_asked(content.problem))
+        begins = 0
+        for place in range(len(prompt) - 1, -1, -1):
+            token = prompt[place]
+            if token in _VERDICTS and place and (found := _numbers(prompt[place - 1])):
+                step, total = found
+                lacks_delimiter = place == len(prompt) - 1 and step != total
+                return ThoughtState(problem, step, total, token == _OK, *_ending(tuple(prompt[place + 1 :])), lacks_delimiter)
+            if token in _STARTS:
+                begins = place + 1
+                break
+        return ThoughtState(problem, 0, self._steps(problem) if problem else 0, True, *_ending(tuple(prompt[begins:])))
 
     def write(self, request: Request, prompt: Sequence[int], limit: int) -> list[Candidate]:
         """All candidates of `request`, each of at most `limit` tokens."""
@@ -289,7 +268,7 @@ class TextModel:
             [(start, end)] = judged
             step = tuple(prompt[max(start, end - 32) : end])
             spread = int(_draws(f"{self.name}/score/{hash(step)}")[0] * 1000)
-            chosen = 7 + spread % 3 if self._accepts(_verdict(prompt, end) != _NO, step) else spread % 7
+            chosen = 7 + spread % 3 if self._accepts(_NO not in step[-4:], step) else spread % 7
         else:
             chosen = int(_draws(f"{self.name}/option/{hash(tuple(prompt[-64:]))}")[0] * options)
         chosen = min(chosen, options - 1)
@@ -300,14 +279,6 @@ class TextModel:
         mean = 0.35 if self._accepts(_NO not in scored, scored) else 1.1
         shift = hash((tuple(prompt[-8:]), scored)) % 97
         return tuple(-mean * (0.5 + ((token ^ (position + shift)) * 40503 % 1024) / 1024) for position, token in enumerate(scored))
-
-    def _question(self, prompt: "array[int]", content: Content | None) -> SimProblem | None:
-        if content is not None:
-            return _problem(_asked(content.problem))
-        try:
-            return _problem_asked(prompt[1 : prompt.index(_ASSISTANT)].tobytes()) if prompt[0] == _USER else None
-        except ValueError:
-            return None
 
     def _steps(self, problem: SimProblem) -> int:
         return min(max(1, round(self._thought(problem.normal))), _MOST)
