@@ -1,6 +1,6 @@
 """An engine as another package would write it: it says its prompt again, in a worker process, with the simulated tokenizer.
 
-Its backend and what its worker loads stand in one file; nothing of it is known to `pipeline`.
+What opens it and what its worker loads stand in one file; nothing of it is known to `pipeline`.
 """
 
 import os
@@ -8,11 +8,9 @@ import signal
 import subprocess
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from typing import Annotated, Literal
+from typing import Literal
 
-from msgspec import Meta
-
-from pipeline.engine import Backend, Candidate, Completion, EngineStatistics, Fact, Request, Usage
+from pipeline.engine import Candidate, Completion, EngineStatistics, Fact, Request, Usage
 from pipeline.engines.meter import UsageMeter
 from pipeline.engines.process.engine import Worker, WorkerEngine, open_workers
 from pipeline.engines.process.wire import Setup
@@ -21,23 +19,23 @@ from pipeline.errors import RequestRefused, UsageError
 from pipeline.graph.spec import RestartableSpec
 from pipeline.system.worker_process import Program
 
+TOKENIZER = SimTokenizer()
+
 
 class EchoSpec(RestartableSpec, frozen=True, kw_only=True, tag="echo"):
     """What an engines file may say of an engine `echo`."""
 
-    max_model_len: Annotated[int, Meta(ge=1)] = 256
-    """More than 1,000 cannot be loaded."""
-    loads: Literal["at once", "never"] = "at once"
-    """`never`: its worker starts a process of its own, and waits for that."""
+    loads: Literal["at once", "never", "not"] = "at once"
+    """`never`: its worker starts a process of its own, and waits for that; `not`: it refuses."""
 
 
 class EchoModel:
     """A `BatchedModel`: a token an iteration to every request; candidate j begins with token j of the prompt."""
 
-    def __init__(self, spec: EchoSpec) -> None:
-        self.max_model_len, self.vocab_size = spec.max_model_len, VOCAB_SIZE
+    max_model_len, vocab_size = 99, VOCAB_SIZE
+
+    def __init__(self) -> None:
         self.facts: dict[str, Fact] = {"answers": "simulated", "devices": ("echo",)}
-        self._tokenizer = SimTokenizer()
         self._running: dict[int, tuple[Request, int]] = {}
         self._seen: set[tuple[int, ...]] = set()
         self._meter = UsageMeter()
@@ -69,27 +67,24 @@ class EchoModel:
 
     def _completion(self, request: Request) -> Completion:
         prompt = tuple(request.prompt_ids)
-        places = [[(j + k) % len(prompt) for k in range(request.max_tokens)] for j in range(request.n)]
-        candidates = [self._candidate(tuple(prompt[place] for place in each)) for each in places]
+        echoes = [prompt[start : start + request.max_tokens] for start in range(request.n)]
+        said = [Candidate(ids=ids, text=TOKENIZER.decode(ids), cumulative_logprob=None, finish_reason="length") for ids in echoes]
         cached = len(prompt) - 1 if prompt in self._seen else 0
         self._seen.add(prompt)
-        usage = Usage(input_tokens=len(prompt), cached_input_tokens=cached, output_tokens=request.n * request.max_tokens)
+        usage = Usage(input_tokens=len(prompt), cached_input_tokens=cached, output_tokens=sum(map(len, echoes)))
         self._meter.count(usage)
-        return Completion(candidates=tuple(candidates), usage=usage)
-
-    def _candidate(self, ids: tuple[int, ...]) -> Candidate:
-        return Candidate(ids=ids, text=self._tokenizer.decode(ids), cumulative_logprob=None, finish_reason="length")
+        return Completion(candidates=tuple(said), usage=usage)
 
 
 def load(setup: Setup) -> EchoModel:
     """What the worker process does first, and leaves it alone: to be interrupted, as with all processes of a job."""
-    spec = setup.spec_as(EchoSpec)
     os.kill(os.getpid(), signal.SIGINT)
-    if spec.loads == "never":
+    loads = setup.spec_as(EchoSpec).loads
+    if loads == "never":
         subprocess.run(["sleep", "600"], check=False)
-    if spec.max_model_len > 1000:
-        raise UsageError(f"an echo of {spec.max_model_len} tokens is too long")
-    return EchoModel(spec)
+    if loads == "not":
+        raise UsageError("there is no echo here")
+    return EchoModel()
 
 
 @asynccontextmanager
@@ -98,6 +93,3 @@ async def open_echo(specs: Mapping[str, EchoSpec]) -> AsyncIterator[Mapping[str,
     program = Program(module="pipeline.engines.process.worker", arguments=("tests.engines.echo_engine:load",))
     async with open_workers([[Worker(Setup.of(role, spec, "echo"), program, SimTokenizer)] for role, spec in specs.items()]) as opened:
         yield opened
-
-
-BACKEND = Backend(spec=EchoSpec, open=open_echo)

@@ -7,34 +7,24 @@ from pipeline.engine import EngineStatistics, Speculation, Usage
 from pipeline.engines.meter import UsageMeter
 
 
-class HandClock:
-    def __init__(self) -> None:
-        self.time = 100.0
-        self.stopped = False
-
-    def __call__(self) -> float:
-        if self.stopped:
-            raise RuntimeError("no event loop is running")
-        return self.time
-
-
 def test_time_counts_while_any_call_is_open() -> None:
-    clock = HandClock()
+    now: float | None = 100.0
+
+    def clock() -> float:
+        if now is None:
+            raise RuntimeError("no event loop is running")
+        return now
+
     meter = UsageMeter(clock)
-    meter.begin()  # 100 to 103, overlapped by 101 to 105
-    clock.time = 101.0
-    meter.begin()
-    assert (meter.open_calls, meter.busy_s) == (2, 1.0)
-    clock.time = 103.0
-    meter.end()
-    clock.time = 105.0
-    meter.end()
-    clock.time = 110.0  # idle
+    for then, count in ((100.0, meter.begin), (101.0, meter.begin), (103.0, meter.end), (105.0, meter.end)):
+        now = then
+        count()
+    now = 110.0
     assert (meter.open_calls, meter.busy_s) == (0, 5.0)
     meter.begin()
-    clock.time = 112.0
+    now = 112.0
     assert meter.statistics().busy_s == 7.0
-    clock.stopped = True
+    now = None
     assert meter.statistics().busy_s == 5.0, "as of the last beginning or end"
 
 

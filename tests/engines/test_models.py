@@ -3,7 +3,6 @@
 import json
 import socket
 import threading
-from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -26,37 +25,28 @@ class Hub(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         content = json.dumps(PAGES[self.path]).encode() if self.path in PAGES else b""
         self.send_response(200 if content else 401)
+        self.send_header("Content-Length", str(len(content)))
         if not content:
             self.send_header("X-Error-Code", "RepoNotFound")
-        self.send_header("Content-Length", str(len(content)))
         self.end_headers()
         self.wfile.write(content)
 
     def log_message(self, *args: object) -> None: ...
 
 
-@pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def test_a_model_that_is_not_here_is_asked_for_at_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
-    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", f"http://127.0.0.1:{server.server_address[1]}")
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
-
-
-@pytest.mark.usefixtures("hub")
-def test_a_model_that_is_not_here_is_asked_for_at_the_hub() -> None:
-    card = read_card("someone/model")
-    assert (card.weights_bytes, card.kv_values, card.max_model_len) == (10_000, 2 * 2 * 64, 4096)
-    check_model("here", "someone/model")
-    with pytest.raises(GraphError, match=r"^here: someone/other: unknown to the Hugging Face hub, or you have no access"):
-        check_model("here", "someone/other")
+    with ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
+        monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", f"http://127.0.0.1:{server.server_address[1]}")
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+        try:
+            card = read_card("someone/model")
+            assert (card.weights_bytes, card.kv_values, card.max_model_len) == (10_000, 2 * 2 * 64, 4096)
+            check_model("here", "someone/model")
+            with pytest.raises(GraphError, match=r"^here: someone/other: unknown to the Hugging Face hub, or you have no access"):
+                check_model("here", "someone/other")
+        finally:
+            server.shutdown()
 
 
 @pytest.mark.parametrize("answers", [False, True])
@@ -70,21 +60,15 @@ def test_without_the_hub_a_name_is_refused_in_seconds(monkeypatch: pytest.Monkey
             check_model("here", "someone/model-7B")
 
 
-@pytest.mark.parametrize(
-    ("model", "said"),
-    [
-        (
-            "{folder}",
-            "holds no model, as it has no config.json; an adapter is named under `adapters` in an engines file",
-        ),
-        ("{folder}/none", "no such directory: .*; name a folder with the model's files, or a model on the hub"),
-        ("someone/model-7B", "is not in the local Hugging Face cache, and HF_HUB_OFFLINE forbids a download"),
-    ],
-)
-def test_what_is_no_model_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, model: str, said: str) -> None:
+def test_what_is_no_model_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    with pytest.raises(GraphError, match=f"^here: .*{said}"):
-        check_model("here", model.format(folder=tmp_path))
+    for model, said in (
+        (tmp_path, "holds no model, as it has no config.json; an adapter is named under `adapters` in an engines file"),
+        (tmp_path / "none", "no such directory: .*; name a folder with the model's files, or a model on the hub"),
+        ("someone/model-7B", "is not in the local Hugging Face cache, and HF_HUB_OFFLINE forbids a download"),
+    ):
+        with pytest.raises(GraphError, match=f"^here: .*{said}"):
+            check_model("here", str(model))
 
 
 def test_a_card_tells_what_weights_and_a_token_take(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from pathlib import Path
+from typing import Any
 
 import anyio
 import psutil
@@ -16,23 +16,24 @@ from pipeline.engine import Engine, PrefixCacheReset, Request, Restartable
 from pipeline.engines.process.engine import WorkerEngine
 from pipeline.engines.sim.tokenizer import SimTokenizer
 from pipeline.errors import ContextOverflow, EngineDead, GraphError, RequestRefused
-from tests.engines.echo_engine import BACKEND, EchoSpec
+from tests.engines.echo_engine import EchoSpec, open_echo
+from tests.support.paths import ROOT
 
 pytestmark = pytest.mark.slow  # each test starts an interpreter
-ROOT = Path(__file__).parent.parent.parent
 PROMPT = SimTokenizer().encode("Say this again and then once more")
 
 
-def asked(**options: object) -> Request:
-    return Request(**{"request_id": "r", "prompt_ids": PROMPT, "max_tokens": 3} | options)  # type: ignore[arg-type]
+def asked(**options: Any) -> Request:
+    return Request(**{"request_id": "r", "prompt_ids": PROMPT, "max_tokens": 3} | options)
 
 
-def talk_to(talk: Callable[[WorkerEngine], Awaitable[None]], **options: object) -> None:
+def talk_to(talk: Callable[[WorkerEngine], Awaitable[None]] | None, **options: Any) -> None:
+    """None: the engine does not even start."""
+
     async def main() -> None:
-        async with BACKEND.open({"echo": EchoSpec(**options)}) as engines:  # type: ignore[arg-type]
-            engine = engines["echo"]
-            assert isinstance(engine, WorkerEngine)
-            await talk(engine)
+        async with open_echo({"echo": EchoSpec(**options)}) as engines:
+            assert talk is not None
+            await talk(engines["echo"])
 
     anyio.run(main)
 
@@ -59,7 +60,7 @@ def test_an_engine_of_another_package_answers_refuses_and_counts() -> None:
         found = engine.statistics()
         assert (found.running, found.requests, found.input_tokens, found.output_tokens) == (0, 3, 3 * len(PROMPT), 21)
 
-    talk_to(talk, max_model_len=99)
+    talk_to(talk)
 
 
 def test_it_is_killed_found_dead_started_again_and_closed_for_good() -> None:
@@ -89,36 +90,17 @@ def test_it_is_killed_found_dead_started_again_and_closed_for_good() -> None:
     talk_to(talk)
 
 
-async def not_started(engine: WorkerEngine) -> None:
-    raise AssertionError("it started")
-
-
-def test_what_cannot_be_loaded_says_why() -> None:
-    with pytest.raises(GraphError, match=r"^engine 'echo': cannot load the model 'echo': an echo of 2000 tokens is too long$"):
-        talk_to(not_started, max_model_len=2000)
-
-
-def test_a_start_that_takes_too_long_is_killed_and_said() -> None:
+def test_what_cannot_be_loaded_or_takes_too_long_says_why_and_is_gone() -> None:
+    with pytest.raises(GraphError, match=r"^engine 'echo': cannot load the model 'echo': there is no echo here$"):
+        talk_to(None, loads="not")
     before = set(psutil.Process().children(recursive=True))
     with pytest.raises(EngineDead, match=r"^engine 'echo' died: it did not start within startup_timeout_s=0\.5; increase it if"):
-        talk_to(not_started, loads="never", startup_timeout_s=0.5)
+        talk_to(None, loads="never", startup_timeout_s=0.5)
     assert psutil.wait_procs(set(psutil.Process().children(recursive=True)) - before, timeout=10)[1] == []
 
 
-LOADING = """
-import anyio
-from tests.engines.echo_engine import BACKEND, EchoSpec
-
-async def main():
-    async with BACKEND.open({"echo": EchoSpec(loads="never")}):
-        pass
-
-anyio.run(main)
-"""
-
-
 def test_a_worker_that_loads_and_what_it_started_end_when_the_main_process_is_gone() -> None:
-    with subprocess.Popen([sys.executable, "-c", LOADING], cwd=ROOT) as main:
+    with subprocess.Popen([sys.executable, "-c", f"from {__name__} import talk_to; talk_to(None, loads='never')"], cwd=ROOT) as main:
         started: list[psutil.Process] = []
         while len(started) < 2:
             with suppress(subprocess.TimeoutExpired):

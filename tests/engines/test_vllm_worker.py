@@ -84,61 +84,50 @@ def answers(llm: ScriptedLLM, *messages: Any) -> list[Any]:
     return got
 
 
+def vllm_error(name: str) -> Exception:
+    with warnings.catch_warnings(action="ignore"):
+        made: Exception = getattr(import_module("vllm.v1.engine.exceptions"), name)()
+    return made
+
+
 def asked(first: int, **options: Any) -> Request:
     return Request(**{"request_id": "r", "prompt_ids": [first, 6], "max_tokens": 4, "temperature": 1.0} | options)
 
 
-@pytest.mark.parametrize("n", [1, 3])
+def gone() -> Exception:
+    """An error without words, but with a cause."""
+    error = vllm_error("EngineGenerateError")
+    error.__cause__ = OSError("the block is gone")
+    return error
+
+
 @pytest.mark.parametrize(
-    ("where", "name", "words", "becomes", "says"),
+    ("does", "options", "becomes", "says"),
     [
-        ("builtins", "ValueError", ("temperature is odd",), "refused", "temperature is odd"),
-        ("vllm.v1.engine.exceptions", "EngineGenerateError", (), "again", "the block is gone"),
-        ("builtins", "KeyError", ("x",), "again", "x"),
+        ({"fails": lambda: ValueError("temperature is odd")}, {"n": 3}, "refused", "temperature is odd"),
+        ({}, {"scored_ids": (7,)}, "refused", "scores no tokens"),
+        ({"fails": gone}, {"n": 3}, "again", "the block is gone"),
+        ({"fails": lambda: KeyError("x")}, {}, "again", "x"),
+        ({"finish_reason": "error"}, {}, "again", "finish reason 'error'"),
+        ({"logprobs": []}, {"option_ids": (7, 8), "max_tokens": 1}, "again", "IndexError"),
+        ({"token_ids": None}, {}, "again", "TypeError"),
     ],
+    ids=range(7),
 )
-def test_an_error_of_one_request_is_that_of_one_request(
-    where: str, name: str, words: tuple[str, ...], becomes: str, says: str, n: int
+def test_what_goes_wrong_with_one_request_is_that_of_one_request(
+    does: dict[str, Any], options: dict[str, Any], becomes: str, says: str
 ) -> None:
-    with warnings.catch_warnings(action="ignore"):
-        kind = getattr(import_module(where), name)
-
-    def error() -> Exception:
-        made: Exception = kind(*words)
-        made.__cause__ = OSError("the block is gone")
-        return made
-
-    llm = ScriptedLLM(error)
-    bad, good = answers(llm, Submit(0, asked(GOOD + 1, n=n)), Submit(1, asked(GOOD, n=n)))
+    bad, good = answers(ScriptedLLM(**does), Submit(0, asked(GOOD + 1, **options)), Submit(1, asked(GOOD, n=3)))
     ((number, why),) = getattr(bad, becomes)
-    assert number == 0
-    assert says in why
-    assert [number for number, _ in good.done] == [1]
-    assert len(good.done[0][1].candidates) == n
-
-
-@pytest.mark.parametrize(
-    ("odd", "options", "says"),
-    [
-        ({"finish_reason": "error"}, {}, "finish reason 'error'"),
-        ({"logprobs": []}, {"option_ids": (7, 8), "max_tokens": 1}, "IndexError"),
-        ({"token_ids": None}, {}, "TypeError"),
-    ],
-    ids=str,
-)
-def test_an_odd_output_is_that_of_one_request(odd: dict[str, Any], options: dict[str, Any], says: str) -> None:
-    bad, good = answers(ScriptedLLM(**odd), Submit(0, asked(GOOD + 1, **options)), Submit(1, asked(GOOD)))
-    ((_, why),) = bad.again
-    assert says in why
-    assert len(good.done) == 1
+    assert (number, says in why) == (0, True), why
+    ((number, completion),) = good.done
+    assert (number, len(completion.candidates)) == (1, 3)
 
 
 def test_the_death_of_the_engine_ends_the_worker() -> None:
-    from vllm.v1.engine.exceptions import EngineDeadError
-
     with pytest.raises(ExceptionGroup) as died:
-        answers(ScriptedLLM(EngineDeadError), Submit(0, asked(GOOD + 1, n=2)))
-    assert died.group_contains(EngineDeadError)
+        answers(ScriptedLLM(lambda: vllm_error("EngineDeadError")), Submit(0, asked(GOOD + 1, n=2)))
+    assert died.group_contains(type(vllm_error("EngineDeadError")))
 
 
 def test_later_requests_wait_until_the_prefix_cache_is_empty() -> None:

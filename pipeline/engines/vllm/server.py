@@ -26,9 +26,6 @@ from pipeline.engines.vllm import terms
 from pipeline.engines.vllm.spec import VllmSpec
 from pipeline.system.worker_process import without_collections
 
-MOST_SCORED = 2048
-"""Most tokens of an iteration with which model runner V1 may score tokens of prompts on a GPU: it makes all their log probabilities at
-once, outside of the engine's share."""
 _RESET_AGAIN_S = 0.02
 """How soon again vLLM is asked to empty its prefix cache: with asynchronous scheduling the blocks of an answered request are freed an
 iteration later, and until then it keeps all."""
@@ -155,7 +152,7 @@ class VllmServer:
 
     async def _output(self, request_id: str, request: Request, params: Any) -> Any:
         # In the form that vLLM's renderer leaves: nothing is left for another thread.
-        prompt = {"type": "token", "prompt_token_ids": [*request.prompt_ids, *request.scored_ids]}
+        prompt = {"type": "token", "prompt_token_ids": [*request.prompt_ids]}
         adapter = self.adapters.get(request.adapter)
         last = None
         async for output in self._engine.generate(prompt, params, request_id=request_id, lora_request=adapter, priority=request.priority):
@@ -206,8 +203,6 @@ def facts(engine: AsyncLLM, setup: Setup, spec: VllmSpec) -> dict[str, Fact]:
     cannot = [*spec.cannot]
     if on_cpu and spec.speculative_config is not None:
         cannot.append("top_k")  # it crashes vLLM 0.32, whose rejection sampler looks for the largest k of no sequence
-    if not (on_cpu or config.use_v2_model_runner or scheduler.max_num_batched_tokens <= MOST_SCORED):
-        cannot.append("scoring")
     return {
         "answers": "model",
         **(core_facts(setup.role, setup.cores, spec.threads) if on_cpu else gpus),

@@ -9,7 +9,7 @@ from pipeline.graph.spec import AdapterName, RestartableSpec, check_reserved, ch
 
 RESERVED = {
     **dict.fromkeys(("model", "trust_remote_code", "speculative_config"), "set it next to `args`"),
-    **dict.fromkeys(("enable_lora", "max_loras", "max_lora_rank"), "`adapters` sets it"),
+    **dict.fromkeys(("enable_lora", "max_loras"), "`adapters` sets it"),
     **dict.fromkeys(("served_model_name", "scheduling_policy", "max_logprobs"), "this package sets it"),
 }
 """The arguments that `args` must not hold, and what sets them."""
@@ -30,7 +30,8 @@ class VllmSpec(RestartableSpec, frozen=True, kw_only=True, tag="vllm"):
     devices: tuple[Annotated[int, Meta(ge=0, le=65535)], ...] = ()
     """Indices of GPUs; empty: the first `tensor_parallel_size`."""
     adapters: Mapping[AdapterName, str] = {}
-    """LoRA adapters by the names that stages use under `adapter`: folders as PEFT saves them, or `bundled:NAME`."""
+    """LoRA adapters by the names that stages use under `adapter`: folders as PEFT saves them, or `bundled:NAME`. Ranks above 16 need
+    `max_lora_rank` in `args`."""
     core: Annotated[int, Meta(ge=0, le=65535)] | None = None
     """Without a GPU: the first of the `threads` cores that it computes on; null: separate cores if there are enough."""
     threads: Annotated[int, Meta(ge=1, le=1024)] = 1
@@ -55,4 +56,4 @@ class VllmSpec(RestartableSpec, frozen=True, kw_only=True, tag="vllm"):
 
     @property
     def cannot(self) -> tuple[str, ...]:
-        return () if self.speculative_config is None else ("min_p",)  # `SamplingParams._validate_spec_decode` of vLLM
+        return ("scoring", *(() if self.speculative_config is None else ("min_p",)))  # `SamplingParams._validate_spec_decode` of vLLM

@@ -2,7 +2,7 @@
 into a completion. Pure; what only some versions of vLLM have is looked up in the installed one.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
 from typing import Any
 
@@ -14,7 +14,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 
 from pipeline.confidence import LIKELIEST, confidence_of
 from pipeline.engine import Candidate, Completion, FinishReason, Request, Timing, Usage
-from pipeline.engines.models import adapter_folder, read_json
+from pipeline.engines.models import adapter_folder
 from pipeline.engines.tokenizer import count_through_stop
 from pipeline.engines.vllm.spec import VllmSpec
 from pipeline.system.machine import GIB
@@ -26,8 +26,6 @@ CPU_DEFAULTS: dict[str, Any] = {"kv_cache_memory_bytes": GIB, "enable_chunked_pr
 """What vLLM's CPU build needs to be told: a seeded request whose prefill is split kills version 0.32, and blocks of 128 tokens, its own
 choice, would cache hardly any prefix of a short chain."""
 CPU_BATCHED_TOKENS = 8192
-_RANKS = (16, 32, 64, 128, 256, 320, 512)
-"""The ranks of LoRA adapters that vLLM has room for."""
 _PARAMETERS = frozenset(SamplingParams.__struct_fields__)
 
 REFUSALS: tuple[type[Exception], ...] = (ValueError, getattr(exceptions, "VLLMClientError", ValueError))
@@ -49,25 +47,20 @@ def arguments(role: str, spec: VllmSpec, model: str, *, on_cpu: bool) -> dict[st
     if spec.adapters:
         # vLLM 0.32's CPU kernels (`lora/ops/torch_ops`) compute a request without an adapter with the last one: that slot stays empty.
         slots = len(spec.adapters) + on_cpu
-        chosen |= {"enable_lora": True, "max_loras": slots, "max_lora_rank": lora_rank(spec.adapters.values())}
+        chosen |= {"enable_lora": True, "max_loras": slots}
     # A whole prompt is computed in one iteration there.
     defaults = CPU_DEFAULTS | {"max_num_batched_tokens": max(CPU_BATCHED_TOKENS, spec.args.get("max_model_len") or 0)} if on_cpu else {}
     return defaults | dict(spec.args) | chosen
-
-
-def lora_rank(paths: Iterable[str]) -> int:
-    """The least rank that vLLM supports and that holds the ranks of all adapters in these folders."""
-    configs = [read_json(adapter_folder(path) / "adapter_config.json") for path in paths]
-    most = max(max([config.get("r", 0), *config.get("rank_pattern", {}).values()]) for config in configs)
-    return next((step for step in _RANKS if step >= most), most)
 
 
 def sampling_params(request: Request, max_model_len: int, *, speculates: bool) -> list[SamplingParams]:
     """The sampling parameters of each candidate of `request`, of one where it is greedy, with nothing left to the model's own defaults.
 
     Each candidate is a separate request to vLLM, with the seed that vLLM would give it. Of a request for n candidates vLLM states the
-    cached tokens of the one that ends last, which are those that the others have just computed.
+    cached tokens of the one that ends last, which are those that the others have just computed. Raises `ValueError` for a scoring.
     """
+    if request.scored_ids:
+        raise ValueError("engine `vllm` scores no tokens")
     terms: dict[str, Any] = {
         "max_tokens": min(request.max_tokens, max_model_len - len(request.prompt_ids)),
         "temperature": request.temperature,
@@ -80,8 +73,7 @@ def sampling_params(request: Request, max_model_len: int, *, speculates: bool) -
         "logprobs": LIKELIEST if request.logprobs else None,
         "output_kind": RequestOutputKind.FINAL_ONLY,
     }
-    scoring = {"max_tokens": 1, "prompt_logprobs": 0} if request.scored_ids else {}
-    params = SamplingParams(**terms | _options(request.option_ids, speculates) | scoring)
+    params = SamplingParams(**terms | _options(request.option_ids, speculates))
     if not request.temperature:
         return [params]
     found = [copy(params) for _ in range(request.n)]
@@ -123,15 +115,10 @@ def completion(request: Request, outputs: Sequence[Any], decode: Callable[[Seque
     sampled = [each.outputs[0] for each in outputs]
     usage = Usage(
         input_tokens=read,
-        # For log probabilities of a prompt vLLM computes all of it, whatever is cached.
-        cached_input_tokens=None if request.scored_ids else min(read, *(each.num_cached_tokens or 0 for each in outputs)),
-        output_tokens=0 if request.scored_ids else sum(len(one.token_ids) for one in sampled),
+        cached_input_tokens=min(read, *(each.num_cached_tokens or 0 for each in outputs)),
+        output_tokens=sum(len(one.token_ids) for one in sampled),
     )
     times = timing([each.metrics for each in outputs])
-    if request.scored_ids:
-        places = zip(outputs[0].prompt_logprobs[-len(request.scored_ids) :], request.scored_ids, strict=True)
-        scored = tuple(place[token].logprob for place, token in places)
-        return Completion(candidates=(), scored_logprobs=scored, usage=usage, timing=times)
     candidates = [candidate(request, one, decode, eos) for one in sampled]
     if len(candidates) < request.n:  # greedy: all are the same
         candidates *= request.n
