@@ -1,6 +1,5 @@
 """Whatever becomes of the end of a write-ahead file, the batches before it are read, and nothing else."""
 
-import resource
 from collections.abc import Callable
 from pathlib import Path
 
@@ -75,19 +74,3 @@ def test_every_place_may_be_the_last(tmp_path: Path, whole: tuple[bytes, list[in
         assert found == BATCHES[: len(found)]
         before = sum(end <= at for end in ends[1:])
         assert len(found) == before if damage in ("cut", "one bit") else len(found) >= before
-
-
-def test_a_batch_that_does_not_fit_leaves_the_others(tmp_path: Path) -> None:
-    wal = Wal(tmp_path / "wal", SCHEMA)
-    wal.append(BATCHES[0])
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
-    try:
-        with pytest.raises(OSError, match="File too large"):
-            wal.append(batch(*range(1000)))
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert list(read_wal(tmp_path / "wal")) == BATCHES[:1]
-    wal.append(BATCHES[1])
-    wal.close()
-    assert list(read_wal(tmp_path / "wal")) == BATCHES[:2]
