@@ -49,5 +49,5 @@ def print_about(run: Prepared) -> None:
     replicas = ""
     if chosen.replicas > 1:
         replicas = f" on each of {chosen.replicas} replicas" if on_replicas(chosen) else " in one process, as its shards are merged"
-    over = f", {state.done + state.failed:,} are over already" if state.done + state.failed else ""
+    over = f", {state.totals.chains:,} are over already" if state.totals.chains else ""
     print_notice(f"{said}{replicas}{over}, in {run.folder}")

@@ -239,7 +239,7 @@ class Fleet:
 
     def _show(self) -> None:
         """Bring what is displayed up to date."""
-        self.progress.count_shards(total_of(self._totals.values()), sum(self._live.values()))
+        self.progress.count(total_of(self._totals.values()), sum(self._live.values()))
 
 
 def _divided(folder: Path, count: int) -> list[Path]:

@@ -19,14 +19,11 @@ class Progress(NoRows):
         self, plan: Plan, resume_state: ResumeState, tell: Callable[[str], object], clock: Clock, admission: Admission | None = None
     ) -> None:
         """`tell` receives notices for the user during the run; `admission` lets chains pause, and None does where nothing does."""
-        self.live = self.cancelled = 0
-        self.done, self.failed = resume_state.done, resume_state.failed
-        self.graded, self.correct = resume_state.graded, resume_state.correct
-        self.decisions = resume_state.decisions.copy()
-        self.steps = self.decisions.total()
-        self.errors = resume_state.errors.copy()
-        """The number of chains that failed, by the error and the stage in which they met it."""
-        self.output_tokens = {role: resume_state.output_tokens.get(role, 0) for role in plan.engines}
+        self.cancelled = 0
+        self.count(resume_state.totals)
+        self.errors = {error: Counter(stages) for error, stages in resume_state.totals.errors.items()}
+        """The number of chains that failed, by the error and the stage in which they met it (`NO_STAGE` before the first)."""
+        self.output_tokens = {role: resume_state.totals.output_tokens.get(role, 0) for role in plan.engines}
         self.kept_tokens = 0
         """Tokens of committed steps and of answers, of this session alone."""
         self.oldest: dict[str, float] = {}
@@ -55,7 +52,7 @@ class Progress(NoRows):
         self.oldest.pop(chain_id, None)
         if error is not None:
             self.failed += 1
-            self.errors[error, stage or NO_STAGE] += 1
+            self.errors.setdefault(error, Counter())[stage or NO_STAGE] += 1
         elif stop_reason == "cancelled":
             self.cancelled += 1
         else:
@@ -84,8 +81,8 @@ class Progress(NoRows):
         self.graded += verdict is not None
         self.correct += bool(verdict)
 
-    def count_shards(self, totals: Totals, live: int) -> None:
-        """Count what the shards of the run have counted, in which `live` chains go on."""
+    def count(self, totals: Totals, live: int = 0) -> None:
+        """Count what earlier sessions, or the shards of the run, have counted; in shards `live` chains go on."""
         self.done, self.failed, self.live = totals.chains_done, totals.chains_failed, live
         self.graded, self.correct, self.steps = totals.graded, totals.correct, totals.steps
         self.decisions, self.output_tokens = Counter(totals.decisions), totals.output_tokens
@@ -96,9 +93,6 @@ class Progress(NoRows):
 
     def totals(self) -> Totals:
         """The counts as `run.json` holds them."""
-        errors: dict[str, dict[str, int]] = {}
-        for (error, stage), count in sorted(self.errors.items()):
-            errors.setdefault(error, {})[stage] = count
         return Totals(
             chains_done=self.done,
             chains_failed=self.failed,
@@ -106,7 +100,7 @@ class Progress(NoRows):
             pauses=None if self._admission is None else self._admission.pauses,
             graded=self.graded,
             correct=self.correct,
-            errors=errors,
+            errors={error: dict(sorted(stages.items())) for error, stages in sorted(self.errors.items())},
             steps=self.steps,
             decisions=dict(self.decisions),
             output_tokens=self.output_tokens,

@@ -6,7 +6,7 @@ lead to the same requests, so that it comes to its last answered call as before,
 
 from array import array
 from bisect import bisect_left, bisect_right
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,7 @@ from pipeline.engine import Completion, Request, Tokenizer, Usage
 from pipeline.errors import ChainError, InputError
 from pipeline.store.query import Query
 from pipeline.store.rows import AnsweredCall
-from pipeline.store.run_file import RunFile
+from pipeline.store.run_file import RunFile, Totals
 from pipeline.store.store import REMEDY, RunStore
 
 NO_STAGE = "no stage"
@@ -103,27 +103,15 @@ class ResumedChain(Struct, kw_only=True):
         return True
 
 
-class ResumeState(Struct, kw_only=True):
+class ResumeState(Struct):
     """Everything that earlier sessions of a run left behind; empty for a new run."""
 
     over: Sequence[int] = ()
     """The places in the input of the chains that are over, in ascending order."""
     chains: dict[str, ResumedChain] = {}
     """The chains that were begun and are not over, by `chain_id`."""
-    done: int = 0
-    """Chains that finished."""
-    failed: int = 0
-    """Chains that failed."""
-    graded: int = 0
-    """Chains that count as right or wrong; see `rows.counted`."""
-    correct: int = 0
-    """Chains whose answer is right."""
-    errors: Counter[tuple[str, str]] = Counter()
-    """The number of chains that failed, by the error and the stage in which they met it (`NO_STAGE` before the first)."""
-    decisions: Counter[str] = Counter()
-    """Rows of the steps table, by their decision."""
-    output_tokens: dict[str, int] = {}
-    """Output tokens of all calls, by role."""
+    totals: Totals = Totals()
+    """Counts of the chains that are over, and of all steps and calls."""
     last_call_unix_ns: int | None = None
     """When the last call of any chain came back; None without calls."""
 
@@ -138,8 +126,10 @@ class ResumeState(Struct, kw_only=True):
 
 
 COUNTS = """
-    SELECT count(*) FILTER (stop_reason <> 'error') AS done, count(*) FILTER (stop_reason = 'error') AS failed, count(counted) AS graded,
-           count(*) FILTER (counted) AS correct, (SELECT max(end_unix_ns) FROM calls) AS last_call_unix_ns FROM ended"""
+    SELECT count(*) FILTER (stop_reason <> 'error') AS chains_done, count(*) FILTER (stop_reason = 'error') AS chains_failed,
+           count(counted) AS graded, count(*) FILTER (counted) AS correct FROM ended"""
+FAILURES = f"""
+    SELECT error_type, coalesce(error_stage, '{NO_STAGE}'), count(*) FROM ended WHERE stop_reason = 'error' GROUP BY ALL ORDER BY ALL"""
 # A chain with steps of two sessions does not count its rows; guidance is a row that no chain counts.
 LACKING = f"""
     WITH whole AS (SELECT * FROM ended WHERE error_type IS DISTINCT FROM '{ResumeMismatch.__name__}')
@@ -166,12 +156,14 @@ def read_resume_state(folder: Path, samples: int, retry_failed: bool, sessions: 
         for table, rows in query.stream(LACKING):
             if rows > 0:
                 raise InputError(str(folder / table), f"lacks {rows:,} of the rows that `chains` counts; {REMEDY}")
-        counts = query.row(COUNTS, ResumeState)
+        counts = query.row(COUNTS, Totals)
         places = query.columns("SELECT (input_row - 1) * $samples + sample_index AS place FROM ended ORDER BY 1", samples=samples)
-        failed = query.stream("SELECT error_type, error_stage, count(*) FROM ended WHERE stop_reason = 'error' GROUP BY ALL ORDER BY ALL")
-        errors = Counter({(error, stage or NO_STAGE): count for error, stage, count in failed})
-        decisions = Counter(dict(query.stream("SELECT decision, count(*) FROM steps GROUP BY 1 ORDER BY 1")))
+        errors: dict[str, dict[str, int]] = {}
+        for error, stage, count in query.stream(FAILURES):
+            errors.setdefault(error, {})[stage] = count
+        decisions = dict(query.stream("SELECT decision, count(*) FROM steps GROUP BY 1 ORDER BY 1"))
         output_tokens = dict(query.stream("SELECT engine, sum(output_tokens)::BIGINT FROM calls GROUP BY 1 ORDER BY 1"))
+        last_call_unix_ns = query.scalar("SELECT max(end_unix_ns) FROM calls")
         chains: defaultdict[str, ResumedChain] = defaultdict(ResumedChain)
         for chain, ids in query.stream(UNENDED_STEPS):
             chains[chain].steps.append(tuple(ids))
@@ -181,14 +173,9 @@ def read_resume_state(folder: Path, samples: int, retry_failed: bool, sessions: 
             resumed.attempt(bisect_right(sessions, submit), submit, row["client_wait_s"], end)
             if row["error_type"] is None:
                 resumed.calls[row["request_id"]] = msgspec.convert(row, ResumedCall)
-    return structs.replace(
-        counts,
-        over=array("q", places["place"].tobytes()),
-        chains=dict(chains),
-        errors=errors,
-        decisions=decisions,
-        output_tokens=output_tokens,
-    )
+    steps = sum(decisions.values())
+    totals = structs.replace(counts, errors=errors, steps=steps, decisions=decisions, output_tokens=output_tokens)
+    return ResumeState(array("q", places["place"].tobytes()), dict(chains), totals, last_call_unix_ns)
 
 
 def drop_unfinished(folder: Path, retry_failed: bool) -> None:

@@ -44,8 +44,8 @@ def counted(correct: bool | None, stop_reason: str, reference_answer: str | None
     return correct
 
 
-class CallRow(Struct, frozen=True):
-    """One attempt of one request to an engine. `ChainRecorder` makes it by position, in a fifth of the time that keywords take."""
+class ChainKey(Struct, frozen=True):
+    """The chain that a row is about: the first columns of each table but `problems`."""
 
     run_id: str
     """The run's id in `run.json`."""
@@ -55,6 +55,11 @@ class CallRow(Struct, frozen=True):
     """The attempt at the problem: `problem_id#sample_index`."""
     sample_index: int
     """Number of the attempt, from 0."""
+
+
+class CallRow(ChainKey, frozen=True):
+    """One attempt of one request to an engine. `ChainRecorder` makes it by position, in a fifth of the time that keywords take."""
+
     step_index: int
     """The step of the thought, from 0."""
     call_index: int
@@ -199,17 +204,9 @@ class AnsweredCall(Struct, frozen=True, kw_only=True):
         )
 
 
-class StepRow(Struct, frozen=True):
+class StepRow(ChainKey, frozen=True):
     """One committed step of a thought; made by position, as `CallRow` is."""
 
-    run_id: str
-    """The run's id in `run.json`."""
-    problem_id: str
-    """The problem's id in the input; the number of its row if the input has no ids."""
-    chain_id: str
-    """The attempt at the problem: `problem_id#sample_index`."""
-    sample_index: int
-    """Number of the attempt, from 0."""
     step_index: int
     """Number of the step, from 0; guidance, if there is any, is step 0."""
     stage: str
@@ -293,17 +290,9 @@ class StepRow(Struct, frozen=True):
     """Whether the gate flagged the draft."""
 
 
-class ChainRow(Struct, frozen=True):
+class ChainRow(ChainKey, frozen=True):
     """One chain: its answer, or what went wrong."""
 
-    run_id: str
-    """The run's id in `run.json`."""
-    problem_id: str
-    """The problem's id in the input; the number of its row if the input has no ids."""
-    chain_id: str
-    """The attempt at the problem: `problem_id#sample_index`."""
-    sample_index: int
-    """Number of the attempt, from 0."""
     input_row: int
     """Number of the row in the input, from 1."""
     answer: str | None
@@ -385,17 +374,9 @@ class ProblemRow(Struct, frozen=True, kw_only=True):
     """What the row says of its own chains, as a JSON object; null: nothing."""
 
 
-class RewardRow(Struct, frozen=True, kw_only=True):
+class RewardRow(ChainKey, frozen=True, kw_only=True):
     """The reward of one drafted candidate, or of a committed step that is none of the candidates."""
 
-    run_id: str
-    """The run's id in `run.json`."""
-    problem_id: str
-    """The problem's id in the input; the number of its row if the input has no ids."""
-    chain_id: str
-    """The attempt at the problem: `problem_id#sample_index`."""
-    sample_index: int
-    """Number of the attempt, from 0."""
     step_index: int
     """The step of the thought, from 0."""
     candidate_index: int | None
