@@ -191,18 +191,15 @@ def test_a_wrong_key_is_named_by_its_variable(monkeypatch: pytest.MonkeyPatch) -
             opened(spec_of(server, api_key_env="SMALL_KEY"))
 
 
-@pytest.mark.parametrize(
-    ("url", "says"),
-    [
+def test_a_url_that_is_none_is_refused_and_no_password_repeated() -> None:
+    for url, says in (
         ("http://user:canary@a/v1", "must be a plain URL, without a user"),
         ("127.0.0.1:8000/v1", "is not a URL such as http://127.0.0.1:8000/v1"),
         ("http://a/v1/chat/completions", "names an endpoint: leave out /chat/completions, so http://a/v1"),
-    ],
-)
-def test_a_url_that_is_none_is_refused_and_no_password_repeated(url: str, says: str) -> None:
-    with pytest.raises(ValueError, match=says) as caught:
-        OpenAISpec(model="m", base_url=url)
-    assert "canary" not in str(caught.value)
+    ):
+        with pytest.raises(ValueError, match=says) as caught:
+            OpenAISpec(model="m", base_url=url)
+        assert "canary" not in str(caught.value)
 
 
 # What cannot start.
@@ -376,31 +373,28 @@ def test_calls_that_fail_or_time_out_have_their_server_asked() -> None:
 
 
 def test_cancelling_closes_the_connection_and_closing_ends_what_waits_and_refuses_what_comes() -> None:
-    died: list[Completion | PipelineError] = []
-
-    async def expect_death(engine: OpenAIEngine) -> None:
-        died.append(await outcome(engine, ask()))
-
     async def conversation(engine: OpenAIEngine) -> None:
+        died: list[Completion | PipelineError] = []
+
+        async def expect_death() -> None:
+            died.append(await outcome(engine, ask()))
+
         server.faults.extend([hang, hang])
         for closes in (False, True):
             before = len(server.bodies)
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(expect_death, engine)
+                tasks.start_soon(expect_death)
                 await anyio.to_thread.run_sync(server.wait_for, lambda seen, before=before: len(server.bodies) > before)
                 assert (engine.statistics().running, engine.statistics().waiting) == (1, 0)
-                if closes:
-                    await engine.aclose()
-                else:
-                    tasks.cancel_scope.cancel()
+                await engine.aclose() if closes else tasks.cancel_scope.cancel()
             assert engine.statistics().running == 0
             await anyio.to_thread.run_sync(server.wait_until_alone)
-        await expect_death(engine)
+        await expect_death()
         await engine.aclose()
+        assert [str(error) for error in died] == ["engine 'draft' died: it was closed"] * 2
 
     with small_server(VLLM, TOKENIZER) as server:
         talk(spec_of(server), conversation)
-    assert [str(error) for error in died] == ["engine 'draft' died: it was closed"] * 2
 
 
 def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

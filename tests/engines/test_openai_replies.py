@@ -35,6 +35,15 @@ REPLIES: dict[str, tuple[Reply, Verdict, str]] = {
     **{str(code): (refused(code), "refused", f"answered {code}: {WORDS}") for code in (400, 401, 402, 403, 404, 413, 422)},
     **{str(code): (refused(code), "busy", WORDS) for code in (429, 503)},
     "context": (refused(400, "This model's maximum context length is 99 tokens."), "refused", "maximum context length is 99 tokens"),
+    **{
+        f"words {words}": (Reply(400, {}, body), "refused", f"answered 400: {words}")
+        for body, words in (
+            (b'{"object": "error", "message": "no", "type": "NotFound"}', "no"),
+            (b'{"detail": [{"msg": "not a\\n number"}]}', '[{"msg":"not a\\n number"}]'),
+            (b"<h1>Bad\n gateway</h1>", "<h1>Bad gateway</h1>"),
+            (DEEP, "[" * 300 + "..."),
+        )
+    },
     "elsewhere": (Reply(302, {"Location": "http://elsewhere.invalid/"}, b""), "failing", "redirects to http://elsewhere.invalid/, which"),
     "inside": (content(b'{"error": {"message": "out of memory"}}'), "failing", "answered with an error: out of memory"),
     "inside, an object": (content(b'{"object": "error", "message": "out of memory", "code": 50002}'), "failing", "out of memory"),
@@ -62,20 +71,6 @@ def test_what_is_no_answer_has_a_verdict(reply: Reply, verdict: Verdict, says: s
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("body", "words"),
-    [
-        (b'{"object": "error", "message": "no", "type": "NotFound"}', "no"),
-        (b'{"detail": [{"msg": "not a\\n number"}]}', '[{"msg":"not a\\n number"}]'),
-        (b"<h1>Bad\n gateway</h1>", "<h1>Bad gateway</h1>"),
-        (DEEP, "[" * 300 + "..."),
-    ],
-)
-def test_the_words_of_a_refusal(body: bytes, words: str) -> None:
-    assert refusal_of(Reply(400, {}, body)).words == f"answered 400: {words}"
-    assert refusal_of(Reply(400, {}, b"")).words == "answered 400"
-
-
 @pytest.mark.parametrize(("value", "seconds"), [("7", 7.0), ("1.5", 1.5), *((odd, None) for odd in ("", "soon", "-1", "1e400", "9" * 400))])
 def test_when_a_server_wants_to_be_asked_again(value: str, seconds: float | None) -> None:
     assert refusal_of(refused(429, headers={"Retry-After": value})).retry_after_s == seconds
@@ -85,7 +80,26 @@ def packed(how: str, pack: Callable[[bytes], bytes]) -> Fault:
     return lambda handler, reply: handler.send((200, {"Content-Encoding": how}, pack(reply[2])))
 
 
+def choice(edit: Callable[[Any], object]) -> Fault:
+    return edited(lambda answer: edit(first(answer)))
+
+
 CHOICE, PAIR = ask(max_tokens=1, option_ids=DIGITS[:2]), ask(n=2, temperature=0.5)
+FLAWS: list[tuple[Fault, Request | None, str]] = [
+    (packed("gzip", lambda read: gzip.compress(read)[:-99]), None, "is not JSON"),
+    (choice(lambda one: one.update(token_ids=None)), None, "has no token ids"),
+    (choice(lambda one: one.update(token_ids=["x"])), None, "is not a completion: "),
+    (choice(lambda one: one.update(logprobs=None)), None, "has log probabilities for 0 tokens, not "),
+    (choice(lambda one: one["logprobs"].update(token_logprobs=[5.0])), None, "has a log probability of 5"),
+    (choice(lambda one: one["logprobs"].update(top_logprobs=None)), None, "lacks the log probabilities of the likeliest"),
+    (choice(lambda one: one.update(stop_reason="Next")), None, "at 'Next', which was not a requested stop"),
+    (choice(lambda one: one.update(prompt_token_ids=PROMPT[1:])), None, "belongs to another prompt"),
+    (edited(lambda answer: answer["usage"].update(prompt_tokens=5)), None, "counts 5 tokens for a prompt of"),
+    (edited(lambda answer: answer["choices"].pop()), PAIR, "has 1 choices, not 2"),
+    (edited(lambda answer: answer["choices"][1].update(index=0)), PAIR, "numbers its choices in an unexpected way"),
+    (choice(lambda one: one["logprobs"].update(top_logprobs=[])), CHOICE, "lacks the requested log probabilities"),
+    (choice(lambda one: one["logprobs"]["top_logprobs"][0].popitem()), CHOICE, "lacks the log probabilities"),
+]
 
 
 @pytest.mark.parametrize(
@@ -93,25 +107,8 @@ CHOICE, PAIR = ask(max_tokens=1, option_ids=DIGITS[:2]), ask(n=2, temperature=0.
     [
         (status(422, WORDS), None, RequestRefused, f"answered 422: {WORDS}"),
         (cut, None, EngineUnavailable, "broke the connection: "),
-        (packed("gzip", lambda read: gzip.compress(read)[:-99]), None, BadCompletion, "is not JSON"),
         (packed("gzip", lambda read: read), None, EngineUnavailable, "Can not decode content-encoding: gzip"),
-        (edited(lambda answer: first(answer).update(token_ids=None)), None, BadCompletion, "has no token ids"),
-        (edited(lambda answer: first(answer).update(token_ids=["x"])), None, BadCompletion, "is not a completion: "),
-        (edited(lambda answer: first(answer).update(logprobs=None)), None, BadCompletion, "has log probabilities for 0 tokens, not "),
-        (edited(lambda answer: first(answer)["logprobs"].update(token_logprobs=[5.0])), None, BadCompletion, "has a log probability of 5"),
-        (
-            edited(lambda answer: first(answer)["logprobs"].update(top_logprobs=None)),
-            None,
-            BadCompletion,
-            "lacks the log probabilities of the likeliest",
-        ),
-        (edited(lambda answer: first(answer).update(stop_reason="Next")), None, BadCompletion, "at 'Next', which was not a requested stop"),
-        (edited(lambda answer: first(answer).update(prompt_token_ids=PROMPT[1:])), None, BadCompletion, "belongs to another prompt"),
-        (edited(lambda answer: answer["usage"].update(prompt_tokens=5)), None, BadCompletion, "counts 5 tokens for a prompt of"),
-        (edited(lambda answer: answer["choices"].pop()), PAIR, BadCompletion, "has 1 choices, not 2"),
-        (edited(lambda answer: answer["choices"][1].update(index=0)), PAIR, BadCompletion, "numbers its choices in an unexpected way"),
-        (edited(lambda answer: first(answer)["logprobs"].update(top_logprobs=[])), CHOICE, BadCompletion, "lacks the requested log prob"),
-        (edited(lambda answer: first(answer)["logprobs"]["top_logprobs"][0].popitem()), CHOICE, BadCompletion, "lacks the log prob"),
+        *((fault, request, BadCompletion, says) for fault, request, says in FLAWS),
     ],
     ids=range(16),
 )

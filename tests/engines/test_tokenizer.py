@@ -49,19 +49,15 @@ def test_all_that_models_publish_as_special_or_as_tags_controls_a_chat_and_no_wo
     assert set(controls_of(tokenizer)) == expected
 
 
-def test_a_token_that_the_template_names_controls_a_chat_however_it_is_written(tmp_path: Path) -> None:
+def test_tokens_that_the_template_names_control_a_chat_and_added_words_and_digits_do_not(tmp_path: Path) -> None:
+    words = ["0", "user", "content", "[1]", "<=>", "{%"]
     for file in folder_of("qwen3").iterdir():
         (tmp_path / file.name).write_text(file.read_text().replace("<|im_end|>", "~over~"))
-    assert "~over~" in controls_of(HFTokenizer(str(tmp_path)))
-
-
-def test_no_added_word_or_digit_controls_a_chat_even_where_the_template_holds_it(tmp_path: Path) -> None:
-    copytree(folder_of("qwen3"), tmp_path, dirs_exist_ok=True)
-    words = ["0", "user", "content", "[1]", "<=>", "{%"]
     changed = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
     changed.add_tokens(words)
     changed.save(str(tmp_path / "tokenizer.json"))
     tokenizer = HFTokenizer(str(tmp_path))
+    assert "~over~" in controls_of(tokenizer)
     assert set(words) <= tokenizer.special_ids.keys() - set(controls_of(tokenizer))
     assert tokenizer.encode_parts(["", "10 user [1]"]) == tokenizer.encode("10 user [1]")
 
@@ -99,33 +95,23 @@ def test_parts_without_control_tokens_keep_their_ids(name: str, data: st.DataObj
         assert tokenizer.encode_parts(parts) in following
 
 
-def tokenizer_with(folder: Path, pattern: str) -> HFTokenizer:
-    """`qwq` with another pre-tokenizer."""
-    copytree(folder_of("qwq"), folder, dirs_exist_ok=True)
-    changed = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    changed.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Split(Regex(pattern), "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
-    )
-    changed.save(str(folder / "tokenizer.json"))
-    return HFTokenizer(str(folder))
-
-
-def test_a_regex_that_runs_over_is_one_sentence(tmp_path: Path) -> None:
-    spoilt = tokenizer_with(tmp_path, r"(a|aa)+$")
-    assert spoilt.encode("a")
-    with pytest.raises(RequestRefused, match=f"the tokenizer of {re.escape(str(tmp_path))} fails: ") as caught:
-        spoilt.encode_parts(["", "a" * 200 + "b"])
-    assert "\n" not in str(caught.value)
-
-
 @pytest.mark.torch
-@pytest.mark.parametrize("content", ["{", '{"version": "1.0", "model": {"type": "BPE", "vocab": {"a": -1}}}'])
-def test_a_damaged_tokenizer_is_one_sentence(tmp_path: Path, content: str) -> None:
+def test_a_tokenizer_that_is_damaged_or_whose_regex_runs_over_is_one_sentence(tmp_path: Path) -> None:
     copytree(folder_of("qwq"), tmp_path, dirs_exist_ok=True)
-    (tmp_path / "tokenizer.json").write_text(content)
-    with pytest.raises(GraphError, match=re.escape(str(tmp_path))) as caught:
-        HFTokenizer(str(tmp_path))
-    assert "\n" not in str(caught.value)
+    file = tmp_path / "tokenizer.json"
+    changed = Tokenizer.from_file(str(file))
+    changed.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Split(Regex(r"(a|aa)+$"), "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
+    changed.save(str(file))
+    spoilt = HFTokenizer(str(tmp_path))
+    assert spoilt.encode("a")
+    with pytest.raises(RequestRefused, match=f"the tokenizer of {re.escape(str(tmp_path))} fails: [^\n]*$"):
+        spoilt.encode_parts(["", "a" * 200 + "b"])
+    for content in ("{", '{"version": "1.0", "model": {"type": "BPE", "vocab": {"a": -1}}}'):
+        file.write_text(content)
+        with pytest.raises(GraphError, match=rf"^{re.escape(str(tmp_path))}: [^\n]*$"):
+            HFTokenizer(str(tmp_path))
 
 
 CHAT = [{"role": "system", "content": "Be <brief>."}, {"role": "user", "content": "\u6c49 'x' & \n"}]
