@@ -3,7 +3,7 @@
 import re
 import signal
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +13,7 @@ from hypothesis import HealthCheck, settings
 from pipeline.grading import plugins as graders
 from pipeline.graph import plugins
 from pipeline.runtime.virtual_loop import VirtualLoop
-from tests.support.chains import World
 from tests.support.paths import ROOT, SHARED
-from tests.support.rows import blank
 
 pytest_plugins = ["tests.support.browser", "tests.support.installed", "tests.support.open_engines"]
 settings.register_profile("suite", max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -73,17 +71,6 @@ def shared() -> Path:
     if not SHARED.is_dir():
         pytest.skip("the reference data folder ../shared is not here")
     return SHARED
-
-
-@pytest.fixture(scope="session")
-def world() -> Callable[..., World]:
-    """`world(draft=NAME, target=NAME)`, with names of tokenizers: sim, shifted, plain, tiny."""
-    return World
-
-
-@pytest.fixture(name="blank")
-def _blank() -> Callable[..., Any]:
-    return blank
 
 
 @pytest.fixture(autouse=True)

@@ -1,8 +1,7 @@
 """Choices among whole thoughts: the answer of a thought, and the two classes of SCoT 4.4 from a run folder."""
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from msgspec import structs
 
@@ -14,9 +13,9 @@ from pipeline.stages.draft import DraftSpec
 from pipeline.store.query import Query
 from pipeline.store.rows import ChainRow, StepRow
 from pipeline.store.store import RunStore
+from tests.support.rows import blank
 from tests.support.traces import CHOOSE, plan_of
 
-Blank = Callable[..., Any]
 THOUGHT = "so {} + 2 = {}.\n\n</think>"
 
 
@@ -26,7 +25,7 @@ def plan(unit: Literal["step", "thought"] = "thought", *, reject: bool = True) -
     return structs.replace(stages, block=Block(((LoopNode("loop", UntilSpec(thought_closed=True), stages.block, None),),)))
 
 
-def written(folder: Path, blank: Blank, rounds: list[tuple[list[str], int | None, bool | None]]) -> dict[str, int]:
+def written(folder: Path, rounds: list[tuple[list[str], int | None, bool | None]]) -> dict[str, int]:
     """A run of one problem for each round: its drafts' answers, the chosen one, the verdict on the chain. 5 is right."""
     store = RunStore(folder)
     for number, (answers, chosen, correct) in enumerate(rounds):
@@ -45,10 +44,9 @@ def placed(run: Path, place: dict[str, int]) -> Query:
     return db
 
 
-def test_classes_and_predictions(tmp_path: Path, blank: Blank) -> None:
+def test_classes_and_predictions(tmp_path: Path) -> None:
     place = written(
         tmp_path,
-        blank,
         [
             (["5", "5.0", "7"], 1, True),  # class 1, right
             (["5", "6"], 1, False),  # class 1, a wrong draft selected
@@ -67,11 +65,10 @@ def test_classes_and_predictions(tmp_path: Path, blank: Blank) -> None:
     assert found.may_reject
 
 
-def test_what_nobody_knows_is_left_out(tmp_path: Path, blank: Blank) -> None:
+def test_what_nobody_knows_is_left_out(tmp_path: Path) -> None:
     unknown = "... I do not know"
     place = written(
         tmp_path,
-        blank,
         [
             ([unknown, "7"], 1, False),  # the first draft may be right
             ([unknown, "5"], 1, True),  # class 1 whatever it is
@@ -84,8 +81,8 @@ def test_what_nobody_knows_is_left_out(tmp_path: Path, blank: Blank) -> None:
     assert (found.problem.tolist(), found.right_drafted.tolist(), found.picked_right.tolist()) == ([1], [1.0], [1.0])
 
 
-def test_choosers_of_steps_have_none_of_this(tmp_path: Path, blank: Blank) -> None:
-    place = written(tmp_path, blank, [(["5"], 0, True)])
+def test_choosers_of_steps_have_none_of_this(tmp_path: Path) -> None:
+    place = written(tmp_path, [(["5"], 0, True)])
     assert read_choices(placed(tmp_path, place), plan("step")) is None
     assert read_choices(placed(tmp_path, place), plan_of()) is None
     best_of_n = read_choices(placed(tmp_path, place), plan(reject=False))

@@ -1,6 +1,5 @@
 """A run folder in numbers, counted by hand; folders that are cut short, resumed, empty or none at all."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,20 +15,20 @@ from pipeline.analysis.summary_tables import facts
 from pipeline.errors import InputError
 from pipeline.store.rows import CallRow, ChainRow, StepRow
 from pipeline.store.store import RunStore
+from tests.support.rows import blank
 from tests.support.run_files import write_run_json
 from tests.support.traces import SCORE
 
-Blank = Callable[..., Any]
 S = 1_000_000_000
 T = 1_700_000_000 * S
 
 
-def call(blank: Blank, engine: str, stage: str, submit: int, end: int, tokens: tuple[int, int, int], **more: Any) -> Any:
+def call(engine: str, stage: str, submit: int, end: int, tokens: tuple[int, int, int], **more: Any) -> Any:
     counts = dict(zip(("input_tokens", "cached_input_tokens", "output_tokens"), tokens, strict=True))
     return blank(CallRow, engine=engine, stage=stage, submit_unix_ns=T + submit * S, end_unix_ns=T + end * S, **counts, **more)
 
 
-def chain(blank: Blank, row: int, start: int, end: int, stop_reason: str, **more: Any) -> Any:
+def chain(row: int, start: int, end: int, stop_reason: str, **more: Any) -> Any:
     times = {"start_unix_ns": T + start * S, "end_unix_ns": T + end * S}
     return blank(ChainRow, chain_id=f"p{row}#0", input_row=row, **times, stop_reason=stop_reason, **more)
 
@@ -40,15 +39,15 @@ def run_json(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def folder(tmp_path: Path, blank: Blank) -> Path:
+def folder(tmp_path: Path) -> Path:
     """Three problems at batch size 2: one right, one wrong, one failed."""
     store = RunStore(tmp_path)
     store.append(
         "calls",
         [
-            call(blank, "draft", "draft", 0, 4, (100, 50, 40), client_wait_s=0.5, purpose="draft"),
-            call(blank, "target", "verify", 2, 6, (200, 150, 1), client_wait_s=1.5),
-            call(blank, "target", "fallback", 6, 10, (200, 200, 9), error_type="RequestRefused"),
+            call("draft", "draft", 0, 4, (100, 50, 40), client_wait_s=0.5, purpose="draft"),
+            call("target", "verify", 2, 6, (200, 150, 1), client_wait_s=1.5),
+            call("target", "fallback", 6, 10, (200, 200, 9), error_type="RequestRefused"),
         ],
     )
     steps = [
@@ -69,25 +68,25 @@ def folder(tmp_path: Path, blank: Blank) -> Path:
     store.append(
         "chains",
         [
-            chain(blank, 1, 0, 5, "thought_closed", correct=True),
-            chain(blank, 2, 0, 8, "token_budget", correct=False),
-            chain(blank, 3, 5, 10, "error", error_type="RequestRefused", error_message="too long"),
+            chain(1, 0, 5, "thought_closed", correct=True),
+            chain(2, 0, 8, "token_budget", correct=False),
+            chain(3, 5, 10, "error", error_type="RequestRefused", error_message="too long"),
         ],
     )
     store.close()
     return write_run_json(tmp_path, batch_size=2, sessions=[{"started_unix_ns": T, "ended_unix_ns": T + 10 * S}])
 
 
-def test_failed_chains_count_as_wrong_and_are_said(tmp_path: Path, blank: Blank) -> None:
+def test_failed_chains_count_as_wrong_and_are_said(tmp_path: Path) -> None:
     """Of four chains with a reference one failed and one was cancelled; a fifth failed without a reference."""
     store = RunStore(tmp_path)
     asked = {"reference_answer": "7", "answer": "7"}
     rows = [
-        chain(blank, 1, 0, 5, "thought_closed", correct=True, answer_text=" \n", **asked),
-        chain(blank, 2, 0, 5, "thought_closed", correct=True, answer_text="7", thought_tokens=4, **asked),
-        chain(blank, 3, 0, 5, "error", error_type="RequestRefused", answer_text="", reference_answer="7"),
-        chain(blank, 4, 0, 5, "cancelled", reference_answer="7"),
-        chain(blank, 5, 0, 5, "error", error_type="RequestRefused"),
+        chain(1, 0, 5, "thought_closed", correct=True, answer_text=" \n", **asked),
+        chain(2, 0, 5, "thought_closed", correct=True, answer_text="7", thought_tokens=4, **asked),
+        chain(3, 0, 5, "error", error_type="RequestRefused", answer_text="", reference_answer="7"),
+        chain(4, 0, 5, "cancelled", reference_answer="7"),
+        chain(5, 0, 5, "error", error_type="RequestRefused"),
     ]
     store.append("chains", [structs.replace(row, problem_id=f"p{row.input_row}", chain_id=f"p{row.input_row}#0") for row in rows])
     store.close()
@@ -100,11 +99,11 @@ def test_failed_chains_count_as_wrong_and_are_said(tmp_path: Path, blank: Blank)
     assert said.text.startswith("2 of 3, 1 of them failed and count as wrong, 95 % interval ")
 
 
-def test_probability_on_valid_options_is_summed_and_flagged(tmp_path: Path, blank: Blank) -> None:
+def test_probability_on_valid_options_is_summed_and_flagged(tmp_path: Path) -> None:
     store = RunStore(tmp_path)
     masses = [1.0] * 9 + [0.3]
     store.append("steps", [blank(StepRow, decision="fallback", score_mass=mass, score_probs=(1.0,), **SCORE) for mass in masses])
-    store.append("chains", [chain(blank, 1, 0, 5, "thought_closed")])
+    store.append("chains", [chain(1, 0, 5, "thought_closed")])
     store.close()
     found = summarize(tmp_path)
     assert found.option_mass is not None
@@ -206,16 +205,16 @@ def test_no_run_folder(tmp_path: Path) -> None:
             summarize(path)
 
 
-def test_several_samples_of_a_problem(tmp_path: Path, blank: Blank) -> None:
+def test_several_samples_of_a_problem(tmp_path: Path) -> None:
     """Of three problems one is solved by the vote, one by luck, one never; a first attempt that was cancelled does not count."""
     said = {1: ["5", "5", "7", "5"], 2: ["6", "8", "8", "9"], 3: ["1", "2", "3", "1"]}
     right = {1: "5", 2: "6", 3: "0"}
     store = RunStore(tmp_path)
-    store.append("chains", [chain(blank, 2, 0, 1, "cancelled", sample_index=1, answer=None)])
+    store.append("chains", [chain(2, 0, 1, "cancelled", sample_index=1, answer=None)])
     store.append(
         "chains",
         [
-            chain(blank, row, 0, 5, "answer_boxed", sample_index=k, answer=answers[k], correct=answers[k] == right[row])
+            chain(row, 0, 5, "answer_boxed", sample_index=k, answer=answers[k], correct=answers[k] == right[row])
             for k in (3, 1, 0, 2)
             for row, answers in said.items()
         ],
@@ -231,7 +230,7 @@ def test_several_samples_of_a_problem(tmp_path: Path, blank: Blank) -> None:
     assert msgspec.json.decode(msgspec.json.encode(found, order="sorted"), type=Summary) == found
 
 
-def test_a_run_that_goes_on_is_read_to_its_last_row(tmp_path: Path, blank: Blank) -> None:
+def test_a_run_that_goes_on_is_read_to_its_last_row(tmp_path: Path) -> None:
     store = RunStore(tmp_path)
     store.append("steps", [blank(StepRow, step_token_ids=(1, 2), decision="accepted")])
     assert summarize(tmp_path).thought_tokens == 2

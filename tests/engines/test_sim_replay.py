@@ -13,6 +13,7 @@ from pipeline.engines.sim.tokenizer import VOCAB_SIZE, SimTokenizer
 from pipeline.errors import GraphError, NeverGenerated
 from pipeline.store.rows import MEASURED_IN, CallRow
 from pipeline.store.store import RunStore
+from tests.support.rows import blank
 from tests.support.run_files import SIM, write_run_json
 
 TOKENIZER = SimTokenizer()
@@ -68,7 +69,7 @@ def test_a_text_whose_tokens_were_counted_elsewhere_is_given_as_it_is_where_the_
 
 
 @pytest.fixture
-def recorded(tmp_path: Path, blank: Any) -> Path:
+def recorded(tmp_path: Path) -> Path:
     """A call that was answered at its second attempt, one that never was, and one more of each in a second part."""
     failed = {"error_type": "CallTimeout", "prompt_digest": None, "output_token_ids": (), "finish_reason": (), "stop_reason": ()}
     facts = {"answers": "simulated", "max_model_len": 100, "vocab_size": VOCAB_SIZE}

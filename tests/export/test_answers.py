@@ -13,6 +13,7 @@ from pipeline.export.answers import Answers, _common, _kind
 from pipeline.store.rows import ChainRow, StepRow
 from pipeline.store.store import RunStore, read_batches
 from tests.support.killed import cut
+from tests.support.rows import blank
 from tests.support.runs import solve, write_problems
 
 pytestmark = pytest.mark.slow  # whole runs
@@ -88,7 +89,7 @@ def test_votes_over_samples(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def voted(tmp_path: Path, blank: Callable[..., Any]) -> Callable[..., Path]:
+def voted(tmp_path: Path) -> Callable[..., Path]:
     """`voted(*answers)`: a run of one problem whose samples gave these answers, each with whether it is correct."""
 
     def write(*answers: tuple[str | None, bool]) -> Path:

@@ -1,6 +1,5 @@
 """A chain without any engine: when it ends, what it commits, whose ids grow by what."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,8 +9,7 @@ from hypothesis import strategies as st
 from pipeline.data.problems import ChainSettings
 from pipeline.graph.spec import UntilSpec
 from pipeline.reasoning.chain import ANSWER_RESERVE, Chain, Outcome, Verdict
-
-World = Callable[..., Any]
+from tests.support.chains import World, begun
 
 
 def verdict(chosen: int | None) -> Verdict:
@@ -35,10 +33,9 @@ UNTIL = st.fixed_dictionaries(
 @example(["a\n\n", "a"], {"repeated": 2}, False)
 @example(["b</think>", ""], {"token_budget": 50}, False)
 @example(["so \\bo", "xed{5}\n\n"], {"answer_boxed": True, "max_steps": 2}, False)
-def test_a_thought_ends_by_the_first_condition_that_holds(world: World, texts: list[str], until: dict[str, Any], overflows: bool) -> None:
+def test_a_thought_ends_by_the_first_condition_that_holds(texts: list[str], until: dict[str, Any], overflows: bool) -> None:
     """In this order; one that is closed and says nothing more ends in any case, as does one whose prompt did not fit."""
-    here = world()
-    chain = here.chain()
+    here, chain = begun()
     for text in texts:
         here.write(chain, text, closes=text.endswith("</think>"))
     if overflows:
@@ -58,9 +55,8 @@ def test_a_thought_ends_by_the_first_condition_that_holds(world: World, texts: l
     assert chain.default_stop_reason() == default
 
 
-def test_guidance_is_no_step(world: World) -> None:
-    here = world()
-    chain = here.chain()
+def test_guidance_is_no_step() -> None:
+    here, chain = begun()
     [guidance] = here.write(chain, "Well", decision="guidance")
     assert guidance.index == 0
     assert chain.exit(UntilSpec(max_steps=1)) is None
@@ -70,19 +66,17 @@ def test_guidance_is_no_step(world: World) -> None:
 
 
 @pytest.mark.parametrize(("spare", "reason"), [(1, None), (0, "context_length")])
-def test_a_thought_leaves_room_for_its_answer(world: World, spare: int, reason: str | None) -> None:
-    prompt = len(world().chain().contexts["target"])
-    assert world(limit=prompt + ANSWER_RESERVE + spare).chain().exit(UntilSpec()) == reason
+def test_a_thought_leaves_room_for_its_answer(spare: int, reason: str | None) -> None:
+    prompt = len(World().chain().contexts["target"])
+    assert World(limit=prompt + ANSWER_RESERVE + spare).chain().exit(UntilSpec()) == reason
 
 
-def test_a_step_leaves_room_for_the_answer_in_every_context(world: World) -> None:
+def test_a_step_leaves_room_for_the_answer_in_every_context() -> None:
     """Also where an engine takes more tokens for the same text than the one that writes it."""
-    plain = world().chain()
-    begun = len(plain.contexts["target"])
-    chain = world(limit=begun + ANSWER_RESERVE + 30).chain()
+    prompt = len(World().chain().contexts["target"])
+    chain = World(limit=prompt + ANSWER_RESERVE + 30).chain()
     assert (chain.room(20, "draft"), chain.room(50, "draft")) == (20, 30)
-    here = world("sim", "tiny", limit=1000)
-    chain = here.chain()
+    here, chain = begun("sim", "tiny", limit=1000)
     here.write(chain, "Tom has 3 pens and buys 2 more. " * 3, role="draft")
     grown = {role: len(ids) - chain.begins[role] for role, ids in chain.contexts.items()}
     left = {role: 1000 - ANSWER_RESERVE - len(ids) for role, ids in chain.contexts.items()}
@@ -93,18 +87,17 @@ def test_a_step_leaves_room_for_the_answer_in_every_context(world: World) -> Non
 
 
 @pytest.mark.parametrize(("closing", "closes"), [([0], False), ([1], False), ([0, 1, 2], True), ([1, 2, 4], True), ([0, 1], False)])
-def test_identical_candidates_end_as_most_of_them_do(world: World, closing: list[int], closes: bool) -> None:
-    here = world()
-    chain, many = here.chain(), 4 if closing == [0, 1] else 5
+def test_identical_candidates_end_as_most_of_them_do(closing: list[int], closes: bool) -> None:
+    here, chain = begun()
+    many = 4 if closing == [0, 1] else 5
     same = [here.span("draft", "So it is 5.", closes=i in closing) for i in range(many)]
     chain.apply("draft", Outcome(candidates=(*same, here.span("draft", "Or 6."))))
     shown, other = chain.distinct_candidates()
     assert (chain.candidates[shown].closes, other) == (closes, many)
 
 
-def test_room_is_what_the_budget_leaves(world: World) -> None:
-    here = world()
-    chain = here.chain()
+def test_room_is_what_the_budget_leaves() -> None:
+    here, chain = begun()
     assert chain.room(8, "target") == 8
     chain.enter(UntilSpec(token_budget=10))
     assert chain.room(8, "target") == 8
@@ -116,8 +109,8 @@ def test_room_is_what_the_budget_leaves(world: World) -> None:
     assert chain.room(8, "target") == 8
 
 
-def test_seeds_depend_on_run_problem_sample_step_and_stage_and_on_nothing_else(world: World) -> None:
-    here, other = world(), world(draft="tiny", target="plain", limit=77)
+def test_seeds_depend_on_run_problem_sample_step_and_stage_and_on_nothing_else() -> None:
+    here, other = World(), World(draft="tiny", target="plain", limit=77)
     base, own = here.chain(), ChainSettings(seed=7)
     chains = [
         base,
@@ -140,9 +133,8 @@ def test_seeds_depend_on_run_problem_sample_step_and_stage_and_on_nothing_else(w
     assert base.seed("draft") == two.seed("draft")
 
 
-def test_a_fallback_remembers_what_was_rejected(world: World) -> None:
-    here = world()
-    chain = here.chain()
+def test_a_fallback_remembers_what_was_rejected() -> None:
+    here, chain = begun()
     here.draft(chain, "a\n\n", "b\n\n")
     assert chain.apply("verify", Outcome(verdict=verdict(None))) is None
     [step] = here.write(chain, "c\n\n")
@@ -157,9 +149,8 @@ Moves = st.lists(st.tuples(st.sampled_from(["draft", "accept", "reject", "write"
 
 
 @given(moves=Moves, target=st.sampled_from(["sim", "shifted", "plain", "tiny"]))
-def test_a_context_only_grows_at_its_end(world: World, moves: list[tuple[str, str]], target: str) -> None:
-    here = world(draft="sim", target=target)
-    chain = here.chain()
+def test_a_context_only_grows_at_its_end(moves: list[tuple[str, str]], target: str) -> None:
+    here, chain = begun(draft="sim", target=target)
     for move, text in moves:
         before, committed = {role: list(ids) for role, ids in chain.contexts.items()}, len(chain.thought)
         act(here, chain, move, text)
@@ -190,19 +181,16 @@ def act(here: Any, chain: Chain, move: str, text: str) -> None:
         (["no box"], None, None),
     ],
 )
-def test_the_answer_is_boxed_in_the_answer_or_else_in_the_thought(
-    world: World, thought: list[str], answer: str | None, expected: Any
-) -> None:
-    here = world()
-    chain = here.chain()
+def test_the_answer_is_boxed_in_the_answer_or_else_in_the_thought(thought: list[str], answer: str | None, expected: Any) -> None:
+    here, chain = begun()
     here.write(chain, *thought)
     if answer is not None:
         chain.apply("answer", Outcome(answer=here.span("target", answer)))
     assert chain.stated_answer() == expected
 
 
-def test_a_problem_with_a_limit_of_its_own_ends_when_it_is_spent(world: World) -> None:
-    here = world()
+def test_a_problem_with_a_limit_of_its_own_ends_when_it_is_spent() -> None:
+    here = World()
     chain = here.chain(own=ChainSettings(max_tokens=5))
     chain.enter(UntilSpec(token_budget=9))
     assert (chain.room(32, "target"), chain.is_spent, chain.exit(UntilSpec())) == (5, False, None)

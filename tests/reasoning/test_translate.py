@@ -1,7 +1,6 @@
 """Ids of one engine become those of another: as they are, with special ones mapped, or by their text."""
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given
@@ -10,7 +9,7 @@ from hypothesis import strategies as st
 from pipeline.engines.sim.tokenizer import SimTokenizer
 from pipeline.reasoning.prompts import PromptBuilder
 from pipeline.reasoning.translate import TokenTranslator
-from tests.support.chains import TOKENIZERS
+from tests.support.chains import TOKENIZERS, World
 from tests.support.chat_models import chat_model
 
 
@@ -97,8 +96,8 @@ def test_ids_are_kept_where_vocabularies_agree_and_only_special_ones_are_mapped(
 
 
 @given(text=st.text(st.characters(codec="utf-8"), max_size=40), source=st.sampled_from(["sim", "shifted", "tiny"]))
-def test_no_translation_changes_a_text(world: Callable[..., Any], text: str, source: str) -> None:
+def test_no_translation_changes_a_text(text: str, source: str) -> None:
     for target in ("sim", "shifted", "plain", "tiny"):
-        here = world(draft=source, target=target)
+        here = World(draft=source, target=target)
         chain, span = here.chain(), here.span("draft", text)
         assert here.tokenizers["target"].decode(chain.translate(span, "target")) == text

@@ -34,6 +34,7 @@ from pipeline.store.query import Query
 from pipeline.store.rows import RewardRow
 from pipeline.store.store import RunStore
 from tests.support.commands import pipeline
+from tests.support.rows import blank
 from tests.support.runs import SolveTestSet
 
 ROOT = Path(__file__).parent.parent.parent
@@ -153,7 +154,7 @@ async def test_a_dead_engine_ends_it_with_its_own_sentence() -> None:
         )
 
 
-def test_means_are_over_steps_and_count_a_text_as_often_as_it_was_drafted(tmp_path: Path, blank: Callable[..., Any]) -> None:
+def test_means_are_over_steps_and_count_a_text_as_often_as_it_was_drafted(tmp_path: Path) -> None:
     said = (
         (0, "accepted", [(0.25, False), (0.75, True), (0.75, False), (None, False)], None),
         (1, "fallback", [(0.25, False)], 0.75),

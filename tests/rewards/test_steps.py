@@ -17,11 +17,11 @@ from pipeline.store.query import Query
 from pipeline.store.rows import StepRow
 from pipeline.store.run_file import RunFile
 from pipeline.store.store import RunStore
+from tests.support.rows import blank
 from tests.support.run_files import write_run_json
 
 pytestmark = pytest.mark.slow  # whole runs
 
-Blank = Callable[..., Any]
 ROOT = Path(__file__).parent.parent.parent
 SIM = ROOT / "graphs/engines/sim-2xh100.yaml"
 STAGES = {"draft": {"kind": "draft", "engine": "small", "candidates": 2, "max_tokens": 9}}
@@ -29,7 +29,7 @@ ENGINES: dict[str, Any] = {"small": {}, "large": {}}
 
 
 @pytest.fixture
-def row(blank: Blank) -> Callable[..., Any]:
+def row() -> Callable[..., Any]:
     """A step of problem a or b: `row("a", 1, "text", 0, ["candidates"])`."""
 
     def build(problem: str, index: int, text: str, chosen: int | None = None, drafted: tuple[str, ...] = (), sample: int = 0) -> Any:

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,32 +18,32 @@ from pipeline.store.rows import ChainRow
 from pipeline.store.run_file import RunFile, Totals
 from pipeline.store.store import RunStore
 from tests.support.commands import pipeline
+from tests.support.rows import blank
 from tests.support.run_files import write_run_json
 from tests.support.runs import solve
 
 pytestmark = pytest.mark.slow  # whole runs
 
-Blank = Callable[..., Any]
 ROOT = Path(__file__).parent.parent.parent
 
 
-def chain(blank: Blank, number: int, answer: str | None, reference: str | None, correct: bool | None, **more: Any) -> Any:
+def chain(number: int, answer: str | None, reference: str | None, correct: bool | None, **more: Any) -> Any:
     fields = {"chain_id": f"c{number}", "input_row": number, "stop_reason": "answer_boxed", "grader": "math"}
     return blank(ChainRow, answer=answer, reference_answer=reference, correct=correct, **fields | more)
 
 
 @pytest.fixture
-def run(tmp_path: Path, blank: Blank) -> Path:
+def run(tmp_path: Path) -> Path:
     """Two parts: in the first one all verdicts are right, in the second one three are not."""
     folder = tmp_path / "a-run"
     for part in (
-        [chain(blank, 1, "5", "5", True), chain(blank, 2, "6", "5", False), chain(blank, 3, None, "5", None, stop_reason="cancelled")],
+        [chain(1, "5", "5", True), chain(2, "6", "5", False), chain(3, None, "5", None, stop_reason="cancelled")],
         [
-            chain(blank, 4, "1/2", "0.5", False),
-            chain(blank, 5, "3", "4", True),
-            chain(blank, 6, "(C)", "C", None, grader="letter", grading_error="the run ended before"),
-            chain(blank, 7, "9", None, None),
-            chain(blank, 8, None, "5", False),
+            chain(4, "1/2", "0.5", False),
+            chain(5, "3", "4", True),
+            chain(6, "(C)", "C", None, grader="letter", grading_error="the run ended before"),
+            chain(7, "9", None, None),
+            chain(8, None, "5", False),
         ],
     ):
         store = RunStore(folder)
@@ -84,10 +83,10 @@ def test_what_changed_is_said_and_written_and_all_else_stays(run: Path) -> None:
     assert (regrade(run).changes, content(run)) == ({}, after)
 
 
-def test_a_run_that_was_killed(tmp_path: Path, blank: Blank) -> None:
+def test_a_run_that_was_killed(tmp_path: Path) -> None:
     """Its rows are in a write-ahead file; a copy of the folder is what a kill leaves."""
     store = RunStore(tmp_path / "live")
-    store.append("chains", [chain(blank, 1, "1/2", "0.5", False), chain(blank, 2, "3", "3", True)])
+    store.append("chains", [chain(1, "1/2", "0.5", False), chain(2, "3", "3", True)])
     dead = Path(shutil.copytree(write_run_json(tmp_path / "live"), tmp_path / "dead"))
     before = content(dead)
     assert regrade(dead, dry_run=True).changes.total() == 1

@@ -1,6 +1,6 @@
 """Rows of chains on their way through the graders, on real time and on virtual time."""
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -17,9 +17,9 @@ from pipeline.runtime.virtual_loop import VirtualLoop
 from pipeline.store.recorder import open_recorder
 from pipeline.store.rows import ChainRow
 from pipeline.store.store import RunStore
+from tests.support.rows import blank
 
 pytestmark = [pytest.mark.slow, pytest.mark.anyio]
-Blank = Callable[..., Any]
 TOWER = "9^{9^{9^9}}"
 REAL = pytest.mark.parametrize("anyio_backend", ["asyncio"])
 MIXED: list[tuple[str | None, str | None, dict[str, str], bool | None]] = [
@@ -36,7 +36,7 @@ MIXED: list[tuple[str | None, str | None, dict[str, str], bool | None]] = [
 """Answers and references of rows, their other fields, and the verdicts."""
 
 
-def chain(blank: Blank, number: int, answer: str | None, reference: str | None, **more: Any) -> Any:
+def chain(number: int, answer: str | None, reference: str | None, **more: Any) -> Any:
     fields = {"chain_id": f"c{number}", "answer": answer, "reference_answer": reference, "stop_reason": "answer_boxed", "grader": "math"}
     return blank(ChainRow, **fields | more)
 
@@ -56,11 +56,11 @@ async def grading(folder: Path, *, virtual: bool = False, limit_s: float = 10) -
 @pytest.mark.parametrize(
     ("virtual", "anyio_backend"), [pytest.param(False, "asyncio"), pytest.param(True, ("asyncio", {"loop_factory": VirtualLoop}))]
 )
-async def test_every_row_gets_its_verdict_and_nobody_waits(tmp_path: Path, blank: Blank, virtual: bool) -> None:
+async def test_every_row_gets_its_verdict_and_nobody_waits(tmp_path: Path, virtual: bool) -> None:
     async with grading(tmp_path, virtual=virtual) as grader:
         started = anyio.current_time()
         for number, (answer, reference, more, _) in enumerate(MIXED):
-            grader.chain(chain(blank, number, answer, reference, **more))
+            grader.chain(chain(number, answer, reference, **more))
         assert grader.waiting == (0 if virtual else 2), "the worker is not even started"
         await grader.room()
         if virtual:
@@ -71,15 +71,13 @@ async def test_every_row_gets_its_verdict_and_nobody_waits(tmp_path: Path, blank
 
 @REAL
 @pytest.mark.parametrize("error", [EngineDead("draft", "out of breath"), None], ids=["error", "interrupt"])
-async def test_after_an_error_or_interrupt_what_is_not_graded_is_kept_without_a_verdict(
-    tmp_path: Path, blank: Blank, error: Exception | None
-) -> None:
+async def test_after_an_error_or_interrupt_what_is_not_graded_is_kept_without_a_verdict(tmp_path: Path, error: Exception | None) -> None:
     """Of three chains that take an hour to grade and one that takes nothing."""
     with anyio.CancelScope() as scope, pytest.raises(EngineDead) if error else nullcontext():
         async with grading(tmp_path, limit_s=3600) as grader:
             for number in range(3):
-                grader.chain(chain(blank, number, TOWER, f"x+{number}"))
-            grader.chain(chain(blank, 9, "2", "2"))
+                grader.chain(chain(number, TOWER, f"x+{number}"))
+            grader.chain(chain(9, "2", "2"))
             for _ in range(3):
                 await checkpoint()  # the first one is at work then
             if error is not None:
@@ -91,10 +89,10 @@ async def test_after_an_error_or_interrupt_what_is_not_graded_is_kept_without_a_
 
 
 @REAL
-async def test_new_chains_wait_while_too_many_are_ungraded(tmp_path: Path, blank: Blank) -> None:
+async def test_new_chains_wait_while_too_many_are_ungraded(tmp_path: Path) -> None:
     async with grading(tmp_path) as grader:
         for number in range(MAX_WAITING):
-            grader.chain(chain(blank, number, r"\sqrt{8}", r"2\sqrt{2}"))
+            grader.chain(chain(number, r"\sqrt{8}", r"2\sqrt{2}"))
         assert grader.waiting == MAX_WAITING
         await grader.room()
         assert grader.waiting < MAX_WAITING

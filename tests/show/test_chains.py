@@ -1,6 +1,5 @@
 """Which chains are shown, and what is drawn and told of them."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +15,10 @@ from pipeline.show.transcripts import MAX_TEXT, Transcripts, option_probabilitie
 from pipeline.store.query import Query
 from pipeline.store.rows import StepRow
 from pipeline.store.run_file import RunFile
+from tests.support.rows import blank
 from tests.support.traces import CHOOSE, LIKELIHOOD, SCORE, call, chain, verdict_columns, write
 
 pytestmark = pytest.mark.slow  # whole runs
-
-Blank = Callable[..., Any]
 
 
 @pytest.fixture
@@ -94,14 +92,13 @@ def test_no_chain_no_span(tmp_path: Path) -> None:
     assert drawn(write(tmp_path)) == [Gantt([], {})]
 
 
-def choice(blank: Blank, **fields: Any) -> dict[str, Any]:
+def choice(**fields: Any) -> dict[str, Any]:
     row = blank(StepRow, **{**CHOOSE, "decision": "accepted", "score_value": 0.5, **fields})
     return asdict(row) | {"tokens": len(row.step_token_ids)}
 
 
-def test_candidates_get_their_probabilities_and_repeated_ones_point_back(blank: Blank) -> None:
+def test_candidates_get_their_probabilities_and_repeated_ones_point_back() -> None:
     row = choice(
-        blank,
         score_probs=(0.2, 0.5, 0.3),
         score_label="1",
         num_distinct_candidates=2,
@@ -130,9 +127,9 @@ def test_candidates_get_their_probabilities_and_repeated_ones_point_back(blank: 
     ids=["none may be said", "one must be chosen", "same texts of other tokens", "likelihood", "digits are no candidates"],
 )
 def test_options_are_told_only_where_the_trace_tells_them(
-    blank: Blank, judged: dict[str, Any], probs: tuple[float, ...], distinct: int, expected: tuple[float, ...]
+    judged: dict[str, Any], probs: tuple[float, ...], distinct: int, expected: tuple[float, ...]
 ) -> None:
-    row = choice(blank, **judged, score_probs=probs, num_distinct_candidates=distinct)
+    row = choice(**judged, score_probs=probs, num_distinct_candidates=distinct)
     assert tuple(option_probabilities(row, 2)) == expected
 
 
@@ -182,10 +179,8 @@ def test_options_are_told_only_where_the_trace_tells_them(
         ({"verify_kind": None}, {}, None),
     ],
 )
-def test_what_a_verifier_said_is_told_by_its_scale(
-    blank: Blank, judged: dict[str, Any], fields: dict[str, Any], expected: str | None
-) -> None:
-    assert step_of(choice(blank, **judged, **fields)).verdict == expected
+def test_what_a_verifier_said_is_told_by_its_scale(judged: dict[str, Any], fields: dict[str, Any], expected: str | None) -> None:
+    assert step_of(choice(**judged, **fields)).verdict == expected
 
 
 def test_a_long_text_loses_its_middle_and_says_so() -> None:

@@ -1,7 +1,6 @@
 """`gate`: what it lets pass, what it flags, and what becomes of either."""
 
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +15,10 @@ from pipeline.reasoning.chain import Outcome
 from pipeline.run.prepare import load_plan
 from pipeline.stages.build import build_stages
 from pipeline.stages.gate import Gate, GateSpec
+from tests.support.chains import World, begun
 from tests.support.paths import ROOT, SIM
 from tests.support.runs import rows, solve
 
-World = Callable[..., Any]
 MIDDLE = Confidence(mean=-0.5, min=-2.0, first_entropy=1.0, margin=0.5)
 SURE = Confidence(mean=-0.1, min=-0.4, first_entropy=0.2, margin=0.9)
 
@@ -37,9 +36,9 @@ def drafted(here: Any, *found: Confidence | None) -> Any:
 
 
 @given(st.sampled_from(["mean", "min", "first_entropy", "margin"]), st.floats(-3, 3), st.sampled_from(["unsure", "overconfident"]))
-def test_a_value_beyond_the_threshold_is_flagged(world: World, statistic: str, threshold: float, flags: str) -> None:
+def test_a_value_beyond_the_threshold_is_flagged(statistic: str, threshold: float, flags: str) -> None:
     """Less log probability or margin, or more entropy, is unsure; the opposite is overconfident; an equal value passes."""
-    chain, value = drafted(world(), MIDDLE)[0], getattr(MIDDLE, statistic)
+    chain, value = drafted(World(), MIDDLE)[0], getattr(MIDDLE, statistic)
     for limit in (threshold, value):
         outcome = gate(limit, statistic, flags=flags).apply(chain, [])
         flagged = value < limit if (statistic == "first_entropy") == (flags == "overconfident") else value > limit
@@ -47,8 +46,8 @@ def test_a_value_beyond_the_threshold_is_flagged(world: World, statistic: str, t
         assert (outcome.step is None) == flagged
 
 
-def test_the_surest_candidate_becomes_a_step_that_nothing_verified(world: World) -> None:
-    here = world()
+def test_the_surest_candidate_becomes_a_step_that_nothing_verified() -> None:
+    here = World()
     chain, spans = drafted(here, MIDDLE, SURE)
     step = chain.apply("gate", gate(-0.2).apply(chain, []))
     assert (step.span, step.decision, step.chosen, step.verdict, step.stage) == (spans[1], "unverified", 1, None, "gate")
@@ -60,8 +59,8 @@ def test_the_surest_candidate_becomes_a_step_that_nothing_verified(world: World)
     assert (chain.candidates, chain.readings["gate"].flagged) == (spans, False), "it stays a candidate"
 
 
-def test_a_candidate_without_log_probabilities_and_withheld_ones_are_flagged(world: World) -> None:
-    here = world()
+def test_a_candidate_without_log_probabilities_and_withheld_ones_are_flagged() -> None:
+    here = World()
     chain, _ = drafted(here, None)
     reading = gate(-5.0).apply(chain, []).reading
     assert (reading.flagged, reading.value, reading.candidate) == (True, None, None)
@@ -71,9 +70,8 @@ def test_a_candidate_without_log_probabilities_and_withheld_ones_are_flagged(wor
     assert gate(-5.0).apply(withheld, []).reading == reading
 
 
-def test_a_step_that_the_thought_has_already_is_a_loop(world: World) -> None:
-    here = world()
-    chain = here.chain()
+def test_a_step_that_the_thought_has_already_is_a_loop() -> None:
+    here, chain = begun()
     here.write(chain, "so\n\n", "again\n\n", "again\n\n")
     for text, count in (("again\n\n", 2), ("again ", 2), ("so\n\n", 1), ("new\n\n", 0)):
         chain.begin_round()
@@ -88,13 +86,13 @@ def built(here: Any, graph: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("graph", "stage"), [("gated", "draft"), ("routed", "glimpse"), ("triggered", "draft")])
-def test_log_probabilities_are_asked_for_where_a_gate_reads_them(world: World, graph: str, stage: str) -> None:
-    here = world()
+def test_log_probabilities_are_asked_for_where_a_gate_reads_them(graph: str, stage: str) -> None:
+    here = World()
     assert [request.logprobs for request in built(here, graph)[stage].requests(here.chain())] == [True]
 
 
-def test_a_routed_step_is_written_by_whom_the_gate_says_from_the_token_that_it_read(world: World) -> None:
-    here = world()
+def test_a_routed_step_is_written_by_whom_the_gate_says_from_the_token_that_it_read() -> None:
+    here = World()
     stages, chain = built(here, "routed"), here.chain()
     [glimpse], [small], [large] = (stages[name].requests(chain) for name in ("glimpse", "small", "large"))
     assert (small.seed, small.prompt_ids) == (glimpse.seed, glimpse.prompt_ids)

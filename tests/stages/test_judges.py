@@ -1,7 +1,6 @@
 """`choose`, `score` and `likelihood`: what they ask and how probabilities become a verdict."""
 
 import math
-from collections.abc import Callable
 from statistics import fmean
 from typing import Any
 
@@ -13,8 +12,7 @@ from pipeline.engine import Completion, Request, Usage
 from pipeline.graph.prompts import CHOOSE_ASKED, CHOOSE_INTRO, CHOOSE_QUESTION, CHOOSE_THOUGHT_INTRO
 from pipeline.stages.choose import ChooseSpec, ChooseStage
 from pipeline.stages.score import LikelihoodSpec, LikelihoodStage, ScoreSpec, ScoreStage
-
-World = Callable[..., Any]
+from tests.support.chains import begun
 
 
 def choose(here: Any, **fields: Any) -> Any:
@@ -30,10 +28,10 @@ def likelihood(here: Any, **fields: Any) -> Any:
 
 
 @given(st.lists(st.integers(0, 9), min_size=3, max_size=3).filter(any), st.sampled_from([0.0, 0.4, 0.5, 1.0]))
-def test_the_likeliest_option_decides_where_it_reaches_the_threshold(world: World, tenths: list[int], threshold: float) -> None:
+def test_the_likeliest_option_decides_where_it_reaches_the_threshold(tenths: list[int], threshold: float) -> None:
     """SpecCoT eq. 4, SCoT eq. 3; an option stands for the first of identical candidates, and 0 for none of them."""
-    here = world()
-    chain, weights = here.chain(), [each / 30 for each in tenths]
+    here, chain = begun()
+    weights = [each / 30 for each in tenths]
     here.draft(chain, "a\n\n", "a\n\n", "b\n\n")
     verdict = choose(here, threshold=threshold).apply(chain, [here.weighed(*weights)]).verdict
     best = int(verdict.label)
@@ -45,11 +43,8 @@ def test_the_likeliest_option_decides_where_it_reaches_the_threshold(world: Worl
 
 @pytest.mark.parametrize("target", ["sim", "shifted", "plain", "tiny"])
 @pytest.mark.parametrize("reject", [True, False])
-def test_a_choice_shows_distinct_candidates_behind_the_context_and_offers_0_only_where_it_may_reject(
-    world: World, target: str, reject: bool
-) -> None:
-    here = world(target=target)
-    chain = here.chain()
+def test_a_choice_shows_distinct_candidates_behind_the_context_and_offers_0_only_where_it_may_reject(target: str, reject: bool) -> None:
+    here, chain = begun(target=target)
     here.draft(chain, "One.\n\nIt is 5.</think>", "It is 6.</think>", "It is 6.</think>")
     decode, context = here.tokenizers["target"].decode, chain.contexts["target"]
     for unit, intro, shown in (
@@ -64,9 +59,8 @@ def test_a_choice_shows_distinct_candidates_behind_the_context_and_offers_0_only
     assert [decode([option]).strip() for option in request.option_ids] == ["0", "1", "2"][not reject :]
 
 
-def test_thoughts_that_do_not_fit_together_are_all_rejected_without_a_call(world: World) -> None:
-    here = world()
-    chain = here.chain()
+def test_thoughts_that_do_not_fit_together_are_all_rejected_without_a_call() -> None:
+    here, chain = begun()
     here.draft(chain, *(f"{number} {'so ' * 400}It is 5.</think>" for number in range(5)))
     stage = choose(here, unit="thought")
     room = len(stage.requests(chain)[0].prompt_ids) + 1
@@ -79,9 +73,9 @@ def test_thoughts_that_do_not_fit_together_are_all_rejected_without_a_call(world
 
 
 @pytest.mark.parametrize("build", [choose, score, likelihood])
-def test_without_candidates_nothing_is_asked_and_options_of_no_probability_are_a_rejection(world: World, build: Any) -> None:
-    here = world()
-    chain, stage = here.chain(), build(here)
+def test_without_candidates_nothing_is_asked_and_options_of_no_probability_are_a_rejection(build: Any) -> None:
+    here, chain = begun()
+    stage = build(here)
     assert stage.requests(chain) == []
     assert stage.apply(chain, []).verdict is None
     here.draft(chain, "a\n\n")
@@ -91,9 +85,8 @@ def test_without_candidates_nothing_is_asked_and_options_of_no_probability_are_a
 
 
 @pytest.mark.parametrize("target", ["sim", "shifted", "tiny"])
-def test_a_score_asks_as_if_the_candidate_were_committed(world: World, target: str) -> None:
-    here = world(target=target)
-    chain = here.chain()
+def test_a_score_asks_as_if_the_candidate_were_committed(target: str) -> None:
+    here, chain = begun(target=target)
     here.draft(chain, "It is 5.\n\n")
     [request] = score(here).requests(chain)
     here.write(chain, "It is 5.\n\n", role="draft")
@@ -105,10 +98,9 @@ def test_a_score_asks_as_if_the_candidate_were_committed(world: World, target: s
 @given(st.lists(st.integers(0, 9), min_size=10, max_size=10).filter(any), st.integers(0, 9), st.sampled_from(["greedy", "expected"]))
 @example([0, 0, 0, 0, 0, 0, 5, 0, 5, 0], 7, "expected")
 @example([0, 0, 0, 0, 0, 0, 0, 4, 3, 3], 7, "greedy")
-def test_a_score_against_its_threshold(world: World, tenths: list[int], threshold: int, method: Any) -> None:
+def test_a_score_against_its_threshold(tenths: list[int], threshold: int, method: Any) -> None:
     """The likeliest digit, or the mean of the digits by their probabilities (SpecReason 4.1)."""
-    here = world()
-    chain = here.chain()
+    here, chain = begun()
     here.draft(chain, "It is 5.\n\n")
     verdict = score(here, threshold=threshold, method=method).apply(chain, [here.weighed(*[each / 100 for each in tenths])]).verdict
     expected = sum(digit * each for digit, each in enumerate(tenths)) / sum(tenths)
@@ -119,9 +111,8 @@ def test_a_score_against_its_threshold(world: World, tenths: list[int], threshol
 
 
 @pytest.mark.parametrize("target", ["sim", "shifted", "tiny"])
-def test_a_likelihood_scores_distinct_candidates_after_the_context_and_asks_nothing(world: World, target: str) -> None:
-    here = world(target=target)
-    chain = here.chain()
+def test_a_likelihood_scores_distinct_candidates_after_the_context_and_asks_nothing(target: str) -> None:
+    here, chain = begun(target=target)
     here.draft(chain, "It is 5.\n\n", "", "It is 5.\n\n", "Done.</think>")
     encode = here.tokenizers["target"].encode
     assert likelihood(here).requests(chain) == [
@@ -146,11 +137,10 @@ Tokens = st.lists(st.integers(0, 20), max_size=4).map(lambda tenths: [-each / 10
 @example([[0.0, 0.0]], 0.0, "minimum")
 @example([[], [-0.5]], -1.0, "mean")
 def test_the_likeliest_candidate_is_accepted_where_it_reaches_the_threshold(
-    world: World, logprobs: list[list[float]], threshold: float, statistic: Any
+    logprobs: list[list[float]], threshold: float, statistic: Any
 ) -> None:
     """By the mean over its tokens, or by the least likely one; a candidate without tokens is never accepted."""
-    here = world()
-    chain = here.chain()
+    here, chain = begun()
     here.draft(chain, *("a" * (place + 1) if tokens else "" for place, tokens in enumerate(logprobs)))
     shown = [logprobs[place] for place in chain.distinct_candidates()]
     answers = [Completion(candidates=(), scored_logprobs=tuple(each), usage=Usage(input_tokens=1)) for each in shown if each]

@@ -1,6 +1,5 @@
 """`reward`: what a reward model is shown of a thought, and which candidate its answers accept."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,8 +10,8 @@ from pipeline.graph.rewards import TextPrompt
 from pipeline.stages.base import TOO_LONG, ShowingStage, StagePlace
 from pipeline.stages.draft import DraftSpec, DraftStage
 from pipeline.stages.reward import RewardJudgeSpec, RewardStage
+from tests.support.chains import World, begun
 
-World = Callable[..., Any]
 PROMPT = TextPrompt(begin="{problem}\n", step="{step} so:", between="\n", thought_end="</think>")
 NO_END = TextPrompt(begin="{problem}\n", step="{step} so:")
 
@@ -22,9 +21,8 @@ def stage(here: Any, prompt: TextPrompt = PROMPT, **fields: Any) -> Any:
     return RewardStage("verify", spec, here.builders)
 
 
-def test_each_distinct_candidate_is_shown_behind_the_whole_thought(world: World) -> None:
-    here = world(draft="shifted")
-    chain = here.chain()
+def test_each_distinct_candidate_is_shown_behind_the_whole_thought() -> None:
+    here, chain = begun(draft="shifted")
     here.write(chain, "Well, ", decision="guidance")
     here.write(chain, "2 and 3.\n\n")
     here.draft(chain, "So 5.\n\n", "So 6.\n\n", "So 5.\n\n")
@@ -41,12 +39,9 @@ def test_each_distinct_candidate_is_shown_behind_the_whole_thought(world: World)
 
 @given(st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=3), min_size=1, max_size=3), st.integers(0, 9))
 @example([[7]], 7)
-def test_the_best_candidate_is_accepted_where_its_reward_reaches_the_threshold(
-    world: World, tenths: list[list[int]], threshold: int
-) -> None:
+def test_the_best_candidate_is_accepted_where_its_reward_reaches_the_threshold(tenths: list[list[int]], threshold: int) -> None:
     """A candidate of several steps has the least of their rewards."""
-    here = world()
-    chain = here.chain()
+    here, chain = begun()
     here.draft(chain, *("\n\n".join(f"So {place}, {step}." for step, _ in enumerate(each)) for place, each in enumerate(tenths)))
     judge = stage(here, threshold=threshold / 10)
     answers = [here.weighed(reward / 20, (10 - reward) / 20) for each in tenths for reward in each]
@@ -58,9 +53,9 @@ def test_the_best_candidate_is_accepted_where_its_reward_reaches_the_threshold(
 
 
 @pytest.mark.parametrize(("prompt", "shown"), [(PROMPT, ["2 and 3. so:\n</think> so:"]), (NO_END, ["2 and 3. so:"])])
-def test_a_step_that_closes_the_thought_is_shown_and_a_blank_one_never_accepted(world: World, prompt: TextPrompt, shown: list[str]) -> None:
-    here = world()
-    chain, judge = here.chain(), stage(here, prompt, threshold=0.0)
+def test_a_step_that_closes_the_thought_is_shown_and_a_blank_one_never_accepted(prompt: TextPrompt, shown: list[str]) -> None:
+    here, chain = begun()
+    judge = stage(here, prompt, threshold=0.0)
     assert judge.requests(chain) == []
     assert judge.apply(chain, []).verdict is None
     here.draft(chain, "\n\n")
@@ -78,9 +73,8 @@ TAGGED = TextPrompt(begin="{problem} ", step="Step {number}: {step} so", between
 
 @pytest.mark.parametrize("draft", ["sim", "tiny"])
 @pytest.mark.parametrize("steps", [0, 1, 12])
-def test_a_candidate_that_takes_the_room_there_is_still_fits(world: World, draft: str, steps: int) -> None:
-    here = world(draft=draft, target=draft, limit=4000)
-    chain = here.chain()
+def test_a_candidate_that_takes_the_room_there_is_still_fits(draft: str, steps: int) -> None:
+    here, chain = begun(draft=draft, target=draft, limit=4000)
     for number in range(steps):
         here.write(chain, f"Then {number} and {number}.\n\n")
     judge = stage(here, TAGGED)
@@ -90,15 +84,15 @@ def test_a_candidate_that_takes_the_room_there_is_still_fits(world: World, draft
     asked = len(request.prompt_ids) - len(here.tokenizers["target"].encode("and 7"))
     slack = chain.left("target", asked) - 1 - room
     assert 0 <= slack <= 3
-    far = world(draft=draft, target=draft, limit=100_000)
+    far = World(draft=draft, target=draft, limit=100_000)
     chain = far.chain()
     far.write(chain, *(f"Then {number} and {number}.\n\n" for number in range(steps)))
     assert 4096 < stage(far, TAGGED).room_for(chain, 4) <= room + 96_000, "told by bytes, which are no fewer than tokens"
 
 
-def test_what_its_reward_model_cannot_be_shown_is_not_drafted(world: World) -> None:
-    here = world(limit=1000)
-    chain, judge = here.chain(), stage(here, TAGGED)
+def test_what_its_reward_model_cannot_be_shown_is_not_drafted() -> None:
+    here, chain = begun(limit=1000)
+    judge = stage(here, TAGGED)
     spec = DraftSpec(engine="draft", candidates=2, max_tokens=64)
     while judge.room_for(chain, 2) >= chain.mean_step:
         here.write(chain, "Then 23 and 42.\n\n")

@@ -1,7 +1,6 @@
 """`trial`: what is asked before the thought is over, what counts as an answer, and when the thought ends with it."""
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,8 +13,7 @@ from pipeline.engine import Completion, FinishReason
 from pipeline.graph.spec import TrialSpec, UntilSpec
 from pipeline.reasoning.chain import Outcome, Trial
 from pipeline.stages.answer import MOST, STOPS, TrialStage
-
-World = Callable[..., Any]
+from tests.support.chains import World, begun
 
 
 def trial(here: Any, *, confidence: bool = True) -> Any:
@@ -29,9 +27,8 @@ def said(here: Any, text: str, probability: float | None, finish: FinishReason =
     return Completion(candidates=(structs.replace(whole.candidates[0], confidence=sure),), usage=whole.usage)
 
 
-def test_it_asks_greedily_behind_a_closed_thought(world: World) -> None:
-    here = world()
-    chain = here.chain()
+def test_it_asks_greedily_behind_a_closed_thought() -> None:
+    here, chain = begun()
     here.write(chain, "So 5.\n\n")
     [request] = trial(here).requests(chain)
     context, tokenizer = chain.contexts["target"], here.tokenizers["target"]
@@ -45,8 +42,8 @@ def test_it_asks_greedily_behind_a_closed_thought(world: World) -> None:
     assert trial(here, confidence=False).spec.needs == {"continues": True}
 
 
-def test_what_is_no_whole_box_is_no_answer_however_sure(world: World) -> None:
-    here, half = world(), "\\frac{1}{2}"
+def test_what_is_no_whole_box_is_no_answer_however_sure() -> None:
+    here, half = World(), "\\frac{1}{2}"
     whole = {("5}.", "stop"): "5", (f"{half}}}$", "stop"): half, ("5} and so", "length"): "5"}
     for text, finish in (*whole, ("5 and then", "length"), ("5\n", "stop"), ("}.", "stop")):
         answer = whole.get((text, finish))
@@ -58,12 +55,9 @@ Trials = st.lists(st.tuples(st.sampled_from(["5", "6", None]), st.sampled_from([
 
 
 @given(Trials, st.sampled_from([None, 0.95]), st.sampled_from([None, 2, 3]))
-def test_the_thought_ends_where_its_answer_is_sure_or_stable(
-    world: World, answers: list[Any], sure: float | None, stable: int | None
-) -> None:
+def test_the_thought_ends_where_its_answer_is_sure_or_stable(answers: list[Any], sure: float | None, stable: int | None) -> None:
     """Sure by the confidence of the last trial; stable where the last ones in a row gave the same answer."""
-    here = world()
-    chain = here.chain()
+    here, chain = begun()
     for answer, confidence in answers:
         here.write(chain, "So.\n\n")
         assert chain.apply("trial", Outcome(trial=Trial(answer, confidence if answer else 0.0))) is None
@@ -74,8 +68,8 @@ def test_the_thought_ends_where_its_answer_is_sure_or_stable(
     assert chain.exit(UntilSpec(answer_confident=sure, answer_stable=stable)) == expected
 
 
-def test_it_is_asked_after_every_so_many_steps_and_once_at_each(world: World) -> None:
-    here = world()
+def test_it_is_asked_after_every_so_many_steps_and_once_at_each() -> None:
+    here = World()
     chain, until, asked = here.chain(), UntilSpec(answer_stable=2, every=2), []
     here.write(chain, "Well", decision="guidance")
     for _ in range(5):
@@ -88,6 +82,6 @@ def test_it_is_asked_after_every_so_many_steps_and_once_at_each(world: World) ->
     assert not chain.ending.tries(UntilSpec(thought_closed=True), chain.steps), "nothing needs it"
 
 
-def test_a_model_without_a_closing_tag_is_refused(world: World) -> None:
-    assert trial(world()).check(1) is None
-    assert "closes none with '</think>'; set `answer_confident`" in str(trial(world(target="plain")).check(1))
+def test_a_model_without_a_closing_tag_is_refused() -> None:
+    assert trial(World()).check(1) is None
+    assert "closes none with '</think>'; set `answer_confident`" in str(trial(World(target="plain")).check(1))

@@ -1,6 +1,5 @@
 """`draft`, `generate` and `answer`: what they ask, and what becomes of what an engine writes."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,8 +11,7 @@ from pipeline.reasoning.chain import Outcome
 from pipeline.stages.answer import AnswerSpec, AnswerStage
 from pipeline.stages.draft import DraftSpec, DraftStage
 from pipeline.stages.generate import GenerateSpec, GenerateStage
-
-World = Callable[..., Any]
+from tests.support.chains import World, begun
 
 
 def generate(here: Any, unit: Any, **fields: Any) -> Any:
@@ -46,9 +44,8 @@ def close_id(here: Any, role: str = "target") -> int:
         ("It is\n\n", "\nSo 5.", "\nSo 5."),
     ],
 )
-def test_what_completes_a_delimiter_that_was_cut_ends_the_step(world: World, role: str, before: str, text: str, step: str) -> None:
-    here = world()
-    chain = here.chain()
+def test_what_completes_a_delimiter_that_was_cut_ends_the_step(role: str, before: str, text: str, step: str) -> None:
+    here, chain = begun()
     here.write(chain, before)
     if role == "target":
         span = written(here, "step", text, chain).step
@@ -57,9 +54,9 @@ def test_what_completes_a_delimiter_that_was_cut_ends_the_step(world: World, rol
     assert span == here.span(role, step)
 
 
-def test_no_text_ends_within_a_character_wherever_it_is_cut(world: World) -> None:
+def test_no_text_ends_within_a_character_wherever_it_is_cut() -> None:
     """Steps, candidates, responses and answers: whoever goes on writes the character anew."""
-    here, text = world("tiny", "tiny"), "It is 5\u20ac \u2212 \\boxed{√π°} 汉𝒙"
+    here, text = World("tiny", "tiny"), "It is 5\u20ac \u2212 \\boxed{√π°} 汉𝒙"
     decode, ids = here.tokenizers["draft"].decode, here.tokenizers["draft"].encode(text)
     cuts = [tuple(ids[:size]) for size in range(1, len(ids) + 1)]
     assert sum("\ufffd" in decode(cut) for cut in cuts) > 5
@@ -79,9 +76,9 @@ def test_no_text_ends_within_a_character_wherever_it_is_cut(world: World) -> Non
 
 
 @pytest.mark.parametrize("target", ["tiny", "shifted"])
-def test_a_character_that_is_written_token_by_token_has_its_text_once(world: World, target: str) -> None:
+def test_a_character_that_is_written_token_by_token_has_its_text_once(target: str) -> None:
     """By a draft and a target in turns, of which one of another vocabulary writes the character anew."""
-    here, text = world("tiny", target), "5 \u20ac \u2212 √π° 汉𝒙."
+    here, text = World("tiny", target), "5 \u20ac \u2212 √π° 汉𝒙."
     chain = here.chain()
     for id_ in here.tokenizers["draft"].encode(text):
         candidate = Candidate(ids=(id_,), text=here.tokenizers["draft"].decode([id_]), cumulative_logprob=None, finish_reason="length")
@@ -104,17 +101,16 @@ def test_a_character_that_is_written_token_by_token_has_its_text_once(world: Wor
         ("", {"stop": None}, True),
     ],
 )
-def test_a_candidate_closes_the_thought_by_its_mark_or_by_the_end_of_sequence(world: World, text: str, how: Any, closes: bool) -> None:
-    here = world()
+def test_a_candidate_closes_the_thought_by_its_mark_or_by_the_end_of_sequence(text: str, how: Any, closes: bool) -> None:
+    here = World()
     [candidate] = draft(here).apply(here.chain(), [here.said(text, **how)]).candidates
     assert (candidate.text, candidate.role, candidate.closes) == (text, "draft", closes)
     step = written(here, "step", text, **how).step
     assert step.closes == closes
 
 
-def test_a_draft_continues_the_context(world: World) -> None:
-    here = world(draft="shifted")
-    chain = here.chain()
+def test_a_draft_continues_the_context() -> None:
+    here, chain = begun(draft="shifted")
     chain.enter(UntilSpec(token_budget=20))
     for unit, stop in (("step", ("\n\n",)), ("thought", ())):
         [request] = draft(here, unit=unit, candidates=3, temperature=0.5, top_p=0.9).requests(chain)
@@ -124,9 +120,8 @@ def test_a_draft_continues_the_context(world: World) -> None:
 
 
 @pytest.mark.parametrize("unit", ["tokens", "step", "thought", "response"])
-def test_each_unit_stops_where_it_ends_and_within_the_budget(world: World, unit: Any) -> None:
-    here = world()
-    chain = here.chain()
+def test_each_unit_stops_where_it_ends_and_within_the_budget(unit: Any) -> None:
+    here, chain = begun()
     chain.enter(UntilSpec(token_budget=10))
     here.write(chain, "1234")
     [request] = generate(here, unit).requests(chain)
@@ -138,8 +133,8 @@ def test_each_unit_stops_where_it_ends_and_within_the_budget(world: World, unit:
     assert chain.apply("guidance", idle.apply(chain, [])) is None
 
 
-def test_the_budget_of_a_response_is_for_thought_and_answer_together(world: World) -> None:
-    here, both = world(), {"budget": "response", "token_budget": 6}
+def test_the_budget_of_a_response_is_for_thought_and_answer_together() -> None:
+    here, both = World(), {"budget": "response", "token_budget": 6}
     chain = here.chain()
     here.write(chain, "1234", closes=False)
     assert answer(here, **both).requests(chain) == []  # an unfinished thought is not closed
@@ -153,19 +148,17 @@ def test_the_budget_of_a_response_is_for_thought_and_answer_together(world: Worl
     assert chain.answer is None
 
 
-def test_an_answer_that_is_cut_goes_on_within_its_tokens(world: World) -> None:
-    here = world()
-    chain = here.chain()
+def test_an_answer_that_is_cut_goes_on_within_its_tokens() -> None:
+    here, chain = begun()
     chain.apply("response", written(here, "response", "So 3.</think>\n\nIt is", chain, finish="length", stop=None))
-    begun = here.tokenizers["target"].encode("\n\nIt is")
+    written_ids = here.tokenizers["target"].encode("\n\nIt is")
     [request] = answer(here).requests(chain)
-    assert (request.max_tokens, list(request.prompt_ids[-len(begun) :])) == (32 - len(begun), begun)
-    assert answer(here, max_tokens=len(begun)).requests(chain) == []
+    assert (request.max_tokens, list(request.prompt_ids[-len(written_ids) :])) == (32 - len(written_ids), written_ids)
+    assert answer(here, max_tokens=len(written_ids)).requests(chain) == []
 
 
-def test_how_a_step_came_about(world: World) -> None:
-    here = world()
-    chain = here.chain()
+def test_how_a_step_came_about() -> None:
+    here, chain = begun()
     assert written(here, "tokens", "Well", chain).decision == "guidance"
     assert written(here, "step", "a\n\n", chain).decision == "written"
     said = [here.said("a\n\n", role="target")]
@@ -177,8 +170,8 @@ def test_how_a_step_came_about(world: World) -> None:
 
 
 @pytest.mark.parametrize("target", ["sim", "shifted", "tiny"])
-def test_a_response_is_split_at_the_end_of_its_thought(world: World, target: str) -> None:
-    here = world(target=target)
+def test_a_response_is_split_at_the_end_of_its_thought(target: str) -> None:
+    here = World(target=target)
     outcome = written(here, "response", "It is 5.</think>\n\n\\boxed{5} </think>", stop=None)
     step, said = outcome.step, outcome.answer
     assert (step.text, step.closes, said.text) == ("It is 5.</think>", True, "\n\n\\boxed{5} </think>")
@@ -187,26 +180,25 @@ def test_a_response_is_split_at_the_end_of_its_thought(world: World, target: str
 
 
 @pytest.mark.parametrize(("finish", "cut"), [("stop", False), ("length", True)])
-def test_an_answer_that_is_cut_is_marked(world: World, finish: Any, cut: bool) -> None:
-    here, text = world(), "so</think>It is 5"
+def test_an_answer_that_is_cut_is_marked(finish: Any, cut: bool) -> None:
+    here, text = World(), "so</think>It is 5"
     plain = answer(here).apply(here.chain(), [here.said("It is 5", role="target", finish=finish, stop=None)]).answer
     whole = written(here, "response", text, finish=finish, stop=None).answer
     short = generate(here, "response", answer_tokens=2).apply(here.chain(), [here.said(text, role="target", stop=None)]).answer
     assert (plain.cut, whole.cut, short.cut) == (cut, cut, True)
 
 
-def test_a_response_that_never_closed_its_thought_has_an_answer_only_where_the_model_has_no_thoughts(world: World) -> None:
+def test_a_response_that_never_closed_its_thought_has_an_answer_only_where_the_model_has_no_thoughts() -> None:
     for target, finish in (("sim", "length"), ("sim", "stop"), ("plain", "length"), ("plain", "stop")):
-        outcome = written(world(target=target), "response", "It is \\boxed{5}", finish=finish, stop=None)
+        outcome = written(World(target=target), "response", "It is \\boxed{5}", finish=finish, stop=None)
         assert outcome.step.closes == (finish == "stop")
         assert (outcome.answer is not None) == ((target, finish) == ("plain", "stop"))
 
 
 @pytest.mark.parametrize("target", ["sim", "shifted", "tiny"])
 @pytest.mark.parametrize(("text", "closes"), [("So 5.\n\n", False), ("So 5.", True), ("", True), ("So 5.</think>", True)])
-def test_the_thought_is_closed_before_the_answer_unless_it_closed_itself(world: World, target: str, text: str, closes: bool) -> None:
-    here = world(target=target)
-    chain = here.chain()
+def test_the_thought_is_closed_before_the_answer_unless_it_closed_itself(target: str, text: str, closes: bool) -> None:
+    here, chain = begun(target=target)
     here.write(chain, "One.\n\n", text, role="draft", closes=closes)
     [request] = answer(here).requests(chain)
     context = chain.contexts["target"]
@@ -215,8 +207,8 @@ def test_the_thought_is_closed_before_the_answer_unless_it_closed_itself(world: 
     assert (request.stop, request.stop_ids) == ((), ())
 
 
-def test_a_response_that_spells_out_the_end_of_its_thought_is_split_where_it_ends(world: World) -> None:
-    here = world(target="tiny")
+def test_a_response_that_spells_out_the_end_of_its_thought_is_split_where_it_ends() -> None:
+    here = World(target="tiny")
     tokenizer = here.tokenizers["target"]
     ids = (
         *tokenizer.encode_parts(["", "I write </think> and "]),
@@ -231,8 +223,8 @@ def test_a_response_that_spells_out_the_end_of_its_thought_is_split_where_it_end
     assert tokenizer.decode(outcome.step.ids) == outcome.step.text
 
 
-def test_what_a_problem_says_of_its_chains_takes_the_place_of_what_the_stages_say(world: World) -> None:
-    here = world()
+def test_what_a_problem_says_of_its_chains_takes_the_place_of_what_the_stages_say() -> None:
+    here = World()
     chain = here.chain(own=ChainSettings(max_tokens=20, temperature=0.2, top_k=3, stop=("!", "\n")))
     stages = (draft(here, temperature=0.9, top_p=0.5), generate(here, "thought"), answer(here))
     asked = [request for stage in stages for request in stage.requests(chain)]

@@ -2,9 +2,8 @@
 
 import shutil
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import anyio
 import anyio.lowlevel
@@ -19,9 +18,9 @@ from pipeline.store.recorder import open_recorder
 from pipeline.store.rows import CallRow, ChainRow, StepRow
 from pipeline.store.store import RunStore
 from tests.support.patience import HANGS_S
+from tests.support.rows import blank
 
 pytestmark = pytest.mark.anyio
-Blank = Callable[..., Any]
 REAL = pytest.mark.parametrize("anyio_backend", ["asyncio"])
 BOTH = pytest.mark.parametrize("virtual", [True, False])
 """Simulated time on the real clock writes in the loop, real time in a thread."""
@@ -31,7 +30,7 @@ def rows_of(folder: Path, *tables: str) -> list[int]:
     return [int(pq.read_table(folder / table).num_rows) for table in tables]
 
 
-async def record_some(folder: Path, blank: Blank, virtual: bool) -> None:
+async def record_some(folder: Path, virtual: bool) -> None:
     call = blank(CallRow)
     async with open_recorder(RunStore(folder), virtual) as recorder:
         for index in range(3000):
@@ -47,18 +46,18 @@ async def record_some(folder: Path, blank: Blank, virtual: bool) -> None:
 
 
 @REAL
-async def test_rows_arrive_in_order_in_real_time(tmp_path: Path, blank: Blank) -> None:
-    await record_some(tmp_path, blank, virtual=False)
+async def test_rows_arrive_in_order_in_real_time(tmp_path: Path) -> None:
+    await record_some(tmp_path, virtual=False)
 
 
-async def test_rows_arrive_in_order_in_virtual_time(tmp_path: Path, blank: Blank) -> None:
+async def test_rows_arrive_in_order_in_virtual_time(tmp_path: Path) -> None:
     started, threads = anyio.current_time(), set(threading.enumerate())
-    await record_some(tmp_path, blank, virtual=True)
+    await record_some(tmp_path, virtual=True)
     assert anyio.current_time() == started, "the clock stood still"
     assert set(threading.enumerate()) <= threads, "others may have ended"
 
 
-async def test_virtual_rows_are_written_as_they_pile_up(tmp_path: Path, blank: Blank, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_virtual_rows_are_written_as_they_pile_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "WRITE_ROWS", 4)
     async with open_recorder(RunStore(tmp_path), virtual=True) as recorder:
         for _ in range(3):
@@ -76,7 +75,7 @@ async def test_virtual_rows_are_written_as_they_pile_up(tmp_path: Path, blank: B
 
 
 @REAL
-async def test_a_single_row_is_written_within_the_interval(tmp_path: Path, blank: Blank, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_single_row_is_written_within_the_interval(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "WRITE_EVERY_S", 0.01)
     async with open_recorder(RunStore(tmp_path), virtual=False) as recorder:
         recorder.call(blank(CallRow))
@@ -98,7 +97,7 @@ class GatedStore(RunStore):
 
 
 @REAL
-async def test_room_waits_for_a_slow_disk(tmp_path: Path, blank: Blank, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_room_waits_for_a_slow_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MOST_ROWS", 8)
     monkeypatch.setattr(module, "WRITE_ROWS", 4)
     store = GatedStore(tmp_path)
@@ -117,7 +116,7 @@ async def test_room_waits_for_a_slow_disk(tmp_path: Path, blank: Blank, monkeypa
 
 @REAL
 @BOTH
-async def test_a_failed_write_ends_the_run(tmp_path: Path, blank: Blank, virtual: bool) -> None:
+async def test_a_failed_write_ends_the_run(tmp_path: Path, virtual: bool) -> None:
     rows = [blank(CallRow)] * 8192
     with pytest.raises(RunFolderError, match=r"calls: cannot be written: no such file or directory$"):  # noqa: PT012
         async with open_recorder(RunStore(tmp_path), virtual) as recorder:
@@ -131,7 +130,7 @@ async def test_a_failed_write_ends_the_run(tmp_path: Path, blank: Blank, virtual
     assert rows_of(tmp_path, "chains") == [0], "no chain is there whose calls are not"
 
 
-async def test_a_failure_at_the_end_is_raised_too(tmp_path: Path, blank: Blank) -> None:
+async def test_a_failure_at_the_end_is_raised_too(tmp_path: Path) -> None:
     with pytest.raises(RunFolderError, match="calls: cannot be written"):  # noqa: PT012
         async with open_recorder(RunStore(tmp_path), virtual=True) as recorder:
             recorder.call(blank(CallRow))
@@ -140,7 +139,7 @@ async def test_a_failure_at_the_end_is_raised_too(tmp_path: Path, blank: Blank) 
 
 @REAL
 @BOTH
-async def test_an_error_of_the_body_leaves_as_it_was(tmp_path: Path, blank: Blank, virtual: bool) -> None:
+async def test_an_error_of_the_body_leaves_as_it_was(tmp_path: Path, virtual: bool) -> None:
     error = ValueError("mine")
     with pytest.raises(ValueError, match="mine") as caught:  # noqa: PT012
         async with open_recorder(RunStore(tmp_path), virtual) as recorder:
@@ -152,7 +151,7 @@ async def test_an_error_of_the_body_leaves_as_it_was(tmp_path: Path, blank: Blan
 
 @REAL
 @BOTH
-async def test_cancellation_loses_nothing(tmp_path: Path, blank: Blank, monkeypatch: pytest.MonkeyPatch, virtual: bool) -> None:
+async def test_cancellation_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, virtual: bool) -> None:
     """Not even while a thread writes."""
     monkeypatch.setattr(module, "WRITE_ROWS", 2)
     store = RunStore(tmp_path) if virtual else GatedStore(tmp_path)
@@ -172,7 +171,7 @@ async def test_cancellation_loses_nothing(tmp_path: Path, blank: Blank, monkeypa
 
 
 @REAL
-async def test_the_end_is_bounded_when_the_disk_hangs(tmp_path: Path, blank: Blank, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_end_is_bounded_when_the_disk_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "CLOSE_S", 0.02)
     monkeypatch.setattr(module, "WRITE_ROWS", 1)
     store = GatedStore(tmp_path)

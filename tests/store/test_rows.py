@@ -1,6 +1,5 @@
 """Structs become schemas with units and foreign names, rows become columns."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pyarrow as pa
@@ -8,6 +7,7 @@ import pytest
 from msgspec.structs import fields
 
 from pipeline.store.rows import TABLES, CallRow, ChainRow, StepRow, columns_of, schema_of
+from tests.support.rows import blank
 
 
 @pytest.mark.parametrize("row", TABLES.values())
@@ -31,7 +31,7 @@ def test_types_and_foreign_names() -> None:
     assert schema_of(ChainRow).field("correct").type == pa.bool_()
 
 
-def test_a_lone_surrogate_is_replaced(blank: Callable[..., Any]) -> None:
+def test_a_lone_surrogate_is_replaced() -> None:
     batch = columns_of(schema_of(StepRow), [blank(StepRow, step_text="a\ud800b", candidate_texts=("\udfff", "c"), mode=None)])
     assert batch["step_text"].to_pylist() == ["a?b"]
     assert (batch["candidate_texts"].to_pylist(), batch["mode"].to_pylist()) == ([["?", "c"]], [None])

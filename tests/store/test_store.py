@@ -23,9 +23,8 @@ from pipeline.store import store as module
 from pipeline.store.query import Query
 from pipeline.store.rows import TABLES, CallRow, ChainRow, StepRow, schema_of
 from pipeline.store.store import RunStore, new_part, read_batches, table_files
+from tests.support.rows import blank
 from tests.support.run_files import write_run_json
-
-Blank = Callable[..., Any]
 
 
 def indices(folder: Path) -> list[int]:
@@ -56,7 +55,7 @@ ROW: dict[str, Any] = {
 }
 
 
-def test_what_goes_in_comes_out(tmp_path: Path, blank: Blank) -> None:
+def test_what_goes_in_comes_out(tmp_path: Path) -> None:
     rows = [blank(CallRow, **ROW, call_index=index) for index in range(600)] + [blank(CallRow)]
     store = RunStore(tmp_path)
     store.append("calls", rows)
@@ -71,7 +70,7 @@ def _tuple(value: Any) -> Any:
     return tuple(map(_tuple, value)) if isinstance(value, list) else value
 
 
-def test_others_open_the_folder(tmp_path: Path, blank: Blank) -> None:
+def test_others_open_the_folder(tmp_path: Path) -> None:
     store = RunStore(tmp_path)
     store.append("steps", [blank(StepRow, decision="accepted", step_token_ids=(1, 2)), blank(StepRow, decision="fallback")])
     store.close()
@@ -90,7 +89,7 @@ def test_a_store_without_rows_leaves_three_empty_tables(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("_small")
-def test_groups_and_parts_fill_in_order(tmp_path: Path, blank: Blank) -> None:
+def test_groups_and_parts_fill_in_order(tmp_path: Path) -> None:
     store = RunStore(tmp_path)
     calls = tmp_path / "calls"
     store.append("calls", [blank(CallRow, call_index=index) for index in range(2)])
@@ -112,7 +111,7 @@ def test_groups_and_parts_fill_in_order(tmp_path: Path, blank: Blank) -> None:
     assert [first.row_group(group).num_rows for group in range(first.num_row_groups)] == [4, 4]
 
 
-def test_long_rows_are_written_and_read_a_few_at_a_time(tmp_path: Path, blank: Blank, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_rows_are_written_and_read_a_few_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "GROUP_BYTES", 1 << 20)
     monkeypatch.setattr(module, "PART_BYTES", 3 << 20)
     store = RunStore(tmp_path)
@@ -125,7 +124,7 @@ def test_long_rows_are_written_and_read_a_few_at_a_time(tmp_path: Path, blank: B
     assert max(batch.nbytes for batch in batches) < 2 << 20
 
 
-def test_a_second_session_adds_parts_and_clears_drafts(tmp_path: Path, blank: Blank) -> None:
+def test_a_second_session_adds_parts_and_clears_drafts(tmp_path: Path) -> None:
     first = RunStore(tmp_path)
     first.append("calls", [blank(CallRow, call_index=1)])
     first.close()
@@ -139,7 +138,7 @@ def test_a_second_session_adds_parts_and_clears_drafts(tmp_path: Path, blank: Bl
     assert indices(tmp_path) == [1, 2]
 
 
-def test_a_table_is_rewritten_where_it_changes(tmp_path: Path, blank: Blank) -> None:
+def test_a_table_is_rewritten_where_it_changes(tmp_path: Path) -> None:
     for index in range(3):
         store = RunStore(tmp_path)
         store.append("calls", [blank(CallRow, call_index=index)])
@@ -171,7 +170,7 @@ def _no_file_over(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def test_a_disk_that_runs_full(tmp_path: Path, blank: Blank) -> None:
+def test_a_disk_that_runs_full(tmp_path: Path) -> None:
     """In the write-ahead file, then in a part: what was taken can be read, and becomes a part once there is space."""
     store, taken = RunStore(tmp_path), 0
     with _no_file_over(20_000), pytest.raises(RunFolderError, match=r"/calls: cannot be written: file too large$"):  # noqa: PT012
@@ -187,7 +186,7 @@ def test_a_disk_that_runs_full(tmp_path: Path, blank: Blank) -> None:
     assert indices(tmp_path) == list(range(taken + 1))
 
 
-def test_a_folder_that_is_removed_meanwhile(tmp_path: Path, blank: Blank) -> None:
+def test_a_folder_that_is_removed_meanwhile(tmp_path: Path) -> None:
     store = RunStore(tmp_path)
     store.append("calls", [blank(CallRow)])
     shutil.rmtree(tmp_path / "calls")
@@ -265,7 +264,7 @@ READERS: tuple[Callable[[Path], object], ...] = (
 )
 
 
-def test_the_pages_of_a_part_are_verified(tmp_path: Path, blank: Blank) -> None:
+def test_the_pages_of_a_part_are_verified(tmp_path: Path) -> None:
     """By what reads them with pyarrow, and for queries, which do not, when the folder is opened."""
     store = RunStore(tmp_path)
     store.append("calls", [blank(CallRow, output_token_ids=(tuple(os.urandom(5000)),)) for _ in range(10)])
@@ -304,7 +303,7 @@ EDITS: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize("edit", EDITS)
-def test_what_does_not_belong_is_refused_by_name(tmp_path: Path, blank: Blank, edit: str) -> None:
+def test_what_does_not_belong_is_refused_by_name(tmp_path: Path, edit: str) -> None:
     for index in range(2):
         store = RunStore(tmp_path)
         store.append("calls", [blank(CallRow, call_index=index)])

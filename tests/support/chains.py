@@ -4,6 +4,7 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from functools import cache
+from typing import Any
 
 from pipeline.data.problems import ChainSettings, Problem
 from pipeline.engine import Candidate, Completion, FinishReason, Tokenizer, Usage
@@ -97,3 +98,9 @@ class World:
         """The answer to a choice: the probability of each option."""
         logprobs = tuple(math.log(p) if p else -math.inf for p in probabilities)
         return Completion(candidates=(), option_logprobs=logprobs, usage=Usage(input_tokens=1))
+
+
+def begun(draft: str = "sim", target: str = "sim", limit: int = 10_000) -> tuple[World, Any]:
+    """A chain that begins, in a world of these tokenizers."""
+    here = World(draft, target, limit)
+    return here, here.chain()
