@@ -91,7 +91,7 @@ build/inflated.yaml: .venv/ready
 	$(PYTHON) -m venv .venv
 	$(PIP) "$(TORCH)"
 	echo "2 of 2: installing pipeline and what it needs: about a minute"
-	$(PIP) --editable ".[report]"
+	$(PIP) --editable ".[view]"
 	touch $@
 
 .venv/ready: .venv/run

@@ -37,6 +37,7 @@ TABLE_6_PROBLEMS = 128
 FORM = "speccot candidates=5, pipelined"
 """The system that is set next to SpecCoT's table 6."""
 PICTURES = Path(__file__).parent / "scaling"
+COLOURS = ("#3573b9", "#1b998b", "#8157b5", "#e08a1e", "#cf5f9b", "#8c6239")
 
 
 class Setup(Struct, frozen=True, kw_only=True):
@@ -244,15 +245,13 @@ def draw(results: Results) -> None:
     """The chart of each machine, a line for each system, dotted in lockstep. Kaleido needs Chromium for it."""
     import plotly.graph_objects as go
 
-    from pipeline.show.figures.style import SERIES, axes, layout
-
     PICTURES.mkdir(exist_ok=True)
     for name in SETUPS:
         alone, *others = machine(results, name).curves
         sizes = sorted(alone.problems_per_s)
-        figure = axes(go.Figure(layout=layout(420)))
+        figure = go.Figure(layout={"template": "plotly_white", "height": 420, "font": {"size": 13}})
         for place, curve in enumerate(others):
-            line = {"color": SERIES[place // 2], "dash": "dot" if "lockstep" in curve.name else "solid", "width": 2}
+            line = {"color": COLOURS[place // 2], "dash": "dot" if "lockstep" in curve.name else "solid", "width": 2}
             over = [ratio(curve, alone, size)[0] for size in sizes]
             figure.add_trace(go.Scatter(x=sizes, y=over, name=curve.name, mode="lines+markers", line=line))
         figure.add_hline(y=1, line={"color": "#222b36", "width": 2})

@@ -16,7 +16,7 @@ TESTS = sorted((ROOT / "tests").rglob("*.py"))
 
 LEVELS = [
     ["errors", "text", "files", "confidence", "system"],
-    ["graph", "grading", "options", "tasks"],
+    ["graph", "grading", "options", "tasks", "local_web"],
     ["engine", "data"],
     ["store", "reasoning"],
     ["stages", "engines", "analysis", "remote"],
@@ -35,11 +35,11 @@ DOORS = {
     "transformers": ["engines/torch/", "engines/tokenizer", "training/trainer"],
     "aiohttp": ["engines/openai/"],
     "duckdb": ["store/query"],
-    "plotly": ["show/"],
-    "jinja2": ["show/", "engines/tokenizer"],
+    "latex2mathml": ["show/maths"],
+    "jinja2": ["show/page", "engines/tokenizer"],
     "tokenizers": ["engines/tokenizer"],
-    "starlette": ["show/", "serve/"],
-    "uvicorn": ["show/", "serve/server"],
+    "starlette": ["show/pages", "serve/"],
+    "uvicorn": ["show/pages", "serve/server"],
     "numba": ["analysis/time/occupancy"],
     "scipy": ["calibration/"],
     "math_verify": ["grading/expressions"],
@@ -51,7 +51,6 @@ DOORS = {
         "remote/store",
         "store/resume",
         "analysis/",
-        "show/",
         "export/",
         "training/",
         "api",
@@ -220,7 +219,7 @@ def loaded_by(statement: str) -> set[str]:
     return {name.partition(".")[0] for name in out.split()}
 
 
-HEAVY = {"torch", "transformers", "vllm", "numba", "scipy", "sympy", "plotly"}
+HEAVY = {"torch", "transformers", "vllm", "numba", "scipy", "sympy"}
 ARRAYS = {"duckdb", "numpy", "pyarrow"}
 
 

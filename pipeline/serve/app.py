@@ -16,8 +16,8 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from pipeline.data.requests import ApiError
+from pipeline.local_web import is_foreign, is_named
 from pipeline.serve.completions import URL, ChatEndpoint, check_model, error_response
-from pipeline.show.local_web import is_foreign, is_named
 
 Phase = Literal["starting", "serving", "stopping"]
 KNOWN = f"{URL}, /v1/models, /health and /metrics"

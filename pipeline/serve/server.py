@@ -19,6 +19,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 from pipeline.engines.registry import notices
 from pipeline.graph.plan import Plan
+from pipeline.local_web import listening
 from pipeline.options import RunOptions
 from pipeline.run.loop import Attend, Stop, attended, in_loop
 from pipeline.run.observer import Observer, Work
@@ -29,7 +30,6 @@ from pipeline.runtime.rows import Tee
 from pipeline.serve.app import Access, Phase, ServerSelf, new_app
 from pipeline.serve.completions import ChatEndpoint
 from pipeline.serve.desk import Desk, ServeLimits
-from pipeline.show.local_web import listening
 from pipeline.store.kept_problems import Problems
 from pipeline.tasks import unwrapped
 

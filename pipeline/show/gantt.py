@@ -1,43 +1,31 @@
-"""Which chains of a run are shown, and their calls over time: an open run enters; names, spans of time and a Gantt chart leave.
-
-Each chain has a row of the chart, and all spans of one kind are one plotly trace: lines with gaps, drawn by WebGL, so that tens of
-thousands of them can be zoomed.
-"""
+"""Every chain over time: an open run enters; names, spans of time and a chart with a row for each chain leave."""
 
 from collections.abc import Mapping, Sequence
+from itertools import cycle
 
 import numpy as np
-import plotly.graph_objects as go
 from msgspec import Struct
 
 from pipeline.analysis.arrays import Array
 from pipeline.analysis.time.work import OPEN
-from pipeline.show.figures.style import GREY, LIGHT, RED, axes, colours, drawn, layout
+from pipeline.show.charts import SERIES
+from pipeline.show.plot import Chart, ChartAxis, Mark, Panel
 from pipeline.store.query import Query
 
 MAX_CHAINS = 4_000
 MAX_CALLS = 40_000
-"""Limits of one chart: a browser without a GPU draws these within seconds, and they are about 4 MB of the page."""
+"""Limits of one chart, which takes half a megabyte of the page then."""
 CONSECUTIVE = 400
 """Number of chains in the second chart, which is drawn where the first one does not show all."""
 SHORTEST = 1e-3
 """Waiting of less than this share of the median chain's time is not drawn: it could not be seen, and every call has some."""
 WAITING, QUEUED, FAILED, ALIVE = "client queue", "engine queue", "failed attempt", "between calls"
-HEIGHT = 680
-ROOM = HEIGHT - 130
-"""Height of all rows together, in pixels."""
-COUNTS = """
-SELECT count(*) AS ended, count(*) FILTER (stop_reason = 'error') AS failed, count(*) FILTER (stop_reason = 'cancelled') AS cancelled,
-       count(*) FILTER (NOT correct) AS wrong, coalesce(avg(calls), 0) AS mean_calls
-FROM chains"""
-EVENLY = "(row_number() OVER (ORDER BY start_unix_ns, chain_id) - 1) * $most % count(*) OVER () < $most"
-"""True of at most `$most` rows, evenly spaced by the start of their chains."""
-WORTH_READING = {
-    "failed": f"SELECT chain_id FROM chains WHERE stop_reason = 'error' QUALIFY {EVENLY} ORDER BY start_unix_ns, chain_id",
-    "wrong": f"SELECT chain_id FROM chains WHERE NOT correct QUALIFY {EVENLY} ORDER BY start_unix_ns, chain_id",
-    "slowest": "SELECT chain_id FROM chains WHERE finished ORDER BY chain_time_s DESC, start_unix_ns, chain_id LIMIT $most",
-}
-"""The chains that there is a reason to read, by the reason."""
+NOTE = (
+    f"Waiting times below {SHORTEST:.1%} of a typical chain's time are not drawn. Point at a row to see its name, click to read the chain."
+)
+HEIGHT = 560
+"""Greatest height of all rows together, in pixels."""
+COUNTS = "SELECT count(*) AS ended, coalesce(avg(calls), 0) AS mean_calls FROM chains"
 CHOSEN = f"""
 CREATE OR REPLACE TEMP TABLE chosen AS
 WITH ended AS (SELECT *, row_number() OVER (ORDER BY chain) - 1 AS place, count(*) OVER () AS n FROM lives WHERE status <> {OPEN}),
@@ -63,17 +51,14 @@ ORDER BY chart, kind, row, start"""
 
 
 class ChainCounts(Struct, frozen=True):
-    """The number of chains that ended, and how."""
+    """The number of chains that ended, and the mean of their calls."""
 
     ended: int
-    failed: int
-    cancelled: int
-    wrong: int
     mean_calls: float
 
 
 class KindSpans(Struct, frozen=True):
-    """KindSpans of time of one kind, as columns of equal length."""
+    """Spans of time of one kind, as columns of equal length."""
 
     row: Array
     """Index of the drawn chain."""
@@ -108,47 +93,28 @@ def read_charts(db: Query, *, max_chains: int = MAX_CHAINS, max_calls: int = MAX
     return charts
 
 
-def worth_reading(db: Query, most: int) -> dict[str, tuple[str, ...]]:
-    """At most `most` chains to read in full, and the reasons for each of them: `failed`, `wrong`, `slowest`.
-
-    Each reason may take a third, and what earlier reasons leave. Failed and wrong ones are evenly spaced over the run.
-    """
-    found: dict[str, tuple[str, ...]] = {}
-    for number, (reason, sql) in enumerate(WORTH_READING.items(), 1):
-        limit = most * number // len(WORTH_READING)
-        for (name,) in list(db.stream(sql, most=most if reason == "slowest" else limit - len(found))):
-            if len(found) >= limit and name not in found:
-                break
-            found[name] = (*found.get(name, ()), reason)
-    return found
+def chain_charts(db: Query, stages: Sequence[str]) -> list[Chart]:
+    """The charts of `read_charts`, drawn."""
+    charts = read_charts(db)
+    shown = f"{len(charts[0].names):,}"
+    titles = [f"All {shown} chains that ended"]
+    if len(charts) > 1:
+        titles = [f"{shown} chains, evenly spaced by start", f"{CONSECUTIVE:,} consecutive chains from the middle of the run"]
+    return [draw_chains(chart, title, stages) for title, chart in zip(titles, charts, strict=True)]
 
 
-def draw_chains(gantt: Gantt, stages: Sequence[str]) -> go.Figure:
-    """Draw every chain from its start to its end, with calls coloured by stage; `stages` gives the order of the colours."""
+def draw_chains(gantt: Gantt, title: str, stages: Sequence[str]) -> Chart:
+    """Every chain from its start to its end, with calls coloured by stage; `stages` gives the order of the colours."""
     rows = max(1, len(gantt.names))
-    figure = go.Figure(layout=layout(HEIGHT, hovermode="closest", meta={"rows": rows, "room": ROOM}))
-    palette = {ALIVE: "#eef0f3"} | colours(stages) | {WAITING: LIGHT, QUEUED: GREY, FAILED: RED}
-    for kind in (ALIVE, *(name for name in gantt.spans if name not in palette), *(name for name in palette if name != ALIVE)):
-        if kind in gantt.spans:
-            figure.add_trace(_lines(kind, gantt.spans[kind], palette.get(kind, GREY), line_width(rows)))
-    aliases = {str(row): drawn(name) for row, name in enumerate(gantt.names)}
-    figure.update_xaxes(title="time since start (s)")
-    figure.update_yaxes(title="chain, in order of start", range=[rows - 0.5, -0.5], tickformat="d", labelalias=aliases, nticks=20)
-    return axes(figure).update_yaxes(showgrid=False)
-
-
-def line_width(rows: int) -> float:
-    """Width of a line in pixels when `rows` rows are visible; `page.js` computes the same after zooming."""
-    return float(np.clip(0.8 * ROOM / rows, 1, 16))
-
-
-def _lines(name: str, spans: KindSpans, colour: str, width: float) -> go.Scattergl:
-    gaps = np.full(len(spans.row), np.nan)  # plotly leaves a gap at each NaN
-    return go.Scattergl(
-        x=np.column_stack([spans.start, spans.end, gaps]).ravel(),
-        y=np.repeat(spans.row.astype(np.int16), 3),
-        name=drawn(name),
-        mode="lines",
-        line={"color": colour, "width": width},
-        hovertemplate="%{y}: " + drawn(name) + " at %{x:.4~f} s<extra></extra>",
-    )
+    width = float(np.clip(0.8 * HEIGHT / rows, 1, 12))
+    hues = {ALIVE: "row"} | dict(zip(stages, cycle(SERIES), strict=False)) | {WAITING: "light", QUEUED: "grey", FAILED: "red"}
+    kinds = [ALIVE, *(name for name in gantt.spans if name not in hues), *(name for name in hues if name != ALIVE)]
+    marks = [
+        Mark(kind="spans", name=kind, hue=hues.get(kind, "grey"), x=spans.start, until=spans.end, y=rows - 1 - spans.row, width=width)
+        for kind in kinds
+        if (spans := gantt.spans.get(kind)) is not None
+    ]
+    end = max((float(spans.end.max()) for spans in gantt.spans.values() if len(spans.end)), default=1.0)
+    height = int(np.clip(16 * rows, 80, HEIGHT))
+    panel = Panel(y=ChartAxis(low=-0.5, high=rows - 0.5, at=(-1,)), marks=marks, height=height, rows=gantt.names)
+    return Chart(title=title, x=ChartAxis(title="seconds since the start", high=end), panels=[panel], note=NOTE)

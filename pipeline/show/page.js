@@ -1,192 +1,114 @@
-// Draws the page's plots when they come near and shows its transcripts when they are opened. It inserts text, never markup.
+// Names rows of charts, filters the problems of a file, asks for pages anew while runs go on, fetches their slow parts, and listens to keys.
+// Pages can be read without it. It inserts text, or parts of this server's own pages, in which all text of runs is text.
 "use strict";
 (() => {
-  const parsed = new Map();
-  const read = (id) => {
-    if (!parsed.has(id)) parsed.set(id, JSON.parse(document.getElementById(id).textContent));
-    return parsed.get(id);
-  };
-  const make = (tag, className, text) => {
-    const element = document.createElement(tag);
-    if (className) element.className = className;
-    if (text !== undefined) element.textContent = text;
-    return element;
-  };
-
-  const count = (number, what) => `${number.toLocaleString("en")} ${what}${number === 1 ? "" : "s"}`;
-
-  // Plots. A browser holds few WebGL contexts: plots that use it are given up while they are far away.
-  const hasWebGL = Boolean(document.createElement("canvas").getContext("webgl"));
-  const usesWebGL = (plot) => plot.data.some((trace) => trace.type === "scattergl");
-  const config = { responsive: true, displaylogo: false };
-  const dark = window.matchMedia("(prefers-color-scheme: dark)");
-  // Colours of the page that plots have in the light one, by the variables of page.css that stand for them.
-  const replaced = { "#222b36": "--ink", "#d5dae1": "--faint", "#eef0f3": "--row" };
-  const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-  const recoloured = (value) => {
-    if (Array.isArray(value)) return value.map(recoloured);
-    if (value && typeof value === "object") {
-      return Object.fromEntries(Object.entries(value).map(([key, each]) => [key, /color|line|marker|font/.test(key) ? recoloured(each) : each]));
-    }
-    return replaced[value] ? colour(replaced[value]) : value;
-  };
-  const themed = (plot, light) => {
-    const layout = structuredClone(plot.layout);
-    if (light || !dark.matches) return { data: plot.data, layout };
-    layout.font.color = colour("--ink");
-    Object.assign(layout, { paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)" });
-    Object.keys(layout).filter((key) => /^[xy]axis/.test(key)).forEach((key) => {
-      Object.assign(layout[key], { gridcolor: colour("--grid"), linecolor: colour("--tick"), tickcolor: colour("--tick") });
-    });
-    return { data: plot.data.map(recoloured), layout };
-  };
-
-  const fitLines = (place) => {
-    const { meta, yaxis } = place.layout;
-    if (!meta || !meta.rows) return;
-    const seen = Math.abs(yaxis.range[0] - yaxis.range[1]);
-    const width = Math.min(16, Math.max(1, (0.8 * meta.room) / seen));
-    if (Math.abs(width - place.data[0].line.width) > 0.2) Plotly.restyle(place, { "line.width": width });
-  };
-  const draw = (place) => {
-    if (place.dataset.drawn) return;
-    place.dataset.drawn = "yes";
-    const plot = read(place.dataset.plot);
-    if (!hasWebGL) plot.data.forEach((trace) => { if (trace.type === "scattergl") trace.type = "scatter"; });
-    const { data, layout } = themed(plot);
-    if (layout.meta?.rows) place.classList.add("rows");
-    Plotly.newPlot(place, data, layout, config);
-    place.on("plotly_relayout", () => fitLines(place));
-  };
-  const drop = (place) => {
-    if (!place.dataset.drawn || !usesWebGL(read(place.dataset.plot))) return;
-    delete place.dataset.drawn;
-    Plotly.purge(place);
-  };
-  const plots = [...document.querySelectorAll(".plot")];
-  const near = new IntersectionObserver(
-    (entries) => entries.forEach((entry) => (entry.isIntersecting ? draw : drop)(entry.target)),
-    { rootMargin: "800px" },
+  const all = (selector, within = document) => [...within.querySelectorAll(selector)];
+  const shown = (text) => text.replace(
+    /[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]/g,
+    (found) => `\\u${found.charCodeAt(0).toString(16).padStart(4, "0")}`,
   );
-  plots.forEach((place) => near.observe(place));
-  const repaint = (light) => plots.filter((place) => place.dataset.drawn).forEach((place) => {
-    const { data, layout } = themed(read(place.dataset.plot), light);
-    Plotly.react(place, data, layout, config);
+
+  // Charts with a row for each chain.
+  const rows = new WeakMap();
+  const rowOf = (panel, event) => {
+    if (!rows.has(panel)) rows.set(panel, JSON.parse(panel.dataset.rows));
+    const names = rows.get(panel), box = panel.getBoundingClientRect();
+    return names[Math.min(names.length - 1, Math.max(0, Math.floor(((event.clientY - box.top) / box.height) * names.length)))];
+  };
+  const tip = document.createElement("span");
+  tip.className = "tip";
+  document.addEventListener("pointermove", (event) => {
+    const panel = event.target.closest("[data-rows]");
+    if (!panel) return tip.remove();
+    const box = panel.getBoundingClientRect();
+    tip.textContent = shown(rowOf(panel, event));
+    tip.style.top = `${event.clientY - box.top}px`;
+    tip.style.left = `${event.clientX - box.left}px`;
+    panel.append(tip);
+    const over = tip.getBoundingClientRect().right - document.documentElement.clientWidth;
+    if (over > 0) tip.style.left = `${event.clientX - box.left - over - 16}px`;
   });
-  dark.addEventListener("change", () => repaint(false));
-  window.addEventListener("afterprint", () => { if (dark.matches) repaint(false); });
-  window.addEventListener("beforeprint", () => {
-    plots.forEach(draw);
-    if (dark.matches) repaint(true);
-    document.querySelectorAll("figure.table details").forEach((table) => { table.open = true; });
+  document.addEventListener("click", (event) => {
+    const panel = event.target.closest("[data-rows]"), run = document.body.dataset.run;
+    if (!panel) return;
+    const chain = rowOf(panel, event);
+    if (run) location.href = `/chain?${new URLSearchParams({ run, chain })}`;
+    const place = all("[data-chain]", panel.closest("article") || document).find((each) => each.dataset.chain === shown(chain));
+    place?.querySelectorAll("details:first-child").forEach((each) => { each.open = true; });
+    place?.scrollIntoView();
   });
 
-  // Transcripts.
-  const words = {
-    guidance: "guidance", accepted: "accepted", unverified: "unverified", fallback: "fallback", first_steps: "first steps", written: "written",
-    rejected: "rejected candidate", not_chosen: "candidate not chosen",
-  };
-  const percent = (share) => `${(100 * share).toFixed(1)} %`;
-  const written = (text) => make("div", "text", text.replace(/^\n+|\n+$/g, ""));
-  const labelled = (into, label, text) => {
-    if (text === null) return;
-    into.append(make("div", "label", label), written(text));
-  };
-  const candidate = (each, number, rejected) => {
-    const kind = each.chosen ? "accepted" : rejected ? "rejected" : "not_chosen";
-    const box = make("div", `candidate ${kind}`);
-    const head = make("div", "head");
-    const odds = each.probability === null ? "" : `, ${percent(each.probability)}`;
-    head.append(make("b", "", each.chosen ? "chosen" : rejected ? "rejected" : "not chosen"), ` · candidate ${number + 1} · ${count(each.tokens, "token")}${odds}`);
-    box.append(head, each.same_as === null ? written(each.text) : make("div", "facts", `the same as candidate ${each.same_as + 1}`));
-    return box;
-  };
-  const candidates = (step) => {
-    const rejected = step.decision === "fallback";  // a gate rejects nothing
-    const different = step.candidates.filter((each) => each.same_as === null).length;
-    const some = make("details");
-    some.open = !step.candidates.some((each) => each.chosen);
-    some.append(make("summary", "", `${step.candidates.length} drafted, ${different} different`));
-    step.candidates.forEach((each, number) => some.append(candidate(each, number, rejected)));
-    return some;
-  };
-  const stepBox = (step) => {
-    const box = make("div", `step ${step.decision}`);
-    const head = make("div", "head");
-    const waited = step.wait_s > 0.0005 ? `, ${step.wait_s.toPrecision(3)} s in the client queue` : "";
-    head.append(
-      make("b", "", `${step.index} ${words[step.decision] || step.decision}`),
-      ` · ${step.engine} · ${count(step.tokens, "token")} · ${step.time_s.toPrecision(3)} s${waited}`,
-    );
-    box.append(head, written(step.text));
-    step.gates.forEach((gate) => box.append(make("div", "head", gate)));
-    if (step.verdict !== null) box.append(make("div", "head", step.verdict));
-    if (step.candidates.length) box.append(candidates(step));
-    return box;
-  };
-  const tell = (transcript) => {
-    const told = make("div", "told");
-    labelled(told, "problem", transcript.problem === null ? "none" : transcript.problem);
-    told.append(make("div", "label", "thought"));
-    transcript.steps.forEach((step) => told.append(stepBox(step)));
-    labelled(told, "answer text", transcript.answer_text);
-    labelled(told, "answer", transcript.answer);
-    labelled(told, "reference", transcript.reference);
-    labelled(told, "stop reason", transcript.ended);
-    return told;
-  };
-  const transcriptBox = (transcript) => {
-    const box = make("details", "transcript");
-    box.dataset.why = transcript.why.join(" ");
-    box.dataset.text = `${transcript.chain_id}\n${transcript.problem || ""}`.toLowerCase();
-    const line = make("summary");
-    line.append(make("span", "name", transcript.chain_id), make("span", `badge ${transcript.verdict}`, transcript.verdict));
-    transcript.why.filter((why) => why !== transcript.verdict).forEach((why) => line.append(make("span", "badge", why)));
-    line.append(make("span", "facts", transcript.facts));
-    box.append(line);
-    box.addEventListener("toggle", () => { if (box.open && box.childElementCount === 1) box.append(tell(transcript)); });
-    return box;
-  };
-  const filters = (place, boxes) => {
-    const bar = make("div", "filter");
-    const kinds = ["all", ...new Set(boxes.flatMap((box) => box.dataset.why.split(" ")))];
-    const search = make("input");
-    Object.assign(search, { type: "search", placeholder: "search problem" });
-    search.setAttribute("aria-label", "search problem");
-    let chosen = "all";
-    const filter = () => {
-      const wanted = search.value.trim().toLowerCase();
-      boxes.forEach((box) => {
-        const other = chosen !== "all" && !box.dataset.why.split(" ").includes(chosen);
-        box.hidden = other || !box.dataset.text.includes(wanted);
-      });
-    };
-    const choose = (kind) => {
-      chosen = kind;
-      bar.querySelectorAll("button").forEach((button) => button.setAttribute("aria-pressed", String(button.dataset.kind === kind)));
-      filter();
-    };
-    search.addEventListener("input", filter);
-    kinds.forEach((kind) => {
-      const count = kind === "all" ? boxes.length : boxes.filter((box) => box.dataset.why.split(" ").includes(kind)).length;
-      const button = make("button", "", `${kind} ${count}`);
-      button.dataset.kind = kind;
-      button.addEventListener("click", () => choose(kind));
-      bar.append(button);
+  // Finding runs; and problems, where these are all in the page.
+  const SHOWN = 50;
+  const find = () => {
+    all("input[data-finds]").forEach((input) => {
+      const wanted = input.value.trim().toLowerCase();
+      all("tbody tr", document.getElementById(input.dataset.finds)).forEach((row) => { row.hidden = !row.textContent.toLowerCase().includes(wanted); });
     });
-    bar.append(search);
-    choose("all");
-    return bar;
+    all("form[data-filters]").forEach((form) => {
+      const list = document.getElementById(form.dataset.filters);
+      if (!list) return;
+      const { verdict, order, search } = Object.fromEntries(new FormData(form)), wanted = search.trim().toLowerCase();
+      const items = all(":scope > li", list), more = form.parentElement.querySelector("[data-more]");
+      let count = 0;
+      items.sort((a, b) => a.dataset[order] - b.dataset[order] || a.dataset.input - b.dataset.input).forEach((item) => {
+        item.hidden = Boolean(verdict && item.dataset.verdict !== verdict) || !item.querySelector(".row").textContent.toLowerCase().includes(wanted);
+        if (!item.hidden) item.hidden = ++count > SHOWN && !more.dataset.all;
+        list.append(item);
+      });
+      more.hidden = count <= SHOWN || Boolean(more.dataset.all);
+      more.textContent = `show all ${count}`;
+    });
   };
-  const key = () => {
-    const line = make("div", "key");
-    Object.entries(words).forEach(([kind, word]) => line.append(make("span", kind, word)));
-    return line;
+  document.addEventListener("input", find);
+  document.addEventListener("click", (event) => {
+    if (!("more" in event.target.dataset)) return;
+    event.target.dataset.all = "yes";
+    find();
+  });
+  document.addEventListener("change", (event) => {
+    const form = event.target.form;
+    if (form && !("filters" in form.dataset) && event.target.type !== "search") form.requestSubmit();
+  });
+  document.addEventListener("submit", (event) => {  // an address without what is empty
+    if ("filters" in event.target.dataset) return event.preventDefault();
+    all("input, select", event.target).forEach((each) => { if (each.value === "") each.disabled = true; });
+  });
+  window.addEventListener("pageshow", () => { all("form :disabled").forEach((each) => { each.disabled = false; }); find(); });
+
+  // Parts that take longer than their page, and pages of runs that go on. Whoever types or reads what they have opened is not disturbed.
+  const parsed = async (address) => new DOMParser().parseFromString(await (await fetch(address)).text(), "text/html");
+  const fill = async (within) => {
+    for (const place of all("[data-part]", within)) {
+      const part = await parsed(place.dataset.part);
+      place.replaceChildren(...(part.querySelector("main") || part.body).childNodes);
+    }
   };
-  document.querySelectorAll(".transcripts").forEach((place) => {
-    const boxes = read(place.dataset.transcripts).map(transcriptBox);
-    const one = boxes.length === 1;
-    if (one) boxes[0].open = true;
-    place.append(...(one ? [] : [filters(place, boxes)]), key(), ...boxes);
+  const EVERY_MS = 2000;
+  const isAtRest = () => !document.hidden && document.activeElement === document.body && !document.querySelector("details[open]");
+  const follow = async () => {
+    if (isAtRest()) {
+      const found = await parsed(location.href).catch(() => null);
+      if (found) await fill(found);
+      if (found && isAtRest()) {
+        document.querySelector("main").replaceWith(document.adoptNode(found.querySelector("main")));
+        find();
+        if (!("active" in found.body.dataset)) return;
+      }
+    }
+    setTimeout(follow, EVERY_MS);
+  };
+  fill(document).catch(() => {});
+  if ("active" in document.body.dataset) setTimeout(follow, EVERY_MS);
+
+  // Keys: / searches, j and k or arrows turn pages and chains.
+  document.addEventListener("keydown", (event) => {
+    if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest("input, select")) return;
+    const goes = { j: "next", ArrowRight: "next", k: "prev", ArrowLeft: "prev" }[event.key];
+    if (goes && !event.target.closest(".wide")) document.querySelector(`a[rel=${goes}]`)?.click();
+    if (event.key === "/") {
+      event.preventDefault();
+      document.querySelector("input[type=search]")?.focus();
+    }
   });
 })();

@@ -1,73 +1,40 @@
-"""An HTML page in one file: sections of text, tables, figures and transcripts enter, HTML that needs no network leaves.
+"""HTML that needs no network and no other file: a template and its values enter, a page with its style, script and policy leaves.
 
-Text that comes from a run cannot become markup: jinja2 escapes it, or it is JSON that a script inserts with `textContent`. Only the
-two scripts of the page itself may run: its content security policy names their hashes.
+Text that comes from a run cannot become markup: jinja2 escapes it, and makes control characters visible. Only the script of the page may
+run: its content security policy names its hash.
 """
 
 import base64
 import hashlib
+import json
 import re
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
-import msgspec
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
-from msgspec import Struct
-from plotly.offline import get_plotlyjs
 
-from pipeline.analysis.compare.cells import Table
-from pipeline.show.transcripts import Transcript
+from pipeline.analysis.compare.cells import Table, plain, plain_percent
+from pipeline.analysis.progress import ACTIVE, duration
+from pipeline.show.charts import DECISIONS
+from pipeline.show.maths import answer, with_maths
+from pipeline.show.plot import Shares, path
+from pipeline.show.problems import ORDERS, VERDICTS
 from pipeline.text import sanitize
 
-GENERATOR = "pipeline report"
+GENERATOR = "pipeline view"
 """The content of the `generator` element that identifies a page made here."""
 _HERE = Path(__file__).parent
 
 
-class Figure(Struct, frozen=True):
-    """A plot with its title and a note."""
-
-    title: str
-    plot: Any
-    """A `plotly.graph_objects.Figure` whose layout has a height."""
-    note: str = ""
-    """What a reader must know to read it; shown below the plot."""
-
-
-class Section(Struct, frozen=True, kw_only=True):
-    """A part of a page; its contents are shown in the order of these fields."""
-
-    title: str
-    notices: Sequence[str] = ()
-    """Warnings, shown in a box."""
-    text: Sequence[str] = ()
-    """Paragraphs."""
-    figures: Sequence[Figure] = ()
-    tables: Sequence[Table] = ()
-    """Tables; those of more than 16 rows are collapsed at first."""
-    transcripts: Sequence[Transcript] = ()
-    sections: Sequence["Section"] = ()
-
-
-def page(title: str, sections: Sequence[Section]) -> str:
-    """The HTML of a page with these sections."""
-    scripts = {"plotly": asset("plotly.js"), "script": asset("page.js")}
-    policy = (
-        f"default-src 'none'; script-src {' '.join(map(_digest, scripts.values()))} 'unsafe-eval'; "
-        "style-src 'unsafe-inline'; img-src data: blob:; base-uri 'none'; form-action 'none'"
-    )
-    template = environment().get_template("page.html")
-    return template.render(
-        title=title,
-        sections=sections,
-        generator=GENERATOR,
-        policy=policy,
-        style=Markup(asset("page.css")),
-        **{name: Markup(text) for name, text in scripts.items()},
-    )
+def page(template: str, title: str, **values: Any) -> str:
+    """The HTML of a page; `values` are what its template names, with defaults for `run`, `root`, `active` and `served`."""
+    defaults = {"run": "", "root": "", "active": False, "served": False}
+    return str(_environment().get_template(template).render(defaults | values, title=title, generator=GENERATOR, policy=policy()))
 
 
 def is_page(start: str) -> bool:
@@ -75,14 +42,14 @@ def is_page(start: str) -> bool:
     return f'<meta name="generator" content="{GENERATOR}">' in start
 
 
-def as_json(value: Any) -> Markup:
-    """`value`, such as transcripts, as JSON without characters that mean something in HTML."""
-    return _escaped(msgspec.json.encode(value).decode())
-
-
-def plot_json(figure: Figure) -> Markup:
-    """A plot as JSON without characters that mean something in HTML."""
-    return _escaped(figure.plot.to_json())
+@cache
+def policy() -> str:
+    """The content security policy of every page."""
+    digest = base64.b64encode(hashlib.sha256(_asset("page.js").encode()).digest()).decode()
+    return (
+        f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; img-src data: 'self'; connect-src 'self'; "
+        "form-action 'self'; base-uri 'none'"
+    )
 
 
 def numeric(table: Table) -> list[bool]:
@@ -97,25 +64,35 @@ def prose(text: str) -> Markup:
     return Markup("").join(Markup("<code>{}</code>").format(part) if place % 2 else part for place, part in enumerate(parts))
 
 
-def _escaped(text: str) -> Markup:
-    return Markup(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
+def url(path: str, params: Mapping[str, Any]) -> str:
+    """The URL of a page: `path` with parameters; those that are empty are left out."""
+    given = {name: value for name, value in params.items() if value not in (None, "")}
+    return f"{path}?{urlencode(given)}" if given else path
 
 
-def _digest(script: str) -> str:
-    return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
+def age(unix_ns: int) -> str:
+    """How long ago that was, such as `3 h`; empty for 0."""
+    seconds = max(0.0, time.time() - unix_ns / 1e9)
+    for unit, length in (("d", 86_400), ("h", 3_600), ("min", 60)):
+        if seconds >= length:
+            return f"{seconds // length:.0f} {unit}" if unix_ns else ""
+    return "now" if unix_ns else ""
 
 
-def asset(name: str) -> str:
-    """The text of a file that a page needs: `page.css`, `page.js` or `plotly.js`."""
-    return get_plotlyjs() if name == "plotly.js" else (_HERE / name).read_text(encoding="utf-8")
+def _asset(name: str) -> str:
+    return (_HERE / name).read_text(encoding="utf-8")
 
 
 @cache
-def environment(*folders: Path) -> Environment:
-    """What renders the templates in `folders`, which may import `parts.html`; text is escaped, control characters are made visible."""
-    environment = Environment(
-        autoescape=True, loader=FileSystemLoader([*folders, _HERE]), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    environment.filters |= {"as_json": as_json, "plot_json": plot_json, "numeric": numeric, "prose": prose}
+def _environment() -> Environment:
+    """What renders the templates; text is escaped, control characters are made visible."""
+    loader = FileSystemLoader(_HERE)
+    environment = Environment(autoescape=True, loader=loader, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment.globals |= {"style": Markup(_asset("page.css")), "script": Markup(_asset("page.js"))}
+    environment.globals |= {"url": url, "path": path, "kinds": DECISIONS, "orders": ORDERS, "verdicts": VERDICTS}
+    environment.filters |= {"numeric": numeric, "prose": prose, "maths": with_maths, "answer": answer, "plain": plain}
+    environment.filters |= {"percent": plain_percent, "duration": duration}
+    environment.filters |= {"json": json.dumps, "age": age}
+    environment.tests |= {"active": lambda state: state in ACTIVE, "shares": lambda chart: isinstance(chart, Shares)}
     environment.finalize = lambda value: sanitize(value) if type(value) is str else value
     return environment

@@ -1,106 +1,178 @@
-"""What each page shows: a shelf and the parameters of a URL enter, a template with its values leaves."""
+"""The pages of `pipeline view`, served on this machine: requests enter, HTML leaves. Only a shelf of runs is read, nothing is written.
 
-import time
+Requests must name this machine as their host, so that no other site's name, made to mean this machine, reads anything (DNS rebinding).
+"""
+
+import socket
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
-from msgspec import Struct, structs
+import numpy as np
+import uvicorn
+from msgspec import structs
+from starlette.applications import Starlette
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-from pipeline.analysis import summary_tables
-from pipeline.analysis.compare.cells import Table
-from pipeline.analysis.headline.baseline import summary_of
-from pipeline.analysis.headline.lines import headline
 from pipeline.analysis.progress import ACTIVE
-from pipeline.analysis.run_list import RunState
-from pipeline.analysis.time.work import read_work
-from pipeline.errors import UsageError
-from pipeline.show.problems import ORDERS, VERDICTS, AskedChains, chain_page, neighbours
-from pipeline.show.sections import clock, decisions, engine_setup, notices
+from pipeline.errors import Interrupted, PipelineError, UsageError
+from pipeline.local_web import is_named, listening
+from pipeline.show.page import page, policy
+from pipeline.show.plot import ChartAxis, Mark, path
+from pipeline.show.problems import AskedChains, chain_page, neighbours
+from pipeline.show.report import RunPage, is_sweep, sweep_sections
+from pipeline.show.sections import clock, settings
 from pipeline.show.shelf import Shelf
-from pipeline.show.transcripts import Transcript, read_transcripts
-from pipeline.store.query import Query
+from pipeline.show.transcripts import read_transcripts
 from pipeline.store.run_file import RunFile
+from pipeline.store.store import count_rows
 
+HOST = "127.0.0.1"
+HEADERS = {
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Cache-Control": "no-store",
+}
+AT_ONCE = 20_000
+"""Calls up to which the figures of a run are worked out before its page is shown."""
+SPARKS = 30
+"""Bars of a run's little chart in the list."""
 _SAMPLES = """
 SELECT chain_id FROM chains WHERE input_row = (SELECT any_value(input_row) FROM chains WHERE chain_id = $chain) ORDER BY sample_index"""
+_SPARK = """
+SELECT floor($bars * (end_unix_ns - low) / (high - low + 1))::INTEGER AS place, count(*) AS count
+FROM chains, (SELECT min(start_unix_ns) AS low, max(end_unix_ns) AS high FROM chains) GROUP BY ALL"""
+_SVG = """<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 10000 10000" preserveAspectRatio="none">
+<path fill="#3573b9" opacity="0.8" d="{}"/></svg>"""
 
 
-class Page(Struct, frozen=True):
-    """A page to show."""
+class _Server(uvicorn.Server):
+    """A server that does not wait for the queries of its pages when it is to end."""
 
-    template: str
-    title: str
-    values: Mapping[str, Any] = {}
-    active: bool = False
-    """Whether a run that it shows goes on, so that a browser asks for it again and again."""
-    here: str = ""
-    """The run that it is about."""
+    def __init__(self, config: uvicorn.Config, shelf: Shelf) -> None:
+        super().__init__(config)
+        self._shelf = shelf
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._shelf.interrupt()
+        await super().shutdown(sockets)
 
 
-def runs_page(shelf: Shelf, request: Request) -> Page:
-    """The list of runs."""
+def serve_view(folder: Path, port: int, opened: Callable[[str], None]) -> None:
+    """Serve the runs in `folder` on a port of 127.0.0.1, 0 for a free one; `opened` gets the URL once it answers.
+
+    Raises `UsageError` where `folder` holds no runs, or the port cannot be listened on, and `Interrupted` at Ctrl-C.
+    """
+    shelf = Shelf(folder)
+    if not folder.is_dir():
+        what = "not a directory" if folder.exists() else "no such directory"
+        raise UsageError(f"{folder}: {what}; name the one that contains your run folders")
+    if not shelf.folders():
+        raise UsageError(f"{folder}: contains no runs; name the folder that contains your run folders")
+    with listening(HOST, port) as listener:
+        config = uvicorn.Config(view_app(shelf), log_level="critical", access_log=False, lifespan="off", timeout_graceful_shutdown=1)
+        opened(f"http://{HOST}:{listener.getsockname()[1]}/")
+        try:
+            _Server(config, shelf).run(sockets=[listener])
+        except KeyboardInterrupt:  # raised again by uvicorn once it has ended in order
+            raise Interrupted from None
+        finally:
+            shelf.close()
+
+
+def view_app(shelf: Shelf) -> Starlette:
+    """The application that shows the runs of a shelf."""
+
+    def refused(request: Request, error: Exception) -> Response:
+        status, said = (error.status_code, error.detail) if isinstance(error, HTTPException) else (400, str(error))
+        return _html(page("error.html", "Cannot be shown", said=said.splitlines(), root=str(shelf.folder), served=True), status)
+
+    handlers: Mapping[Any, Any] = {HTTPException: refused, PipelineError: refused}
+    routes = [Route(path, _shown(shelf, make)) for path, make in PAGES.items()]
+    return Starlette(routes=routes, middleware=[Middleware(OnlyThisMachine)], exception_handlers=handlers)
+
+
+class OnlyThisMachine:
+    """The application, for requests that name this machine."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if is_named(Headers(scope=scope), ()):
+            await self._app(scope, receive, send)
+        else:
+            await Response("Ask for these pages at 127.0.0.1 or localhost.\n", 400, HEADERS, "text/plain")(scope, receive, send)
+
+
+def _shown(shelf: Shelf, make: Callable[[Shelf, Request], Response]) -> Callable[[Request], Response]:
+    """What answers a request with the page that `make` makes; in a thread, as pages ask queries."""
+    return lambda request: make(shelf, request)
+
+
+def _html(text: str, status: int = 200) -> Response:
+    return HTMLResponse(text, status, HEADERS | {"Content-Security-Policy": f"{policy()}; frame-ancestors 'none'"})
+
+
+def _runs(shelf: Shelf, request: Request) -> Response:
+    """The list of runs, below the curves of a sweep."""
     runs = shelf.runs()
     active = any(each.state is not None and each.state.state in ACTIVE for each in runs)
-    return Page("runs.html", "Runs", {"runs": runs}, active=active)
+    first = sweep_sections(shelf.folder)[1] if is_sweep(shelf.folder) else []
+    return _html(page("runs.html", "Runs", runs=runs, first=first, active=active, root=str(shelf.folder), served=True))
 
 
-def run_page(shelf: Shelf, request: Request) -> Page:
-    """A run: its line, its figures, and a page of its chains."""
-    name, asked = _run_of(request), AskedChains.of(request.query_params)
-    run, state = RunFile.read(shelf.folder_of(name)), _state(shelf, name)
+def _run(shelf: Shelf, request: Request) -> Response:
+    """A run: its figures, and a page of its problems."""
+    name, asked = _given(request, "run"), AskedChains.of(request.query_params)
+    folder, state = shelf.folder_of(name), shelf.state(name)
     with shelf.query(name) as db:
         found = chain_page(db, asked, state.made_up)
-    values = {"run": name, "state": state, "found": found, "asked": asked, "orders": ORDERS}
-    values |= {"verdicts": [each for each in VERDICTS if each in found.counts or each == asked.verdict]}
-    values |= {"setup": [decisions(run), engine_setup(run)], "notices": notices(run, state.state)}
-    return Page("run.html", name, values, active=state.state in ACTIVE, here=name)
+    figures = shelf.figures(name) if count_rows(folder, "calls") <= AT_ONCE else None
+    shown = RunPage(name=name, state=state, figures=figures, settings=settings(RunFile.read(folder)), found=found)
+    values = {"runs": [shown], "first": [], "asked": asked, "run": name, "active": state.state in ACTIVE}
+    return _html(page("run.html", name, **values, root=str(shelf.folder), served=True))
 
 
-def figures_page(shelf: Shelf, request: Request) -> Page:
-    """The summary of a run as `pipeline show` prints it; a part of its page, as it takes longer."""
-    name = _run_of(request)
-    folder = shelf.folder_of(name)
-    with shelf.query(name, takes_long=True) as db:
-        found = summary_of(folder, read_work(db))
-    told = headline(found)
-    head = Table(told.head, ("", "", ""), tuple((row.name, row.figure, row.text) for row in told.rows))
-    tables = [head, summary_tables.facts(found), summary_tables.engines(found), summary_tables.stages(found)]
-    return Page("figures.html", f"Figures of {name}", {"run": name, "tables": tables, "about": told.about}, here=name)
+def _figures(shelf: Shelf, request: Request) -> Response:
+    """The figures of a run, as a part of its page that takes longer."""
+    return _html(page("part.html", "Figures", it=shelf.figures(_given(request, "run"))))
 
 
-def chain_of(shelf: Shelf, request: Request) -> Page:
+def _chain(shelf: Shelf, request: Request) -> Response:
     """A chain step by step, with the way to those before and after it in the list that it was chosen from."""
-    name, chain, asked = _run_of(request), _given(request, "chain"), AskedChains.of(request.query_params)
-    run, state = RunFile.read(shelf.folder_of(name)), _state(shelf, name)
+    name, chain, asked = _given(request, "run"), _given(request, "chain"), AskedChains.of(request.query_params)
+    run, state = RunFile.read(shelf.folder_of(name)), shelf.state(name)
     with shelf.query(name) as db:
-        transcript = _transcript(db, run, state, chain)
+        if not db.scalar("SELECT count(*) FROM chains WHERE chain_id = $chain", chain=chain):
+            raise UsageError(f"{state.folder}: no chain {chain!r} that has ended")
+        [found] = read_transcripts(db, [chain])
         place = neighbours(db, asked, chain, state.made_up)
         samples = [each for (each,) in db.stream(_SAMPLES, chain=chain)]
-    values = {"run": name, "chain": chain, "transcript": transcript, "place": place, "asked": asked, "samples": samples}
-    values |= {"clock": clock(run) if run.virtual_time else ""}
-    return Page("chain.html", f"{chain} of {name}", values, here=name)
+    if state.made_up and found.verdict in ("right", "wrong"):
+        found = structs.replace(found, verdict="simulated")
+    values = {"it": found, "place": place, "samples": samples, "asked": asked, "clock": clock(run) if run.virtual_time else ""}
+    return _html(page("chain.html", f"{chain} of {name}", run=name, chain=chain, **values, root=str(shelf.folder), served=True))
 
 
-def _transcript(db: Query, run: RunFile, state: RunState, chain: str) -> Transcript:
-    """A chain in full; raises `UsageError` where the run has no such chain yet."""
-    if not db.scalar("SELECT count(*) FROM chains WHERE chain_id = $chain", chain=chain):
-        raise UsageError(f"{state.folder}: no chain {chain!r} that has ended")
-    [transcript] = read_transcripts(db, run, {chain: ()}).transcripts
-    says_nothing = state.made_up and transcript.verdict in ("right", "wrong")
-    return structs.replace(transcript, verdict="simulated") if says_nothing else transcript
-
-
-def _state(shelf: Shelf, name: str) -> RunState:
-    """The state of a run; raises `UsageError` where it cannot be read."""
-    listed = shelf.listed(name)
-    if listed.state is None:
-        raise UsageError(listed.flaw)
-    return listed.state
-
-
-def _run_of(request: Request) -> str:
-    return _given(request, "run")
+def _spark(shelf: Shelf, request: Request) -> Response:
+    """How many chains of a run ended over time, as a picture."""
+    heights = np.zeros(SPARKS)
+    with shelf.query(_given(request, "run")) as db:
+        found = db.columns(_SPARK, bars=SPARKS)
+    heights[found["place"].astype(int)] = found["count"]
+    at = np.arange(SPARKS)
+    mark = Mark(kind="bars", hue="blue", x=at, until=at + 0.8, y=heights, low=np.zeros(SPARKS))
+    return Response(_SVG.format(path(mark, ChartAxis(high=SPARKS), ChartAxis(high=max(1, heights.max())))), 200, HEADERS, "image/svg+xml")
 
 
 def _given(request: Request, name: str) -> str:
@@ -110,19 +182,11 @@ def _given(request: Request, name: str) -> str:
     return value
 
 
-def age(unix_ns: int) -> str:
-    """How long ago that was, such as `3 h`; empty for 0."""
-    seconds = max(0.0, time.time() - unix_ns / 1e9)
-    for unit, length in (("d", 86_400), ("h", 3_600), ("min", 60)):
-        if seconds >= length:
-            return f"{seconds // length:.0f} {unit}" if unix_ns else ""
-    return "now" if unix_ns else ""
-
-
-PAGES: dict[str, Callable[[Shelf, Request], Page]] = {
-    "/": runs_page,
-    "/run": run_page,
-    "/figures": figures_page,
-    "/chain": chain_of,
+PAGES: dict[str, Callable[[Shelf, Request], Response]] = {
+    "/": _runs,
+    "/run": _run,
+    "/figures": _figures,
+    "/chain": _chain,
+    "/spark": _spark,
 }
 """The pages by their paths."""

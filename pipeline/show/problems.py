@@ -1,4 +1,4 @@
-"""The chains of a run as a list: what a URL asks for enters, the rows of one page leave, with how many there are by verdict, and of one
+"""The problems of a run as a list: what is asked for enters, the rows of one page leave, with how many there are by verdict, and of one
 chain its neighbours."""
 
 from collections.abc import Mapping
@@ -10,17 +10,17 @@ from pipeline.store.query import Query
 
 PAGE = 50
 """Rows on a page."""
-EXCERPT = 160
+EXCERPT = 240
 """Characters of a problem, and of an answer, in the list."""
 VERDICTS = ("right", "wrong", "failed", "cancelled", "not graded", "simulated")
 ORDERS = {
-    "input": ("input_row, sample_index", "order of input"),
+    "input": ("input_row, sample_index", "in order of input"),
     "rejected": ("fallback_steps DESC, input_row, sample_index", "most rejected"),
     "longest": ("thought_tokens DESC, input_row, sample_index", "longest thought"),
     "slowest": ("chain_time_s DESC, input_row, sample_index", "slowest"),
     "latest": ("end_unix_ns DESC, input_row, sample_index", "latest"),
 }
-"""The orders of the list, with what they are called."""
+"""The orders of the list, with their names."""
 # `$made_up`: right and wrong say nothing in this run (`RunState.made_up`).
 _FOUND = """
     SELECT *, CASE WHEN stop_reason = 'error' THEN 'failed' WHEN stop_reason = 'cancelled' THEN 'cancelled'
@@ -44,6 +44,11 @@ WITH listed AS (
            count(*) OVER () AS count
     FROM ({_FOUND}) WHERE $verdict = '' OR verdict = $verdict WINDOW asked AS (ORDER BY {{order}}))
 SELECT before, after, place, count FROM listed WHERE chain_id = $chain"""
+_WORTH = """
+SELECT chain_id FROM (
+    SELECT *, CASE WHEN stop_reason = 'error' THEN 0 WHEN NOT correct THEN 1 ELSE 2 END AS kind,
+           row_number() OVER (PARTITION BY kind ORDER BY if(kind = 2, -chain_time_s, hash(chain_id)), chain_id) AS place FROM chains)
+ORDER BY place > $most // 3, kind, place LIMIT $most"""
 
 
 class AskedChains(Struct, frozen=True, kw_only=True):
@@ -98,23 +103,15 @@ class FoundChains(Struct, frozen=True, kw_only=True):
     """The rows that the search finds, by verdict."""
     count: int
     """Rows on all pages."""
-    page: int
-    """From 1."""
-
-    @property
-    def pages(self) -> int:
-        """The number of pages, at least 1."""
-        return _pages(self.count)
-
-    @property
-    def first(self) -> int:
-        """The number of the first row of the page, from 1."""
-        return PAGE * (self.page - 1) + 1
+    page: int = 1
+    pages: int = 1
+    first: int = 1
+    """The number of the first row of the page, from 1."""
 
     @property
     def last(self) -> int:
         """The number of its last row."""
-        return PAGE * (self.page - 1) + len(self.rows)
+        return self.first + len(self.rows) - 1
 
 
 class Neighbours(Struct, frozen=True):
@@ -132,15 +129,24 @@ class _Counted(Struct, frozen=True):
     count: int
 
 
-def chain_page(db: Query, asked: AskedChains, made_up: bool) -> FoundChains:
-    """The page of the list that is asked for; the last one where there are fewer."""
+def chain_page(db: Query, asked: AskedChains, made_up: bool, size: int = PAGE) -> FoundChains:
+    """The page of the list that is asked for, with `size` rows; the last one where there are fewer."""
     by_verdict = {each.verdict: each.count for each in db.rows(_COUNTS, _Counted, search=asked.search, made_up=made_up)}
     count = by_verdict.get(asked.verdict, 0) if asked.verdict else sum(by_verdict.values())
-    number = min(asked.page, _pages(count))
-    sql, place = _PAGE.format(order=ORDERS[asked.order][0]), {"most": PAGE, "skipped": PAGE * (number - 1)}
-    rows = db.rows(sql, ListedChain, search=asked.search, verdict=asked.verdict, made_up=made_up, **place)
+    pages = max(1, -(-count // size))
+    number = min(asked.page, pages)
+    skipped = size * (number - 1)
+    rows = db.rows(
+        _PAGE.format(order=ORDERS[asked.order][0]),
+        ListedChain,
+        search=asked.search,
+        verdict=asked.verdict,
+        made_up=made_up,
+        most=size,
+        skipped=skipped,
+    )
     ordered = {verdict: by_verdict[verdict] for verdict in VERDICTS if verdict in by_verdict}
-    return FoundChains(rows=rows, counts=ordered, count=count, page=number)
+    return FoundChains(rows=rows, counts=ordered, count=count, page=number, pages=pages, first=skipped + 1)
 
 
 def neighbours(db: Query, asked: AskedChains, chain: str, made_up: bool) -> Neighbours | None:
@@ -150,5 +156,6 @@ def neighbours(db: Query, asked: AskedChains, chain: str, made_up: bool) -> Neig
     return found[0] if found else None
 
 
-def _pages(count: int) -> int:
-    return max(1, -(-count // PAGE))
+def worth_reading(db: Query, most: int) -> list[str]:
+    """At most `most` chains to read in full: a third each of failed, wrong and the slowest other ones, more where some are fewer."""
+    return [name for (name,) in db.stream(_WORTH, most=most)]

@@ -3,10 +3,10 @@
 The file is replaced as a whole or not at all, and only where it was such a page or not there.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from msgspec import structs
+from msgspec import Struct, structs
 
 from pipeline.analysis.compare.brief import SIMULATED, pooled_runs, sentences, simulated, speeds
 from pipeline.analysis.compare.cells import Table
@@ -15,12 +15,17 @@ from pipeline.analysis.compare.papers import by_data_set
 from pipeline.analysis.compare.runs import read_runs
 from pipeline.analysis.compare.studies import SWEEP, Study, grouped, read_study, study_tables
 from pipeline.analysis.points import Point, read_points
+from pipeline.analysis.run_list import RunState, run_state
 from pipeline.analysis.sweep_tables import crossings, sweep_tables
 from pipeline.errors import InputError, UsageError, reason
 from pipeline.files import new_file
-from pipeline.show.figures.runs import latency_and_accuracy, sweep_figures
-from pipeline.show.page import Figure, Section, is_page, page
-from pipeline.show.sections import run_sections
+from pipeline.show.curves import latency_and_accuracy, sweep_charts
+from pipeline.show.page import is_page, page
+from pipeline.show.problems import AskedChains, FoundChains, chain_page, worth_reading
+from pipeline.show.sections import RunFigures, Section, run_figures, settings
+from pipeline.show.transcripts import Transcript, read_transcripts
+from pipeline.store.query import Query
+from pipeline.store.run_file import RunFile
 
 NAME = "report.html"
 _START = 4096
@@ -31,20 +36,49 @@ CACHE_KEPT = (
 )
 
 
+LISTED, READ = 1_000, 30
+"""Problems of a run that a file lists, and those of them that it has in full."""
+
+
+class RunPage(Struct, frozen=True, kw_only=True):
+    """What the page of a run shows."""
+
+    name: str
+    state: RunState
+    figures: RunFigures | None
+    """Null where the page asks for them later."""
+    settings: Section
+    found: FoundChains
+    transcripts: Mapping[str, Transcript] = {}
+    """Chains to read in the page itself."""
+
+
 def report(runs: Sequence[Path]) -> str:
-    """The HTML of a report on one run, on several runs with a comparison before them, or on one sweep.
+    """The HTML of a page on one run, on several runs with a comparison before them, or on one sweep.
 
     Raises `InputError` for any other folder and `UsageError` for a sweep among several folders.
     """
     if sweeps := [run for run in runs if is_sweep(run)]:
         if len(runs) > 1:
-            raise UsageError(f"{sweeps[0]}: is a sweep; report it alone, or name runs in its folder `runs`")
-        return sweep_report(runs[0])
+            raise UsageError(f"{sweeps[0]}: is a sweep; name it alone, or name runs in its folder `runs`")
+        title, first = sweep_sections(runs[0])
+        return page("run.html", title, first=first, runs=[], asked=AskedChains())
+    each = [_run_page(run) for run in runs]
     if len(runs) == 1:
-        return page(f"Run {_name(runs[0])}", run_sections(runs[0]))
-    names = [_name(run) for run in runs]
-    each = [Section(title=name, sections=run_sections(run)) for name, run in zip(names, runs, strict=True)]
-    return page(f"{len(runs)} runs: {', '.join(names)}", [comparison(runs), *each])
+        return page("run.html", f"Run {each[0].name}", first=[], runs=each, asked=AskedChains())
+    title = f"{len(runs)} runs: {', '.join(run.name for run in each)}"
+    return page("run.html", title, first=[comparison(runs)], runs=each, asked=AskedChains())
+
+
+def _run_page(folder: Path) -> RunPage:
+    run, state = RunFile.read(folder), run_state(folder, folder.resolve().name)
+    with Query(folder) as db:
+        found = chain_page(db, AskedChains(), state.made_up, LISTED)
+        listed = {each.chain_id for each in found.rows}
+        chosen = [name for name in worth_reading(db, READ) if name in listed]
+        read = dict(zip(chosen, read_transcripts(db, chosen), strict=False))
+        figures = run_figures(folder, db)
+    return RunPage(name=state.folder, state=state, figures=figures, settings=settings(run), found=found, transcripts=read)
 
 
 def comparison(runs: Sequence[Path]) -> Section:
@@ -61,13 +95,9 @@ def comparison(runs: Sequence[Path]) -> Section:
         title="Comparison",
         notices=[said] if (said := simulated(found)) else [],
         text=[*(f"{each}." for each in sentences(found)), *pooled],
-        figures=[] if plot is None else [Figure("Accuracy against latency, by run", plot)],
+        charts=[] if plot is None else [plot],
         tables=[speeds(found), *([by_data_set(read)] if len(found.baselines) > 1 else []), *([flags] if flags.rows else [])],
     )
-
-
-def _name(run: Path) -> str:
-    return run.resolve().name
 
 
 def is_sweep(folder: Path) -> bool:
@@ -75,14 +105,14 @@ def is_sweep(folder: Path) -> bool:
     return (folder / SWEEP).is_file()
 
 
-def sweep_report(folder: Path) -> str:
-    """The HTML of a report on the sweep in `folder`; raises `InputError` where it holds no points."""
+def sweep_sections(folder: Path) -> tuple[str, list[Section]]:
+    """The title and the sections of a page on the sweep in `folder`; raises `InputError` where it holds no points."""
     if not (folder / "points.parquet").is_file():
-        raise InputError(str(folder), "has no finished point: there is nothing to report")
+        raise InputError(str(folder), "has no finished point: there is nothing to show")
     points, study = read_points(folder / "points.parquet"), read_study(folder)
     if study is None:
-        return page(f"Sweep {folder.resolve().name}", [sweep_section(points)])
-    return page(f"Study {study.name}", [_study_section(folder, study, points), *_groups(study, points)])
+        return f"Sweep {folder.resolve().name}", [sweep_section(points)]
+    return f"Study {study.name}", [_study_section(folder, study, points), *_groups(study, points)]
 
 
 def _study_section(folder: Path, study: Study, points: list[Point]) -> Section:
@@ -97,7 +127,7 @@ def _groups(study: Study, points: list[Point]) -> Iterator[Section]:
     for heading, members in grouped(study, points).items():
         section = structs.replace(sweep_section(members), title=heading)
         several = len({point.batch_size for point in members}) > 1
-        yield section if several else structs.replace(section, figures=())
+        yield section if several else structs.replace(section, charts=())
 
 
 def sweep_section(points: list[Point]) -> Section:
@@ -109,7 +139,7 @@ def sweep_section(points: list[Point]) -> Section:
             *([CACHE_KEPT] if any(point.cache_kept for point in points) else []),
         ],
         text=[_about(points), *crossings(points)],
-        figures=list(sweep_figures(points)),
+        charts=list(sweep_charts(points)),
         tables=sweep_tables(points),
     )
 

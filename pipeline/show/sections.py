@@ -1,140 +1,125 @@
-"""One run as sections of a page: a run folder enters, read in a few passes; sections of tables, figures and transcripts leave."""
+"""One run as a page: a run folder enters, read in a few passes; tiles, sections of charts, tables and transcripts leave."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from msgspec import Struct
+
 from pipeline.analysis import summary_tables
-from pipeline.analysis.compare.cells import Table
+from pipeline.analysis.compare.cells import Table, plain, plain_percent
 from pipeline.analysis.headline.baseline import summary_of
 from pipeline.analysis.headline.figures import Summary
-from pipeline.analysis.headline.lines import headline
-from pipeline.analysis.quality.step_counts import StepCounts, count_steps
+from pipeline.analysis.headline.limits import limit
+from pipeline.analysis.headline.lines import Headline, headline
+from pipeline.analysis.quality.step_counts import count_steps
 from pipeline.analysis.resources import EngineFacts, engine_facts, replica_count
 from pipeline.analysis.simulated import of_engines
 from pipeline.analysis.study import Analysis, analyse_work
 from pipeline.analysis.time.work import read_work
-from pipeline.show.figures import engines as of_time
-from pipeline.show.figures import steps as of_steps
-from pipeline.show.figures import tokens as of_tokens
-from pipeline.show.gantt import CONSECUTIVE, COUNTS, SHORTEST, ChainCounts, Gantt, draw_chains, read_charts, worth_reading
-from pipeline.show.page import Figure, Section
-from pipeline.show.transcripts import Transcripts, read_transcripts
+from pipeline.show import charts
+from pipeline.show.gantt import chain_charts
+from pipeline.show.plot import Chart, Shares
 from pipeline.store.query import Query
 from pipeline.store.run_file import Host, RunFile
 
 SIMULATED = "Simulated: every time on this page is from a simulated clock, and every text was made up by a simulated engine."
 MEASURED = "Measured: times are those of real engines on the machine below."
 REPLAYED = "Replayed on a simulated clock: texts of replayed engines are those of a recorded run, times are simulated."
-MEANS = (
-    "Requests and chains are totals over all {count} replicas; busy and idle time and the overlap are means over the replicas, each "
-    "with its own engines."
-)
-"""Said of figures of engines where there are several replicas."""
-
-
-CHAINS = 30
-"""Chains of a run that are shown in full."""
-BINS = 400
+MEANS = "Requests and chains are totals over all {count} replicas; busy and idle time and the overlap are means over the replicas."
+"""Said of charts of engines where there are several replicas."""
+WARNINGS = ("stopped", "failed", "left", "cancelled", "restarts", "empty", "options", "grading", "differs")
+"""Rows of a headline that a reader must know before the figures."""
+BINS = 300
 """Bins that time is divided into."""
 
 
-def run_sections(folder: Path) -> list[Section]:
-    """The sections of a run folder; raises `InputError` when it is none or its trace cannot be read."""
-    run = RunFile.read(folder)
+class Tile(Struct, frozen=True):
+    """A figure to see at a glance."""
+
+    label: str
+    figure: str
+    text: str = ""
+
+
+class Section(Struct, frozen=True, kw_only=True):
+    """A part of a page; its contents are shown in the order of these fields."""
+
+    title: str
+    notices: Sequence[str] = ()
+    """Warnings, shown in a box."""
+    text: Sequence[str] = ()
+    """Paragraphs."""
+    charts: Sequence[Chart | Shares] = ()
+    tables: Sequence[Table] = ()
+    folded: bool = False
+    """Whether it is closed at first."""
+
+
+class RunFigures(Struct, frozen=True, kw_only=True):
+    """What a page says of a run beside its problems."""
+
+    about: str
+    """What is solved with what."""
+    notices: Sequence[str]
+    tiles: Sequence[Tile]
+    sections: Sequence[Section]
+    facts: Section
+
+
+def run_figures(folder: Path, db: Query) -> RunFigures:
+    """The figures of the run in `folder`, which is open in `db`; raises `InputError` where its trace cannot be read."""
+    run, work = RunFile.read(folder), read_work(db)
     stages = [node.name for node in run.plan.stages()]
-    with Query(folder) as db:
-        work = read_work(db)
-        analysis, summary = analyse_work(work, BINS), summary_of(folder, work)
-        sections = [_overview(summary, run)]
-        counts = db.row(COUNTS, ChainCounts)
-        if any(each.total_busy_s for each in analysis.occupancy.engines.values()):
-            sections += [_engines(analysis), _chains(read_charts(db), counts, stages), _time(analysis, stages), _tokens(analysis)]
-        return [*sections, *_steps(count_steps(db)), *_reading(read_transcripts(db, run, worth_reading(db, CHAINS)), counts)]
-
-
-def _overview(found: Summary, run: RunFile) -> Section:
-    told = headline(found)
-    head = Table(told.head, ("", "", ""), tuple((row.name, row.figure, row.text) for row in told.rows))
-    tables = (head, summary_tables.facts(found), summary_tables.engines(found), summary_tables.stages(found))
-    return Section(
-        title="Summary",
-        notices=notices(run, found.status or run.status),
-        text=[told.about] if run.virtual_time else [told.about, clock(run)],
-        tables=[*tables, decisions(run), engine_setup(run)],
+    analysis, summary, counts = analyse_work(work, BINS), summary_of(folder, work), count_steps(db)
+    told, busy, sections = headline(summary), any(each.total_busy_s for each in analysis.occupancy.engines.values()), []
+    if busy:
+        sections = [Section(title="Every problem over time", charts=chain_charts(db, stages)), _engines(analysis)]
+        sections.append(Section(title="Tokens by outcome", charts=charts.tokens(analysis.ledger)))
+    if steps := charts.steps(counts):
+        sections.append(Section(title="Steps", charts=steps))
+    warnings = [f"{row.name}: {f'{row.figure}, ' if row.figure else ''}{row.text}" for row in told.rows if row.name in WARNINGS]
+    return RunFigures(
+        about=told.about,
+        notices=[*notices(run, summary.status or run.status), *warnings],
+        tiles=list(_tiles(summary, told)),
+        sections=sections,
+        facts=_facts(summary, told, analysis, stages, busy),
     )
+
+
+def _tiles(s: Summary, told: Headline) -> Iterator[Tile]:
+    texts = {row.name: row.text for row in told.rows}
+    right = s.graded and (s.correct or s.answers != "simulated")
+    yield Tile("accuracy", plain_percent(s.accuracy) if right else "-", texts.get("accuracy", ""))
+    yield Tile("problems/s", plain(s.problems_per_s), told.head)
+    ratio = s.baseline and s.baseline.times_as_fast
+    yield Tile("speed-up", f"{ratio:.2f}x" if ratio else "-", texts.get("baseline", "no baseline: run with --baseline"))
+    yield Tile("acceptance", plain_percent(s.acceptance_rate), texts.get("drafting", "no step was verified"))
+    what, _, why = (limit(s) or "").partition(": ")
+    yield Tile("bottleneck", what or "-", why or "the figures show none")
 
 
 def _engines(analysis: Analysis) -> Section:
     occupancy = analysis.occupancy
     return Section(
         title="Engines over time",
-        text=[
-            f"Time is divided into {len(occupancy.live)} slices of {occupancy.edges_s[1]:.3g} s; "
-            "each shows its mean. Drag to zoom, double-click to zoom out.",
-            *([MEANS.format(count=occupancy.replicas)] if occupancy.replicas > 1 else []),
-        ],
-        tables=[of_time.causes_table(occupancy)],
-        figures=[
-            Figure("Requests running and queued per engine, and chains in flight", of_time.requests(occupancy)),
-            Figure(
-                "Utilization and idle time",
-                of_time.causes(occupancy),
-                "An engine is busy while at least one request is at it. A device that serves several engines is busy while one of them is.",
-            ),
-        ],
+        text=[MEANS.format(count=occupancy.replicas)] if occupancy.replicas > 1 else [],
+        charts=[charts.requests(occupancy), charts.causes(occupancy)],
     )
 
 
-def _chains(charts: Sequence[Gantt], counts: ChainCounts, stages: Sequence[str]) -> Section:
-    shown = len(charts[0].names)
-    titles = [f"All {shown:,} chains that ended, one row each"]
-    if len(charts) > 1:
-        sampled = f"{shown:,} of the {counts.ended:,} chains that ended, evenly spaced by start, one row each; the others are left out"
-        titles = [sampled, f"{CONSECUTIVE:,} consecutive chains from the middle of the run, one row each"]
-    note = (
-        f"Waiting times below {SHORTEST:.1%} of a typical chain's time are not drawn. Drag over a few rows to zoom in and see their names."
-    )
-    figures = [Figure(title, draw_chains(chart, stages), note) for title, chart in zip(titles, charts, strict=True)]
-    return Section(title="Chains over time", figures=figures)
+def _facts(found: Summary, told: Headline, analysis: Analysis, stages: Sequence[str], busy: bool) -> Section:
+    head = Table(told.head, ("", "", ""), tuple((row.name, row.figure, row.text) for row in told.rows))
+    tables = [head, summary_tables.facts(found), summary_tables.engines(found), summary_tables.stages(found)]
+    if busy:
+        tables += [charts.causes_table(analysis.occupancy), charts.latency_table(analysis.latencies, stages)]
+    return Section(title="Facts", tables=tables, folded=True)
 
 
-def _time(analysis: Analysis, stages: Sequence[str]) -> Section:
-    figures = []
-    if analysis.latencies:
-        figures.append(Figure("Call latency by stage", of_tokens.stage_times(analysis.latencies, stages)))
-    return Section(title="Where the time goes", figures=figures, tables=[of_tokens.latency_table(analysis.latencies, stages)])
-
-
-def _tokens(analysis: Analysis) -> Section:
-    plots = [
-        Figure("Shares of output tokens", of_tokens.tokens(analysis.ledger)),
-        Figure("Prompt tokens by source", of_tokens.prompt_tokens(analysis.ledger)),
-    ]
-    return Section(title="Tokens and waste", figures=plots, tables=[of_tokens.tokens_table(analysis.ledger)])
-
-
-def _steps(counts: StepCounts) -> Iterator[Section]:
-    if not counts.lengths:
-        return
-    figures = [Figure("Length of steps and candidates", of_steps.lengths(counts.lengths))]
-    if counts.verified.any():
-        plot = of_steps.acceptance(counts.verified, counts.accepted)
-        figures.append(Figure("Acceptance by step number", plot, "The band is Wilson's 95% interval, of each step number by itself."))
-    figures += [Figure(f"Acceptance by the verifier's value ({kind})", of_steps.by_score(each)) for kind, each in counts.scores.items()]
-    yield Section(title="Steps", figures=figures)
-
-
-def _reading(found: Transcripts, counts: ChainCounts) -> Iterator[Section]:
-    if not found.transcripts:
-        return
-    cancelled = f", {counts.cancelled:,} were cancelled" if counts.cancelled else ""
-    text = (
-        f"{len(found.transcripts)} of {counts.ended:,} chains, of which {counts.failed:,} failed{cancelled} and {counts.wrong:,} are "
-        "wrong: failed and wrong ones evenly spread over the run, and the slowest."
-    )
-    left_out = [f"{found.left_out} more would have made this page too large."] if found.left_out else []
-    yield Section(title="Transcripts", text=[text, *left_out], transcripts=found.transcripts)
+def settings(run: RunFile) -> Section:
+    """What was run, with which engines."""
+    return Section(title="Settings", tables=[decisions(run), engine_setup(run)], folded=True)
 
 
 def clock(run: RunFile) -> str:

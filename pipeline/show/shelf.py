@@ -1,4 +1,4 @@
-"""The runs of a folder, open for questions: names enter, what `show DIR` says of each run and open queries leave.
+"""The runs of a folder, open for questions: names enter, what `show DIR` says of each run, open queries and figures leave.
 
 A query stays open until a file of its run changes, so that a run in progress is read as it is now and another one only once.
 """
@@ -11,9 +11,11 @@ from threading import Lock
 
 from msgspec import Struct
 
+from pipeline.analysis.headline.baseline import SUFFIX
 from pipeline.analysis.progress import ACTIVE
 from pipeline.analysis.run_list import RunState, run_folders, run_state
 from pipeline.errors import InputError, UsageError, did_you_mean
+from pipeline.show.sections import RunFigures, run_figures
 from pipeline.store.folder import FILE, is_held
 from pipeline.store.query import TABLES, Query
 from pipeline.text import storable
@@ -31,20 +33,23 @@ class ListedRun(Struct, frozen=True):
     """The path of its folder within the one that is looked at."""
     state: RunState | None
     flaw: str = ""
+    times_as_fast: float | None = None
+    """Its problems/s over those of its own baseline, where there is one."""
 
 
 class _Slot:
-    """An open query and what the files of its run were when it was opened; for the thread that has the lock."""
+    """An open query, what the files of its run were when it was opened, and figures; for the thread that has the lock."""
 
     def __init__(self) -> None:
         self.lock = Lock()
         self.query: Query | None = None
         self.files: object = None
+        self.figures: RunFigures | None = None
 
     def close(self) -> None:
         if self.query is not None:
             self.query.close()
-        self.query = None
+        self.query = self.figures = None
 
 
 class Shelf:
@@ -56,8 +61,6 @@ class Shelf:
         self._slots: dict[tuple[Path, bool], _Slot] = {}
         self._states: dict[str, tuple[object, RunState]] = {}
         """Runs at which nobody is at work, with their files: a list of a thousand is asked for again and again."""
-        self._flaws: dict[str, tuple[object, str]] = {}
-        """Flaws that were met when a run was opened, with the files that had them."""
 
     def folders(self) -> dict[str, Path]:
         """The run folders by name, latest first. A name is text that a URL can hold, also of a folder whose name is not UTF-8."""
@@ -67,11 +70,15 @@ class Shelf:
 
     def runs(self) -> list[ListedRun]:
         """Every run, latest first; one that cannot be read with the reason."""
-        return [self._listed(name, folder) for name, folder in self.folders().items()]
+        found = {name: self._listed(name, folder) for name, folder in self.folders().items()}
+        return [_beside(each, found.get(name + SUFFIX)) for name, each in found.items()]
 
-    def listed(self, name: str) -> ListedRun:
-        """The run of this name; raises `UsageError` where there is none."""
-        return self._listed(name, self.folder_of(name))
+    def state(self, name: str) -> RunState:
+        """The run of this name; raises `UsageError` where there is none, or it cannot be read."""
+        listed = self._listed(name, self.folder_of(name))
+        if listed.state is None:
+            raise UsageError(listed.flaw)
+        return listed.state
 
     def folder_of(self, name: str) -> Path:
         """The folder of the run of this name; raises `UsageError` where there is none."""
@@ -81,22 +88,23 @@ class Shelf:
         return folders[name]
 
     @contextmanager
-    def query(self, name: str, *, takes_long: bool = False) -> Iterator[Query]:
-        """The run of this name open for a thread; what `takes_long` keeps nobody else waiting.
+    def query(self, name: str) -> Iterator[Query]:
+        """The run of this name open for a thread.
 
         Raises `UsageError` where there is no such run, and `InputError` where it cannot be read.
         """
+        with self._opened(self.folder_of(name), slow=False) as (_, query):
+            yield query
+
+    def figures(self, name: str) -> RunFigures:
+        """The figures of this run, worked out where its files have changed; nobody who asks a query waits for them. Raises as `query`."""
         folder = self.folder_of(name)
-        slot = self._slot((folder, takes_long))
-        with slot.lock:
-            files = _files(folder)
-            if slot.query is None or slot.files != files:
-                slot.close()
-                slot.query, slot.files = self._opened(name, folder), files
-            yield slot.query
+        with self._opened(folder, slow=True) as (slot, query):
+            slot.figures = found = slot.figures or run_figures(folder, query)
+            return found
 
     def interrupt(self) -> None:
-        """Let whoever asks a query now be told that it was interrupted."""
+        """Interrupt all queries that are being asked."""
         for slot in list(self._slots.values()):
             if (query := slot.query) is not None:
                 query.interrupt()
@@ -106,6 +114,16 @@ class Shelf:
         for slot in self._slots.values():
             with slot.lock:
                 slot.close()
+
+    @contextmanager
+    def _opened(self, folder: Path, *, slow: bool) -> Iterator[tuple[_Slot, Query]]:
+        slot = self._slot((folder, slow))
+        with slot.lock:
+            files = _files(folder)
+            if slot.query is None or slot.files != files:
+                slot.close()
+                slot.query, slot.files = Query(folder), files
+            yield slot, slot.query
 
     def _slot(self, key: tuple[Path, bool]) -> _Slot:
         with self._lock:
@@ -117,15 +135,7 @@ class Shelf:
                     gone.lock.release()
             return slot
 
-    def _opened(self, name: str, folder: Path) -> Query:
-        try:
-            return Query(folder)
-        except InputError as error:
-            self._flaws[name] = (_files(folder), str(error))
-            raise
-
     def _listed(self, name: str, folder: Path) -> ListedRun:
-        flawed, flaw = self._flaws.get(name, (None, ""))
         files, known = _files(folder), self._states.get(name)
         try:
             state = known[1] if known is not None and known[0] == files and not is_held(folder) else run_state(folder, name)
@@ -133,7 +143,15 @@ class Shelf:
             return ListedRun(name, None, str(error))
         if state.state not in ACTIVE:
             self._states[name] = files, state
-        return ListedRun(name, state, flaw if flaw and flawed == files else "")
+        return ListedRun(name, state)
+
+
+def _beside(run: ListedRun, baseline: ListedRun | None) -> ListedRun:
+    """A run with its ratio to its baseline."""
+    rates = [each.state.problems_per_s for each in (run, baseline) if each and each.state and each.state.state == "finished"]
+    if len(rates) < 2 or not rates[0] or not rates[1]:
+        return run
+    return ListedRun(run.name, run.state, run.flaw, rates[0] / rates[1])
 
 
 def _files(folder: Path) -> object:

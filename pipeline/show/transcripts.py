@@ -1,4 +1,4 @@
-"""Chains to read in full: an open run and, where it has not kept its problems, its input file enter, transcripts leave.
+"""Chains to read in full: an open run enters, transcripts leave.
 
 Only the chains asked for are held. All text is sanitized: control characters are made visible.
 """
@@ -79,12 +79,10 @@ class Transcript(Struct, frozen=True, kw_only=True):
     """One chain in full."""
 
     chain_id: str
-    why: tuple[str, ...]
-    """Why it is shown: `failed`, `wrong`, `slowest`."""
     verdict: str
     """`right`, `wrong`, `failed`, `cancelled` or `not graded`."""
     problem: str | None
-    """The problem's text; null where the input file is gone or has changed."""
+    """The problem, null where the run has not kept it."""
     answer: str | None
     answer_text: str | None
     """What was written after the thought."""
@@ -97,30 +95,22 @@ class Transcript(Struct, frozen=True, kw_only=True):
     steps: tuple[ShownStep, ...]
 
 
-class Transcripts(Struct, frozen=True):
-    """The transcripts that fit into the limit, and how many were left out."""
-
-    transcripts: tuple[Transcript, ...]
-    left_out: int = 0
-
-
-def read_transcripts(db: Query, run: RunFile, why: Mapping[str, tuple[str, ...]]) -> Transcripts:
-    """The transcripts of the chains that `why` names, in its order; it says of each why it is shown."""
-    rows = {row["chain_id"]: row for row in db.arrow(CHAINS, chains=list(why)).to_pylist()}
+def read_transcripts(db: Query, chains: Sequence[str]) -> list[Transcript]:
+    """The transcripts of these chains, in their order, as far as they fit into `MAX_TRANSCRIPTS`."""
+    rows = {row["chain_id"]: row for row in db.arrow(CHAINS, chains=list(chains)).to_pylist()}
     times = ((row["start_unix_ns"] - SLACK_NS, row["end_unix_ns"] + SLACK_NS) for row in rows.values())
     within = " OR ".join(f"end_unix_ns BETWEEN {since} AND {until}" for since, until in times) or "false"
-    steps: dict[str, list[ShownStep]] = {name: [] for name in why}
-    for row in db.arrow(STEPS.format(within=within), chains=list(why)).to_pylist():
+    steps: dict[str, list[ShownStep]] = {name: [] for name in chains}
+    for row in db.arrow(STEPS.format(within=within), chains=list(chains)).to_pylist():
         steps[row["chain_id"]].append(step_of(row))
     kept, left = list[str](), MAX_TRANSCRIPTS
-    for name in why:
+    for name in chains:
         if left > 0:
             kept.append(name)
             left -= sum(len(step.text) + sum(len(each.text) for each in step.candidates) for step in steps[name])
     problems = _problems(db, [rows[name]["input_row"] for name in kept])
     queued = queued_s(db, kept)
-    transcripts = [_transcript(rows[name], why[name], problems, steps[name], queued[name]) for name in kept]
-    return Transcripts(tuple(transcripts), len(why) - len(kept))
+    return [_transcript(rows[name], problems, steps[name], queued[name]) for name in kept]
 
 
 def unused_drafts(db: Query, run: RunFile, chain: str) -> list[str]:
@@ -143,15 +133,12 @@ def _problems(db: Query, rows: Sequence[int]) -> dict[int, str]:
     return dict(db.stream(asked, rows=list(rows)))
 
 
-def _transcript(
-    row: Mapping[str, Any], why: tuple[str, ...], problems: Mapping[int, str], steps: Sequence[ShownStep], queued: float
-) -> Transcript:
+def _transcript(row: Mapping[str, Any], problems: Mapping[int, str], steps: Sequence[ShownStep], queued: float) -> Transcript:
     failed, cancelled = row["error_type"] is not None, row["stop_reason"] == "cancelled"
     error = f"{row['error_type']} in {row['error_stage'] or 'reading the input'}: {row['error_message'] or ''}"
     unverified = f", {row['unverified_steps']} unverified" if row["unverified_steps"] else ""
     return Transcript(
         chain_id=shown(row["chain_id"]),
-        why=why,
         verdict="cancelled" if cancelled else "failed" if failed else VERDICTS[row["correct"]],
         problem=_maybe(problems.get(row["input_row"])),
         answer=_maybe(row["answer"]),

@@ -11,7 +11,7 @@ from tests.support.paths import ROOT
 from tests.support.patience import HANGS_S
 from tests.support.training_data import write_config
 
-HEAVY = {"torch", "transformers", "trl", "peft", "accelerate", "datasets", "plotly"}
+HEAVY = {"torch", "transformers", "trl", "peft", "accelerate", "datasets"}
 
 
 @pytest.mark.slow

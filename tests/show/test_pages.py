@@ -1,6 +1,5 @@
 """The pages of `pipeline view` as a browser gets them: what they list, find and refuse."""
 
-import json
 import os
 import re
 import shutil
@@ -16,7 +15,7 @@ import pytest
 from msgspec import structs
 from starlette.testclient import TestClient
 
-from pipeline.show.app import view_app
+from pipeline.show.pages import view_app
 from pipeline.show.sections import SIMULATED
 from pipeline.show.shelf import Shelf
 from pipeline.store.folder import hold
@@ -39,13 +38,19 @@ def page(client: TestClient, path: str, status: int = 200, **params: Any) -> str
 
 
 def cells(html: str, column: str) -> list[str]:
-    """What stands in a column of the list."""
-    html = html.rpartition('class="list"')[2]
-    [names] = re.findall(r"<thead>.*?<tr>([^\0]*?)</tr>\s*</thead>", html.replace("</tr>\n<tr>", "</tr><tr>"), re.S)
+    """What stands in a column of the list of runs."""
+    html = html.rpartition('class="runs"')[2]
+    [names] = re.findall(r"<thead><tr>(.*?)</tr></thead>", html, re.S)
     place = [re.sub(r"<.*?>", "", name) for name in re.findall(r"<th[ >].*?</th>", names, re.S)].index(column)
     rows = re.findall(r"<tr>(.*?)</tr>", html.split("<tbody", 1)[1].split("</tbody>", 1)[0], re.S)
-    texts = [[re.sub(r"\s*<.*?>\s*", "", cell) for cell in re.findall(r"<t[hd][ >].*?</t[hd]>", row, re.S)] for row in rows]
+    texts = [[re.sub(r"\s*<.*?>\s*", " ", cell).strip() for cell in re.findall(r"<t[hd][ >].*?</t[hd]>", row, re.S)] for row in rows]
     return [row[place] for row in texts if place < len(row)]
+
+
+def listed(html: str, part: str = "problem") -> list[str]:
+    """The ids, or the text of another part, of the problems in the list of a run's page."""
+    begins = '<span class="problem"><small>' if part == "problem" else f'<span class="{part}">'
+    return [unescape(each.partition("<")[0]) for each in html.split(begins)[1:]]
 
 
 def chains_of(runs: Path, name: str = "speccot") -> list[dict[str, Any]]:
@@ -53,45 +58,64 @@ def chains_of(runs: Path, name: str = "speccot") -> list[dict[str, Any]]:
     return rows
 
 
-def test_every_run_is_listed_and_a_damaged_one_says_why(client: TestClient) -> None:
+def test_every_run_is_listed_and_one_that_cannot_be_read_says_why(client: TestClient) -> None:
     html = page(client, "/")
-    assert sorted(cells(html, "run")) == ["alone", "damaged", "real/made up", "speccot", "sweep/&lt;b&gt;run", "unreadable"]
+    names = ["alone", "damaged", "real/made up", "speccot", "sweep/&lt;b&gt;run"]
+    assert sorted(" ".join(each.split()[: 3 if "made" in each else 2]) for each in cells(html, "run")) == [
+        *(f"{name} finished" for name in names),
+        "unreadable damaged",
+    ]
     assert "unreadable/run.json" in html
     assert "damaged" in page(client, "/run", 400, run="damaged")
-    assert html.count('<td colspan="8" class="flaw">') == 1
-    assert 'class="flaw"' in page(client, "/").split(">damaged<")[1], "what was met when it was opened is told in the list"
-    assert "<b>" not in html
+    assert html.count('<td colspan="7" class="bad">') == 1
+    assert "<b>run" not in html
+
+
+def test_a_run_is_set_against_its_own_baseline(runs: Path, tmp_path: Path) -> None:
+    for name, of in (("mine", "speccot"), ("mine-target", "alone")):
+        shutil.copytree(runs / of, tmp_path / name)
+    rates = [RunFile.read(tmp_path / name).wall_time_s or 0 for name in ("mine-target", "mine")]
+    client = TestClient(view_app(Shelf(tmp_path)), base_url="http://localhost")
+    assert sorted(cells(page(client, "/"), "speed-up")) == ["-", f"{rates[0] / rates[1]:.2f}x"]
+
+
+def test_chains_that_ended_are_drawn_over_time(client: TestClient) -> None:
+    answer = client.get("/spark", params={"run": "speccot"})
+    assert answer.headers["content-type"] == "image/svg+xml"
+    assert answer.text.count("V10000") >= 2
+    assert 'd=""' not in answer.text
 
 
 def test_simulated_answers_are_no_wrong_ones(client: TestClient) -> None:
     html = page(client, "/run", run="real/made up")
-    assert set(cells(html, "verdict")) == {"simulated"}
+    assert set(listed(html, "badge simulated")) == {"simulated"}
     assert "answers are simulated" in html
-    assert f">{SIMULATED.partition(':')[0]}" in page(client, "/chain", run="real/made up", chain="q0#0")
-    assert '"verdict":"simulated"' in page(client, "/chain", run="real/made up", chain="q0#0")
-    listed = cells(page(client, "/"), "accuracy")
-    assert "-simulated" in listed
-    assert [text for text in listed if re.fullmatch(r"\d+\.\d%simulated", text)], "some answers of the others are right"
+    chain = page(client, "/chain", run="real/made up", chain="q0#0")
+    assert f">{SIMULATED.partition(':')[0]}" in chain
+    assert '<span class="badge simulated">' in chain
+    accuracy = cells(page(client, "/"), "accuracy")
+    assert "- simulated" in accuracy
+    assert [text for text in accuracy if re.fullmatch(r"\d+\.\d% simulated", text)], "some answers of the others are right"
 
 
 @pytest.mark.parametrize("order", ["rejected", "longest", "slowest"])
 def test_chains_are_ordered(client: TestClient, runs: Path, order: str) -> None:
     column = {"rejected": "fallback_steps", "longest": "thought_tokens", "slowest": "chain_time_s"}[order]
     rows = sorted(chains_of(runs), key=lambda row: (-row[column], row["input_row"]))
-    assert cells(page(client, "/run", run="speccot", order=order), "chain") == [row["chain_id"] for row in rows]
+    assert listed(page(client, "/run", run="speccot", order=order)) == [row["chain_id"] for row in rows]
 
 
 def test_chains_are_found_by_verdict_problem_answer_and_id(client: TestClient, runs: Path) -> None:
     rows = chains_of(runs)
     wrong = {row["chain_id"] for row in rows if row["correct"] is False}
     html = page(client, "/run", run="speccot", verdict="wrong")
-    assert set(cells(html, "chain")) == wrong
+    assert set(listed(html)) == wrong
     assert f"wrong {len(wrong)}" in html
-    assert cells(page(client, "/run", run="speccot", verdict="failed"), "chain") == ["(row 21)#0"]
-    assert cells(page(client, "/run", run="speccot", search="IS 7 +"), "chain") == ["p7#0"]
-    assert "p3#0" in cells(page(client, "/run", run="speccot", search="P3#"), "chain")
+    assert listed(page(client, "/run", run="speccot", verdict="failed")) == ["(row 21)#0"]
+    assert listed(page(client, "/run", run="speccot", search="IS 7 +")) == ["p7#0"]
+    assert "p3#0" in listed(page(client, "/run", run="speccot", search="P3#"))
     answer = next(row["answer"] for row in rows if row["answer"])
-    found = cells(page(client, "/run", run="speccot", search=answer), "answer")
+    found = listed(page(client, "/run", run="speccot", search=answer), "said")
     assert answer in found
     assert len(found) < len(rows)
     assert "No chain is like that" in page(client, "/run", run="speccot", search="100%_")
@@ -104,9 +128,9 @@ def test_a_chain_has_its_steps_and_its_neighbours_in_the_list(client: TestClient
     links = {rel: parse_qs(urlsplit(url.replace("&amp;", "&")).query) for rel, url in re.findall(r'rel="(prev|next)" href="(.*?)"', html)}
     assert {rel: found["chain"][0] for rel, found in links.items()} == {"prev": names[0], "next": names[2]}
     assert links["next"]["order"] == ["rejected"]
-    [transcript] = json.loads(re.findall(r'<script type="application/json" id="one">(.*?)</script>', html, re.S)[0])
     steps = [row for row in pq.read_table(runs / "speccot" / "steps").to_pylist() if row["chain_id"] == names[1]]
-    assert [step["text"] for step in transcript["steps"]] == [row["step_text"] for row in steps]
+    texts = re.findall(r'<div class="step (\w+)".*?<div class="text">(.*?)</div>', html, re.S)
+    assert [(kind, unescape(text)) for kind, text in texts] == [(row["decision"], row["step_text"].strip()) for row in steps]
     right = next(row["chain_id"] for row in rows if row["correct"])
     elsewhere = page(client, "/chain", run="speccot", chain=right, verdict="wrong")
     assert not re.findall(r"\d+ of \d+ wrong", elsewhere), "it is not in that list"
@@ -120,7 +144,7 @@ def test_hostile_names_lead_to_their_chains(client: TestClient) -> None:
     html = page(client, "/run", run="sweep/<b>run")
     assert "<img" not in html
     assert "<script>window" not in html
-    assert cells(html, "chain")
+    assert listed(html)
     assert "\\u202e" in page(client, "/chain", run="sweep/<b>run", chain=f"p3#0{HOSTILE}")
 
 
@@ -159,7 +183,7 @@ def test_a_page_for_another_host_is_refused_and_each_has_its_policy(client: Test
     for host in ("localhost:1234", "127.0.0.1", "[::1]:8642"):
         assert client.get("/", headers={"Host": host}).status_code == 200
     answer = client.get("/", headers={"Host": "localhost:1234"})
-    assert "default-src 'none'; script-src 'self';" in answer.headers["Content-Security-Policy"]
+    assert "default-src 'none'; script-src 'sha256-" in answer.headers["Content-Security-Policy"]
     assert client.get("/static/../app.py").status_code == client.get("/nothing").status_code == 404
     assert client.post("/").status_code == 405
 
@@ -176,7 +200,7 @@ def test_a_run_that_goes_on_is_read_as_it_is_now(store: RunStore, tmp_path: Path
     client = TestClient(view_app(Shelf(tmp_path)), base_url="http://localhost")
     for count in (1, 2):
         store.append("chains", [blank(ChainRow, chain_id=f"p{count}#0", stop_reason="end", input_row=count)])
-        assert len(cells(page(client, "/run", run="live"), "chain")) == count
+        assert len(listed(page(client, "/run", run="live"))) == count
     store.close()
 
 
@@ -184,9 +208,9 @@ def test_many_chains_have_pages(store: RunStore) -> None:
     store.append("chains", [blank(ChainRow, chain_id=f"p{i}#0", stop_reason="end", input_row=i) for i in range(1, 121)])
     store.close()
     client = TestClient(view_app(Shelf(store.folder)), base_url="http://localhost")
-    assert cells(page(client, "/run", run="live", page=2), "chain")[0] == "p51#0"
+    assert listed(page(client, "/run", run="live", page=2))[0] == "p51#0"
     last = page(client, "/run", run="live", page=99)
-    assert cells(last, "chain") == [f"p{i}#0" for i in range(101, 121)]
+    assert listed(last) == [f"p{i}#0" for i in range(101, 121)]
     assert "101 to 120 of 120" in last
 
 
@@ -213,7 +237,7 @@ def test_the_list_follows_its_runs(runs: Path, tmp_path: Path) -> None:
     run = RunFile.read(folder)
 
     def state() -> list[str]:
-        return cells(page(client, "/"), "state")
+        return [each.split()[1] for each in cells(page(client, "/"), "run")]
 
     assert (state(), state()) == (["finished"], ["finished"])
     with hold(folder):
@@ -245,4 +269,4 @@ def test_a_run_of_100_000_chains_opens_in_two_seconds(runs: Path, tmp_path: Path
         began = time.process_time()
         html = page(TestClient(view_app(Shelf(folder)), base_url="http://localhost"), "/run", run="long", **asked)
         assert time.process_time() - began < 2, asked
-        assert len(cells(html, "chain")) == 50
+        assert len(listed(html)) == 50

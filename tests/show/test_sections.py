@@ -1,4 +1,4 @@
-"""What a report says of a run before its figures, and of runs that have little to show."""
+"""What a page says of a run, before its figures too, and of runs that have little to show."""
 
 import shutil
 from collections.abc import Callable
@@ -9,16 +9,9 @@ from msgspec.structs import replace
 
 from pipeline.analysis.simulated import stated
 from pipeline.errors import InputError
-from pipeline.show.sections import (
-    MEASURED,
-    REPLAYED,
-    SIMULATED,
-    clock,
-    decisions,
-    engine_setup,
-    notices,
-    run_sections,
-)
+from pipeline.show.report import report
+from pipeline.show.sections import MEASURED, REPLAYED, SIMULATED, RunFigures, clock, decisions, engine_setup, notices, run_figures
+from pipeline.store.query import Query
 from pipeline.store.run_file import RunFile
 from tests.support.replicas import replica_run
 
@@ -54,23 +47,26 @@ def test_what_was_decided(ran: Path) -> None:
     assert engines["target"] == ("QwQ-32B", "sim", "h100-0+1", "256")
 
 
-def test_a_small_run_has_all_sections(ran: Path) -> None:
-    titles = [section.title for section in run_sections(ran)]
-    assert titles == [
-        "Summary",
-        "Engines over time",
-        "Chains over time",
-        "Where the time goes",
-        "Tokens and waste",
-        "Steps",
-        "Transcripts",
-    ]
+def figures(folder: Path) -> RunFigures:
+    with Query(folder) as db:
+        return run_figures(folder, db)
+
+
+def test_a_small_run_has_all_tiles_and_sections(ran: Path) -> None:
+    found = figures(ran)
+    assert [section.title for section in found.sections] == ["Every problem over time", "Engines over time", "Tokens by outcome", "Steps"]
+    assert [tile.label for tile in found.tiles] == ["accuracy", "problems/s", "speed-up", "acceptance", "bottleneck"]
+    tiles = {tile.label: tile for tile in found.tiles}
+    assert tiles["accuracy"].figure.endswith("%")
+    assert float(tiles["problems/s"].figure) > 0
+    assert tiles["speed-up"].figure == "-"
+    assert found.notices[-1].startswith("failed: "), "what went wrong is said above the figures"
 
 
 def test_figures_of_replicas_say_what_they_are(tmp_path: Path) -> None:
     folder = replica_run(tmp_path, 2)
-    sections = {section.title: section for section in run_sections(folder)}
-    assert "totals over all 2 replicas" in sections["Engines over time"].text[1]
+    [engines] = [section for section in figures(folder).sections if section.title == "Engines over time"]
+    assert "totals over all 2 replicas" in engines.text[0]
     assert dict(decisions(RunFile.read(folder)).rows)["batch size"] == "4 chains in flight on each of 2 replicas, pipelined"
 
 
@@ -79,10 +75,10 @@ def test_a_run_without_chains_is_shown_as_far_as_it_goes(
     ran: Path, tmp_path: Path, missing: tuple[str, ...], page_of: Callable[..., str]
 ) -> None:
     html = page_of(without(ran, tmp_path, missing))
-    assert "Summary</h2>" in html
+    assert "<summary>Facts</summary>" in html
     assert ("Engines over time</h2>" in html) is ("calls" not in missing)
     assert ("Steps</h2>" in html) is ("steps" not in missing)
-    assert "Transcripts</h2>" not in html
+    assert "No chain is like that." in html
 
 
 def without(ran: Path, folder: Path, tables: tuple[str, ...]) -> Path:
@@ -96,4 +92,4 @@ def without(ran: Path, folder: Path, tables: tuple[str, ...]) -> Path:
 
 def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="expected a run folder"):
-        run_sections(tmp_path)
+        report([tmp_path])

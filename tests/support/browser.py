@@ -7,8 +7,6 @@ from typing import Any
 import pytest
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-SOFTWARE_GL = ["--use-gl=angle", "--use-angle=swiftshader", "--enable-unsafe-swiftshader", "--disable-gpu-compositing"]
-"""WebGL without a GPU, and only for what is drawn with it."""
 
 
 @pytest.fixture(scope="module")
@@ -17,6 +15,6 @@ def browser() -> Iterator[Any]:
     if CHROMIUM is None:
         pytest.skip("there is no chromium on PATH")
     with api.sync_playwright() as play:
-        started = play.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", *SOFTWARE_GL])
+        started = play.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         yield started
         started.close()

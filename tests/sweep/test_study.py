@@ -19,7 +19,7 @@ from pipeline.errors import GraphError, UsageError
 from pipeline.graph.bundled import bundled_files
 from pipeline.run.observer import Observer, Work
 from pipeline.run.prepare import Prepared
-from pipeline.show.report import sweep_report
+from pipeline.show.report import report
 from pipeline.sweep.plan import SweepOptions, SweepPlan
 from pipeline.sweep.study import StudyOptions, file_of, missing_data, plan_study, score_steps
 from pipeline.sweep.study_file import read_study_file
@@ -278,7 +278,7 @@ def test_a_run_all_of_whose_chains_failed_is_said_and_the_others_have_their_tabl
     assert isinstance(table, Table)
     assert [row[0] for row in table.rows] == ["target"]
     assert said == "All chains failed in arith_limit=4_speccot_pipelined_b2_r0: in none of these tables."
-    assert sweep_report(result.folder).count("chains failed, 4 at batch size 2") == 1
+    assert report([result.folder]).count("chains failed, 4 at batch size 2") == 1
 
 
 @pytest.mark.slow

@@ -1,18 +1,21 @@
 """`pipeline view [RUN|DIR]`: runs as pages for a browser on this machine, or as one HTML file."""
 
 import webbrowser
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 
 import click
 
 from pipeline.cli.commands import command, option
 from pipeline.cli.located import Located, RunFolder
 from pipeline.cli.terminal import print_line
-from pipeline.errors import UsageError
-from pipeline.show.extra import load
+from pipeline.errors import MissingExtra, UsageError
 from pipeline.store.query import check_readable
 
 PORT = 8642
+PACKAGES = ("latex2mathml", "starlette", "uvicorn")
+"""Those of the extra `view`."""
 
 
 @command()
@@ -40,7 +43,7 @@ def view(runs: tuple[Located, ...], output: Path | None, port: int, opens: bool)
         if opens:
             webbrowser.open(url)
 
-    load("app").serve_view(runs[0].path, port, opened)
+    load("pages").serve_view(runs[0].path, port, opened)
 
 
 def _write(folders: list[Path], output: Path) -> None:
@@ -49,3 +52,14 @@ def _write(folders: list[Path], output: Path) -> None:
     check_readable(*folders)
     page.write(output, page.report(folders))
     print_line(f"view: {output} ({output.stat().st_size / 1e6:.1f} MB); open it in a browser")
+
+
+def load(name: str) -> ModuleType:
+    """Import the module `pipeline.show.NAME`; raises `MissingExtra` where a package of the extra `view` is missing."""
+    try:
+        return import_module(f"pipeline.show.{name}")
+    except ModuleNotFoundError as error:
+        package = str(error.name).partition(".")[0]
+        if package not in PACKAGES:
+            raise
+        raise MissingExtra("view", package, "view") from error

@@ -116,7 +116,7 @@ def show(run: Located, problem: str | None, attempt: int, candidates: bool, fail
         return
     with Query(folder) as db:
         chain = _chain(db, problem, attempt)
-        [transcript] = read_transcripts(db, RunFile.read(folder), {chain: ()}).transcripts
+        [transcript] = read_transcripts(db, [chain])
         unused = unused_drafts(db, RunFile.read(folder), chain) if candidates else []
     console = PlainConsole()
     for line in _lines(transcript, candidates, unused):

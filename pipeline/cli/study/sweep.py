@@ -27,13 +27,13 @@ from pipeline.cli.options import (
     with_models,
     with_preset,
 )
+from pipeline.cli.runs.pages import load
 from pipeline.cli.signals import restored_handlers, stop_at_first_signal
 from pipeline.cli.terminal import print_error, print_notice, print_page, printed
 from pipeline.errors import MissingExtra
 from pipeline.options import ScheduleName
 from pipeline.run.loop import rare_collection
 from pipeline.run.observer import Observer
-from pipeline.show.extra import load
 from pipeline.sweep.plan import SweepOptions
 from pipeline.sweep.sweep import sweep as start
 
@@ -181,7 +181,7 @@ def write_report(folder: Path) -> None:
         return
     place = folder / page.NAME
     page.check_place(place)
-    page.write(place, page.sweep_report(folder))
+    page.write(place, page.report([folder]))
     print_notice(f"report: {place}")
 
 

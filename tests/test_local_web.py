@@ -2,7 +2,7 @@
 
 import pytest
 
-from pipeline.show.local_web import is_foreign, is_named
+from pipeline.local_web import is_foreign, is_named
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,243 @@
+"""The charts of a run: figures over time, tokens and counts of steps enter, charts and tables leave. Pure."""
+
+from collections.abc import Collection, Mapping, Sequence
+
+import numpy as np
+
+from pipeline.analysis.arrays import Array
+from pipeline.analysis.compare.cells import Table, plain, plain_percent
+from pipeline.analysis.ledger import Ledger
+from pipeline.analysis.quality.samples import wilson
+from pipeline.analysis.quality.step_counts import Scores, StepCounts
+from pipeline.analysis.study import QUANTITIES, Percentiles
+from pipeline.analysis.time.occupancy import Occupancy, Spent
+from pipeline.reasoning.chain import Scale
+from pipeline.show.plot import Chart, ChartAxis, Mark, Panel, Shares, stacked, up_to
+
+SERIES = ("blue", "teal", "purple", "orange", "pink", "brown", "cyan", "sand")
+"""Colours of names that have none of their own, in order."""
+CAUSES = {
+    "nothing_admitted": ("no chain in flight", "light"),
+    "other_engine": ("all chains at the other engine", "cyan"),
+    "recovery": ("waiting for a retry", "pink"),
+    "orchestration": ("orchestrator", "red"),
+    "barrier": ("barrier (lockstep)", "sand"),
+    "tail": ("tail (too few chains left)", "purple"),
+}
+"""A label and a colour for each cause of idleness (`occupancy.CAUSES`)."""
+TOKENS = {
+    "committed": ("accepted draft", "green"),
+    "unverified": ("draft, unverified", "mint"),
+    "guidance": ("guidance", "blue"),
+    "written": ("written without a draft", "teal"),
+    "fallback": ("fallback", "orange"),
+    "answer": ("answer", "cyan"),
+    "verification": ("verification", "purple"),
+    "trial": ("trial answers", "lime"),
+    "not_chosen": ("draft, not chosen", "grey"),
+    "rejected": ("draft, rejected", "red"),
+    "cut": ("draft, truncated", "sand"),
+    "retried": ("failed attempts", "brown"),
+    "lost_chains": ("failed or cancelled chains", "pink"),
+    "unfinished": ("unfinished chains", "light"),
+    "unrecorded": ("not traced", "ink"),
+}
+"""A label and a colour for each outcome of tokens (`ledger.OUTCOMES`)."""
+PROMPT_TOKENS = {
+    "cached": ("prefix cache hit", "green"),
+    "computed": ("computed", "blue"),
+    "unstated": ("not stated by the engine", "light"),
+    "unrecorded": TOKENS["unrecorded"],
+}
+"""A label and a colour for each outcome of prompt tokens (`ledger.EngineLedger.input`)."""
+DECISIONS = {
+    "guidance": ("guidance", "blue"),
+    "accepted": ("accepted", "green"),
+    "unverified": ("unverified", "mint"),
+    "fallback": ("fallback", "orange"),
+    "first_steps": ("first steps", "purple"),
+    "written": ("written", "teal"),
+    "rejected": ("rejected candidate", "red"),
+    "not_chosen": ("candidate not chosen", "grey"),
+}
+"""A label and a colour by what became of a text."""
+TIMES = {
+    "wait": "client queue",
+    "queue": "engine queue",
+    "prefill": "prefill",
+    "decode": "decode",
+    "first_token": "time to first token",
+    "e2e": "end to end",
+    "per_output_token": "time per output token",
+}
+MAX_BINS = 60
+SHARE = "{:.0%}"
+
+
+def requests(occupancy: Occupancy) -> Chart:
+    """Requests at each engine and in its lane, stacked, and the live chains, over time."""
+    edges, panels = occupancy.edges_s, []
+    for role, engine in occupancy.engines.items():
+        marks = stacked(edges, (("running", "blue", engine.in_flight), ("client queue", "orange", engine.waiting)))
+        panels.append(Panel(y=up_to(engine.in_flight + engine.waiting, title=f"requests at {role}"), marks=marks, height=130))
+    live = Mark(kind="line", hue="ink", x=np.repeat(edges, 2)[1:-1], y=np.repeat(occupancy.live, 2), width=1.5)
+    panels.append(Panel(y=up_to(occupancy.live, title="chains in flight"), marks=[live], height=110))
+    return Chart(title="Requests running and queued", x=_time(occupancy), panels=panels)
+
+
+def causes(occupancy: Occupancy) -> Chart:
+    """For every engine and shared device the share of each bin that it was busy, or idle for each cause; and the overlap."""
+    edges, panels = occupancy.edges_s, []
+
+    def panel(title: str, *parts: tuple[str, str, Array]) -> None:
+        shares = [(name, hue, seconds / np.diff(edges)) for name, hue, seconds in parts]
+        panels.append(Panel(y=ChartAxis(title=title, form=SHARE, at=(0, 1)), marks=stacked(edges, shares), height=64))
+
+    if edges[-1] > edges[0]:
+        for name, spent in _places(occupancy).items():
+            idle = ((*CAUSES[cause], spent.idle_s[cause]) for cause in CAUSES if cause in spent.idle_s)
+            panel(name, ("busy", "green", spent.busy_s), *idle)
+        panel("two or more engines", ("two or more engines busy", "teal", occupancy.overlap))
+    return Chart(
+        title="Busy and idle, by cause",
+        x=_time(occupancy),
+        panels=panels,
+        note="An engine is busy while at least one request is at it. A device that serves several engines is busy while one of them is.",
+    )
+
+
+def _time(occupancy: Occupancy) -> ChartAxis:
+    return ChartAxis(title="seconds since the start", high=occupancy.span_s or 1.0)
+
+
+def causes_table(occupancy: Occupancy) -> Table:
+    """Seconds of each engine and shared device, busy and idle by cause."""
+    places = _places(occupancy)
+
+    def seconds(value: float) -> str:
+        return f"{plain(value)} s ({plain_percent(value / occupancy.span_s if occupancy.span_s else None)})"
+
+    rows = [("busy", *(seconds(spent.total_busy_s) for spent in places.values()))]
+    for cause, (words, _) in CAUSES.items():
+        idle = [spent.total_idle_s.get(cause, 0.0) for spent in places.values()]
+        if any(idle):
+            rows.append((f"idle: {words}", *map(seconds, idle)))
+    overlap = f"{plain(occupancy.overlap_s)} s ({plain_percent(occupancy.overlap_share)}) two or more engines busy"
+    return Table("Utilization and idle time, by cause", ("", *places), tuple(rows), f"Of {plain(occupancy.span_s)} s. {overlap}.")
+
+
+def _places(occupancy: Occupancy) -> Mapping[str, Spent]:
+    """Everything with its own panel, by its name: engines, and devices that hold several."""
+    devices = {f"device {name}": device for name, device in occupancy.devices.items() if len(device.roles) > 1}
+    return {**occupancy.engines, **devices}
+
+
+def tokens(ledger: Ledger) -> list[Shares]:
+    """What became of the tokens that each engine sampled, and where the prompt tokens that it read came from."""
+    engines = ledger.engines
+    shares = (("useful", ledger.useful_share), ("verification", ledger.verification_share), ("wasted", ledger.waste_share))
+    note = f"Of all output tokens {', '.join(f'{plain_percent(share)} {name}' for name, share in shares)}."
+    if why := sorted({reason for each in engines.values() for reason in each.why_unrecorded}):
+        note += f" Not traced: {'; '.join(why)}."
+    return [
+        _of_engines("Output tokens by outcome", TOKENS, {role: each.output for role, each in engines.items()}, note),
+        _of_engines("Prompt tokens by source", PROMPT_TOKENS, {role: each.input for role, each in engines.items()}),
+    ]
+
+
+def _of_engines(title: str, words: Mapping[str, tuple[str, str]], rows: Mapping[str, Mapping[str, int]], note: str = "") -> Shares:
+    named = {role: {words[outcome][0]: count for outcome, count in counts.items()} for role, counts in rows.items()}
+    return Shares(title=title, rows=named, hues=dict(words.values()), note=note)
+
+
+def latency_table(latencies: Mapping[str, Mapping[str, Percentiles]], stages: Sequence[str]) -> Table:
+    """A table of all percentiles by stage and quantity, in milliseconds."""
+    rows = tuple(
+        (stage, TIMES[quantity], f"{p.count:,}", *(plain(1000 * value) for value in (p.mean, p.p50, p.p90, p.p99, p.max)))
+        for stage in _ordered(latencies, stages)
+        for quantity in QUANTITIES
+        if (p := latencies[stage].get(quantity)) is not None
+    )
+    return Table("Call latency (ms)", ("stage", "quantity", "calls", "mean", "p50", "p90", "p99", "max"), rows)
+
+
+def _ordered(found: Collection[str], stages: Sequence[str]) -> list[str]:
+    return [*(name for name in stages if name in found), *sorted(set(found) - set(stages))]
+
+
+def steps(counts: StepCounts) -> list[Chart]:
+    """Acceptance by step and by the verifier's value, and lengths; nothing of a run without steps."""
+    charts = [acceptance(counts.verified, counts.accepted)] if counts.verified.any() else []
+    charts += [by_score(kind, scores) for kind, scores in counts.scores.items()]
+    return [*charts, lengths(counts.lengths)] if counts.lengths else charts
+
+
+def acceptance(verified: Array, accepted: Array) -> Chart:
+    """The share of accepted steps by step number, with Wilson's 95% interval, over how many there were."""
+    numbers = np.flatnonzero(verified)
+    return Chart(
+        title="Acceptance by step number",
+        x=ChartAxis(title="step number", low=float(numbers[0]) - 0.5, high=float(numbers[-1]) + 0.5),
+        panels=[_shares(numbers, accepted[numbers], verified[numbers]), _counts("verified", "grey", numbers, 0.8, verified[numbers])],
+        note="The band is Wilson's 95% interval of each step number alone.",
+    )
+
+
+def by_score(kind: str, scores: Scores) -> Chart:
+    """The share of accepted steps by the verifier's value, with Wilson's 95% interval, over how many were accepted and not."""
+    middle, count = (scores.edges[1:] + scores.edges[:-1]) / 2, scores.accepted + scores.rejected
+    there = np.flatnonzero(count)
+    bars = stacked(scores.edges, (("accepted", "green", scores.accepted), ("rejected", "red", scores.rejected)))
+    return Chart(
+        title=f"Acceptance by the verifier's value ({kind})",
+        x=ChartAxis(title=axis_title(scores.scale), low=float(scores.edges[0]), high=float(scores.edges[-1])),
+        panels=[_shares(middle[there], scores.accepted[there], count[there]), Panel(y=up_to(count, title="steps"), marks=bars, height=90)],
+        note="" if scores.threshold is None else f"The threshold is {scores.threshold:g}.",
+    )
+
+
+def _shares(x: Array, accepted: Array, count: Array) -> Panel:
+    """Accepted shares with their intervals."""
+    share = accepted / count
+    bounds = [wilson(float(p), int(n)) for p, n in zip(share, count, strict=True)]
+    band = Mark(kind="band", hue="green", x=x, y=[each.high for each in bounds], low=[each.low for each in bounds])
+    marks = [band, Mark(kind="line", hue="green", x=x, y=share), Mark(kind="dots", hue="green", x=x, y=share)]
+    return Panel(y=ChartAxis(title="accepted", form=SHARE, high=1.03), marks=marks, height=180)
+
+
+def _counts(name: str, hue: str, x: Array, width: float, counts: Array) -> Panel:
+    bars = Mark(kind="bars", hue=hue, x=x - width / 2, until=x + width / 2, y=counts, low=np.zeros(len(x)))
+    return Panel(y=up_to(counts, title=f"{name} steps"), marks=[bars], height=90)
+
+
+def axis_title(scale: Scale) -> str:
+    """The title of an axis of values on `scale`: its name, its ends unless they are 0 and 1, and its unit."""
+    ends = "" if scale.low is None or scale.high is None or scale.is_share else f"{scale.low:g} to {scale.high:g}"
+    return ", ".join(filter(None, (scale.name, ends, scale.unit)))
+
+
+def lengths(counts: Mapping[str, Array]) -> Chart:
+    """The tokens of steps and candidates, a line for each kind of text, as shares of that kind.
+
+    It ends where nearly all are shown; guidance, whose length is a setting, is left out beside others.
+    """
+    shown = {kind: counts[kind] for kind in DECISIONS if kind in counts and (kind != "guidance" or len(counts) == 1)}
+    usual = max(map(_usual, shown.values()), default=1)
+    width, marks = max(1, -(-usual // MAX_BINS)), []
+    for kind, each in shown.items():
+        binned = np.append(np.add.reduceat(each, np.arange(0, len(each), width)), 0)
+        total, mean = int(binned.sum()), float(np.average(np.arange(len(each)), weights=each))
+        name, hue = DECISIONS[kind]
+        at = np.repeat(np.arange(len(binned) + 1) * width, 2)[1:-1]
+        marks.append(
+            Mark(kind="line", name=f"{name}: {total:,}, mean {mean:.1f}", hue=hue, x=at, y=np.repeat(binned / total, 2), width=1.5)
+        )
+    y = up_to(np.concatenate([mark.y for mark in marks] or [[]]), title="share of texts", form=SHARE)
+    x = ChartAxis(title=f"tokens{f', in bins of {width}' if width > 1 else ''}", high=usual + width)
+    return Chart(title="Length of steps and candidates", x=x, panels=[Panel(y=y, marks=marks)])
+
+
+def _usual(counts: Array) -> int:
+    """The least length that 99.5 % of all texts do not exceed; `counts` by length."""
+    sums = np.cumsum(counts)
+    return int(np.searchsorted(sums, 0.995 * sums[-1]))
