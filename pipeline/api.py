@@ -359,6 +359,7 @@ def _called(graph: Graph, problems: Input, options: RunKeywords, *, virtual: boo
     said += notices(plan.engines) if opened is None else []
     stored = isinstance(output, str) and is_url(output)
     with written_folder(str(output), said.append, new=not given.get("resume")) if stored else nullcontext(output) as folder:
+        graders = [register_grader(each).name for each in given.pop("graders", ())]
         values = {
             "graph": plan.name if (no_graph := not isinstance(graph, str | Path)) else str(graph),
             "input": (names := _input_names(problems)) or [str(Path(folder or "", PROBLEMS if folder else "problems"))],
@@ -369,7 +370,7 @@ def _called(graph: Graph, problems: Input, options: RunKeywords, *, virtual: boo
             "settings": _settings(bound),
             "output": None if folder is None else str(folder),
             "in_memory": [name for name, given_so in {"graph": no_graph, "engines": no_engines}.items() if given_so],
-            "graders": [register_grader(each).name for each in given.pop("graders", ())],
+            "grader": graders[0] if len(graders) == 1 else None,
             "columns": dict(given.get("columns") or {}),
             "samples": samples if (samples := given.get("samples")) is not None else (preset and load_preset(preset).samples) or 1,
             "random": None if given.get("random") is None else str(given["random"]),

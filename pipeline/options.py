@@ -175,10 +175,8 @@ class RunOptions(Struct, frozen=True, kw_only=True):
     replicas: Replicas = 1
     in_memory: tuple[str, ...] = ()
     """Which of `graph` and `engines` are in no file, because a caller of the Python API gave them as values."""
-    judges: tuple[str, ...] = ()
-    """The judges of the graph that only the process which started the run knows."""
-    graders: tuple[str, ...] = ()
-    """The graders of the problems that only the process which started the run knows."""
+    grader: str | None = None
+    """What grades the problems that name no grader."""
     served: bool = False
     """The problems are requests to a server; `input` only names them."""
 

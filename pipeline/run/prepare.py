@@ -21,7 +21,7 @@ from pipeline.engines.sim.device import devices_of
 from pipeline.engines.sim.replay import bindings
 from pipeline.engines.sim.spec import SimSpec
 from pipeline.errors import InputError, UsageError
-from pipeline.grading.plugins import grader_names, graders_of_this_process, takes_problem
+from pipeline.grading.plugins import GRADER_KINDS, grader_names, graders_of_this_process, takes_problem
 from pipeline.graph.bundled import ARITH, REPLAY, find_file, replayed
 from pipeline.graph.load import load_graph, source_of
 from pipeline.graph.plan import Plan
@@ -30,7 +30,7 @@ from pipeline.graph.spec import OpenSpec
 from pipeline.options import ABOUT, MAY_DRIFT, RunOptions
 from pipeline.remote.inputs import fetch_problems
 from pipeline.store.folder import FILE, hold_default, hold_output
-from pipeline.store.kept_problems import Problems, keep_problems
+from pipeline.store.kept_problems import Problems, keep_problems, solved_problems
 from pipeline.store.resume import ResumeState, forget_mismatched, read_resume_state
 from pipeline.store.run_file import RunFile, RunInput, host, versions
 from pipeline.store.store import KEPT, RunStore, has_table, new_folder_id, shards_of
@@ -114,25 +114,22 @@ def prepare(
     """
     check_resume(options)
     virtual = virtual_time(plan.engines, str(options.graph), plan.reward_roles) if virtual is None else virtual
-    with _held(options, plan.name, on_disk=on_disk) as (folder, there):
+    with _held(options, plan.name, on_disk) as folder:
+        there = RunFile.read(folder) if folder is not None and (folder / FILE).exists() else None
         # Where the process was killed while its engines were being opened there is nothing to resume from but the problems.
         old = None if there is None or there.status == "starting" else there
-        if folder is not None and old is not None:
-            check_resumable(folder, old)
+        known = recorded(options)
         with TemporaryDirectory(prefix="problems-") if folder is None else nullcontext(folder) as place:
-            kept = _kept(options, Path(place), there, problems)
+            kept = _read(options, Path(place), problems) if there is None else _problems_in(Path(place), there, known)
             if old is None:
                 check_toys(plan, options, kept)
-            known = structs.replace(
-                options,
-                judges=tuple(sorted({node.spec.kind for node in plan.stages()} & registered_alone())),
-                graders=tuple(sorted(kept.graders & graders_of_this_process())),
-            )
-            if on_replicas(known):
-                check_replicas(known)
+            else:
+                check_resumable(Path(place), old)
+            if on_replicas(options):
+                check_replicas(options, plan, kept)
             record = _new_record(known, plan, kept, plan.name if folder is None else folder.name, virtual=virtual, command=command)
             run = Prepared(
-                options=known,
+                options=options,
                 plan=plan,
                 problems=kept,
                 virtual_time=virtual,
@@ -162,46 +159,45 @@ def _resumed(run: Prepared, folder: Path, old: RunFile) -> Prepared:
 
 
 @contextmanager
-def _held(options: RunOptions, name: str, *, on_disk: bool) -> Iterator[tuple[Path | None, RunFile | None]]:
-    """The folder of a run, held until the end, and the `run.json` in it. Raises `InputError` for one that cannot be read."""
+def _held(options: RunOptions, name: str, on_disk: bool) -> Iterator[Path | None]:
+    """The folder of a run, held until the end."""
     folder = options.output
     if folder is None:
         with hold_default(RUNS, name) if on_disk else nullcontext() as made:
-            yield made, None
+            yield made
         return
     # Nothing is written into the folder of a run that is over: it may be read-only.
     over = options.resume and (folder / FILE).exists() and is_over(RunFile.read(folder), options)
-    with nullcontext() if over else hold_output(folder, FILE, resume=None if options.served else options.resume):
-        yield folder, RunFile.read(folder) if (folder / FILE).exists() else None
+    with nullcontext() if over else hold_output(folder, FILE, resume=options.resume):
+        yield folder
 
 
 def is_over(old: RunFile, options: RunOptions) -> bool:
     """True if the run `old` is finished, with every chain of its input, and `options` ask for no more."""
-    more = options.retry_failed and old.totals.chains_failed
-    if more or old.status != "finished" or old.options.part != options.part:
+    if (options.retry_failed and old.totals.chains_failed) or old.status != "finished" or old.options.part != options.part:
         return False
     return old.totals.chains >= old.input.chains
 
 
-def _kept(options: RunOptions, folder: Path, there: RunFile | None, problems: Problems | Iterable[Record] | None) -> Problems:
-    """The problems in the folder of a run; those of a new one are put there."""
-    if there is not None:
-        given, then = (", ".join(names) for names in (recorded(options).input, there.options.input))
-        if given != then:
-            raise UsageError(f"{folder}: cannot be resumed: --input is {given}, was {then}; start a new run")
-        if not has_table(folder, KEPT):
-            raise InputError(str(folder), "lacks its problems.parquet; put it back from a copy, or start a new run")
-        return Problems(folder, given, there.input.sha256, options.limit)
+def _problems_in(folder: Path, there: RunFile, known: RunOptions) -> Problems:
+    """The problems in the folder of a run that has begun there, up to the limit of the options as they are recorded."""
+    if known.input != there.options.input:
+        given, then = (", ".join(names) for names in (known.input, there.options.input))
+        raise UsageError(f"{folder}: cannot be resumed: --input is {given}, was {then}; start a new run")
+    if not has_table(folder, KEPT):
+        raise InputError(str(folder), "lacks its problems.parquet; put it back from a copy, or start a new run")
+    return Problems(folder, known.input[0], there.input.sha256, known.limit)
+
+
+def _read(options: RunOptions, folder: Path, problems: Problems | Iterable[Record] | None) -> Problems:
+    """The problems of a new run, put into its folder."""
+    columns, part, told = options.columns, options.part, list[str]()
     if isinstance(problems, Problems):
-        return problems.copied(folder, options.part)
-    grader = options.graders[0] if len(options.graders) == 1 else None
+        return problems.copied(folder, part)
     if problems is not None:
-        reading = InputReading("problems", problems, options.columns, options.part, grader=grader)
-        return keep_problems(folder, reading, options.limit)
-    told: list[str] = []
+        return keep_problems(folder, InputReading("problems", problems, columns, part, grader=options.grader), part.limit)
     with problem_files(options.input, fetch_problems, told.append) as files:
-        reading = read_files(files, options.columns, options.part, names=options.input, grader=grader)
-        return keep_problems(folder, reading, options.limit, told)
+        return keep_problems(folder, read_files(files, columns, part, names=options.input, grader=options.grader), part.limit, told)
 
 
 def check_toys(plan: Plan, options: RunOptions, problems: Problems) -> None:
@@ -226,17 +222,22 @@ def on_replicas(options: RunOptions) -> bool:
     return (options.cluster is not None or options.replicas > 1) and not begun
 
 
-def check_replicas(options: RunOptions) -> None:
-    """Raise `UsageError` if options need this process, or on a cluster engines of this machine."""
+def check_replicas(options: RunOptions, plan: Plan, problems: Problems) -> None:
+    """Raise `UsageError` if a run needs this process, or on a cluster engines of this machine."""
     other = "--replicas" if options.cluster is None else "--cluster"
     if options.schedule == "lockstep":
         raise UsageError(f"--schedule lockstep cannot be combined with {other}: it synchronises all chains in one process; use pipelined")
-    if unknown := [*(f"the judge {name!r}" for name in options.judges), *(f"the grader {name!r}" for name in options.graders)]:
-        what = f"{unknown[0]} is known to this process alone, and replicas are others"
+    alone = [f"the judge {name!r}" for name in _kinds(plan) & registered_alone()]
+    if alone := alone + [f"the grader {name!r}" for name in problems.graders & graders_of_this_process()]:
+        what = f"{alone[0]} is known to this process alone, and replicas are others"
         raise UsageError(f"{other}: {what}; make it a plugin (guides/custom-judge in the documentation)")
     if options.cluster is not None and any(fields.get("backend") in CHOSEN_HERE for fields in options.planned_engines.values()):
         what = "chooses engines for the GPUs of this machine, but replicas run on others"
         raise UsageError(f"--model: {what}; write an engines file, and pass it with --engines")
+
+
+def _kinds(plan: Plan) -> set[str]:
+    return {node.spec.kind for node in plan.stages()}
 
 
 def recorded(options: RunOptions) -> RunOptions:
@@ -260,13 +261,13 @@ def recorded(options: RunOptions) -> RunOptions:
 
 
 def _new_record(options: RunOptions, plan: Plan, problems: Problems, run_id: str, *, virtual: bool, command: Sequence[str]) -> RunFile:
-    """The `run.json` of a new run, before its first session."""
+    """The `run.json` of a new run, before its first session, with `options` as they are recorded."""
     found = problems.fingerprint
     return RunFile(
         folder_id=new_folder_id(),
         run_id=run_id,
         status="running",
-        options=recorded(options),
+        options=options,
         source=source_of(plan),
         input=RunInput(
             sha256=found.sha256,
@@ -300,9 +301,9 @@ def check_resumable(folder: Path, old: RunFile) -> None:
     does not know."""
     if old.options.served:
         raise UsageError(f"{folder}: is the run of a server, which cannot be resumed")
-    unknown = [f"the judge {name!r}" for name in old.options.judges if name not in stage_kinds()]
-    unknown += [f"the grader {name!r}" for name in old.options.graders if name not in grader_names()]
-    if unknown:
+    unknown = [f"the judge {name!r}" for name in sorted(_kinds(old.plan) - stage_kinds().keys())]
+    graders = solved_problems(folder, old).graders.difference(GRADER_KINDS, grader_names())
+    if unknown := unknown + [f"the grader {name!r}" for name in sorted(graders)]:
         raise _only_from_python(folder, f"{' and '.join(unknown)}, not known here; continue in Python, where they are defined, with")
 
 
