@@ -1,7 +1,11 @@
-"""Whole runs on simulated engines that fail as they are told: they die, hang, and answer with what is no answer."""
+"""Whole runs on simulated engines that die, hang, and answer with what is no answer, on full disks, and killed: nothing is lost."""
 
 import json
-from collections.abc import Iterator
+import random
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -14,22 +18,29 @@ from msgspec import structs
 
 from pipeline.analysis.summary import summarize
 from pipeline.engines.registry import open_engines
+from pipeline.errors import RunFolderError
 from pipeline.options import RunOptions
 from pipeline.run.loop import Stop, attended, in_loop
 from pipeline.run.observer import Observer
 from pipeline.run.prepare import load_plan, prepare, resume_options
 from pipeline.run.run import SessionResult, run
 from pipeline.run.run import solve as solve_run
-from tests.support.paths import ROOT, SIM
-from tests.support.runs import rows, said, solve, write_problems
+from pipeline.store.run_file import RunFile
+from tests.run.conftest import Recorded
+from tests.support.changed import change_rows
+from tests.support.commands import COMMAND
+from tests.support.golden import golden_run
+from tests.support.hanging_together import check_hangs_together
+from tests.support.paths import ROOT
+from tests.support.runs import options_of, rows, said, solve_short, write_problems
 
 pytestmark = pytest.mark.slow  # whole runs
 
 
-@pytest.fixture(scope="module")
-def calm(tmp_path_factory: pytest.TempPathFactory) -> SessionResult:
+@pytest.fixture
+def calm(recorded: Recorded) -> SessionResult:
     """12 problems on engines that do not fail."""
-    return solve(tmp_path_factory.mktemp("calm"))
+    return recorded()
 
 
 def attempts(result: SessionResult, engine: str) -> Iterator[list[dict[str, Any]]]:
@@ -51,8 +62,8 @@ def statistics(result: SessionResult, engine: str) -> dict[str, Any]:
 def test_an_engine_that_fails_is_restarted_and_no_answer_changes(
     tmp_path: Path, faulty: Path, calm: SessionResult, schedule: Any, fault: str, words: str
 ) -> None:
-    settings = (f"engines.draft.faults.{fault}_after_calls=40", "engines.draft.max_restarts=100", "engines.draft.hang_s=10")
-    result = solve(tmp_path, engines=faulty, schedule=schedule, settings=settings)
+    settings = (f"engines.draft.faults.{fault}_after_calls=12", "engines.draft.max_restarts=100", "engines.draft.hang_s=10")
+    result = solve_short(tmp_path, engines=faulty, schedule=schedule, settings=settings)
     assert result.exit_code == 0
     assert said(result) == said(calm)
     restarts = summarize(result.folder).engines["draft"].restarts
@@ -71,7 +82,7 @@ def test_an_engine_that_fails_is_restarted_and_no_answer_changes(
 
 def test_an_engine_that_dies_too_often_ends_the_run_with_its_last_words(tmp_path: Path, faulty: Path) -> None:
     settings = ("engines.draft.faults.dies_after_calls=10", "engines.draft.max_restarts=2")
-    result = solve(tmp_path, engines=faulty, settings=settings)
+    result = solve_short(tmp_path, engines=faulty, settings=settings)
     words = "engine 'draft' died: as configured by dies_after_calls=10; it was restarted 2 times, and max_restarts=2 allows no more"
     assert (result.exit_code, str(result.error)) == (1, words)
     assert result.run.error == words
@@ -80,10 +91,9 @@ def test_an_engine_that_dies_too_often_ends_the_run_with_its_last_words(tmp_path
     assert {row["stop_reason"] for row in rows(result, "chains")} <= {"cancelled", "thought_closed"}
 
 
-@pytest.mark.parametrize("graph", ["speccot"])
-def test_what_is_no_answer_is_asked_for_again(tmp_path: Path, faulty: Path, graph: str) -> None:
+def test_what_is_no_answer_is_asked_for_again(tmp_path: Path, faulty: Path, calm: SessionResult) -> None:
     settings = tuple(f"engines.{role}.{field}" for role in ("draft", "target") for field in ("faults.garbage_share=0.2", "max_retries=20"))
-    calm, result = solve(tmp_path, "calm", graph), solve(tmp_path, "garbage", graph, engines=faulty, settings=settings)
+    result = solve_short(tmp_path, engines=faulty, settings=settings)
     assert result.exit_code == 0
     assert said(result) == said(calm)
     flawed = [row for row in rows(result, "calls") if row["error_type"]]
@@ -96,7 +106,7 @@ def test_what_is_no_answer_is_asked_for_again(tmp_path: Path, faulty: Path, grap
 def test_a_chain_that_gets_no_answer_fails_alone_and_the_others_say_what_they_would_have(
     tmp_path: Path, faulty: Path, calm: SessionResult
 ) -> None:
-    result = solve(tmp_path, engines=faulty, settings=("engines.target.faults.garbage_share=0.02",))
+    result = solve_short(tmp_path, engines=faulty, settings=("engines.target.faults.garbage_share=0.1",))
     assert result.exit_code == 3
     failed = {row["chain_id"]: row["error_type"] for row in rows(result, "chains") if row["stop_reason"] == "error"}
     assert 0 < len(failed) < 12
@@ -124,7 +134,7 @@ class Hoard:
 
 
 def test_a_run_that_has_no_more_memory_ends_in_a_sentence_and_goes_on_later(tmp_path: Path, calm: SessionResult) -> None:
-    options = RunOptions(graph=ROOT / "graphs/speccot.yaml", engines=SIM, input=(str(write_problems(tmp_path)),), output=tmp_path / "run")
+    options = options_of(tmp_path, settings=("engines.*.text.steps_mean=3",))
     result = run(options, Observer(sink=Hoard(40)))
     assert result.exit_code == 1
     assert str(result.error).startswith("out of memory; ")
@@ -136,7 +146,7 @@ def test_a_run_that_has_no_more_memory_ends_in_a_sentence_and_goes_on_later(tmp_
 
 
 def test_an_abort_while_the_engines_close_loses_no_result(tmp_path: Path) -> None:
-    options = RunOptions(graph=ROOT / "graphs/speccot.yaml", engines=SIM, input=(str(write_problems(tmp_path)),), output=tmp_path / "run")
+    options = options_of(tmp_path)
 
     async def abort_late(stop: Stop, *, task_status: anyio.abc.TaskStatus[None]) -> None:
         task_status.started()
@@ -152,3 +162,99 @@ def test_an_abort_while_the_engines_close_loses_no_result(tmp_path: Path) -> Non
     with prepare(options, load_plan(options.graph, options.engines, ())) as found:
         result = in_loop(partial(attended, closing_slowly, abort_late), virtual=True)
     assert (result.exit_code, result.done) == (0, 12)
+
+
+CHAINS = 24
+
+
+@pytest.fixture
+def varying(faulty: Path) -> Path:
+    """The file of engines that never answer the same twice."""
+    faulty.write_text(faulty.read_text().replace("backend: faulty", "backend: faulty\n  faults: {varies: true}"))
+    return faulty
+
+
+def resumed(folder: Path, problems: Path, engines: Path, **options: Any) -> int:
+    """The exit code of a further session."""
+    given = {"engines": engines, "input": (str(problems),), "output": folder, "batch_size": 8, "resume": True} | options
+    return run(RunOptions(graph=ROOT / "graphs/speccot.yaml", **given)).exit_code
+
+
+@pytest.fixture
+def problems(tmp_path: Path) -> Path:
+    return write_problems(tmp_path, CHAINS)
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
+    """Makes a small disk of so many KiB, and makes it larger."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    mounted = False
+
+    def size(kib: int) -> Path:
+        nonlocal mounted
+        options = f"{'remount,' if mounted else ''}size={kib}k"
+        done = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "none", place], capture_output=True, text=True)
+        if done.returncode:
+            pytest.skip(f"cannot mount a small disk: {done.stderr.strip()}")
+        mounted = True
+        return place
+
+    yield size
+    if mounted:
+        subprocess.run(["umount", "--lazy", place], check=True)
+
+
+@pytest.mark.parametrize("kib", [64, 600, 1400])
+def test_a_full_disk_that_is_made_larger(problems: Path, varying: Path, disk: Callable[[int], Path], kib: int) -> None:
+    folder = disk(kib) / "run"
+    with suppress(RunFolderError):  # where not even `run.json` finds room
+        code = resumed(folder, problems, varying, samples=3)
+        assert code in ((0, 1) if kib > 900 else (1,))
+    disk(64 << 10)
+    resumed(folder, problems, varying, samples=3)
+    check_hangs_together(folder, 3 * CHAINS)
+
+
+def test_kills_at_any_moment(problems: Path, varying: Path, tmp_path: Path) -> None:
+    """Sessions are killed one after the other; a last one ends the run."""
+    chance, folder = random.Random(3), tmp_path / "run"
+    for _ in range(3):
+        words = ["run", "speccot", "--engines", varying, "--input", problems, "--output", folder, "--resume", "--batch-size", "8"]
+        process = subprocess.Popen([*COMMAND, *map(str, words)])
+        while process.poll() is None and not (folder / "run.json").exists():
+            pass
+        try:
+            process.wait(chance.uniform(0.0, 0.6))
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGKILL)
+        process.wait()
+    resumed(folder, problems, varying)
+    check_hangs_together(folder, CHAINS)
+
+
+def test_what_a_kill_leaves_between_two_file_operations_goes_on(varying: Path, tmp_path: Path) -> None:
+    history = golden_run(tmp_path, varying)
+    for number, moment in enumerate(history.moments[4::9]):
+        folder = history.put(moment, tmp_path / str(number))
+        resumed(folder, tmp_path / "problems.jsonl", varying, batch_size=3)
+        check_hangs_together(folder, 4)
+
+
+def test_chains_whose_steps_came_out_differently_begin_anew_when_failed_ones_are_retried(
+    problems: Path, varying: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    assert resumed(folder, problems, varying) == 0
+    change_rows(folder, "chains", lambda row: MISMATCH if row["input_row"] < 4 else {})
+    record = RunFile.read(folder)
+    structs.replace(record, totals=structs.replace(record.totals, chains_done=CHAINS - 3, chains_failed=3)).write(folder)
+    before = {row["chain_id"]: row["answer"] for row in rows(folder, "chains")}
+    assert resumed(folder, problems, varying, retry_failed=True) == 0
+    check_hangs_together(folder, CHAINS)
+    again = {row["chain_id"]: row["answer"] for row in rows(folder, "chains")}
+    assert len([chain for chain in before if again[chain] != before[chain]]) == 3
+
+
+MISMATCH = {"stop_reason": "error", "error_type": "ResumeMismatch", "error_message": "step 3 differs", "answer": None}

@@ -1,6 +1,11 @@
 """Runs that go on: what a run holds at any moment of its life is enough to end it as if it had never stopped."""
 
+import os
+import shutil
+import signal
 import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -10,54 +15,50 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
+from pipeline.analysis.headline.baseline import summary_of
+from pipeline.analysis.headline.lines import headline
+from pipeline.analysis.progress import run_progress, state_of
 from pipeline.analysis.summary import summarize
 from pipeline.analysis.time.thinking import read_thinking
-from pipeline.engines.sim.text import sim_answer
-from pipeline.options import RunOptions
-from pipeline.run.prepare import resume_options
-from pipeline.run.run import run
-from pipeline.store.folder import LOCK
+from pipeline.cli.signals import restored_handlers, stop_on_signal
+from pipeline.engines.startup import Listener
+from pipeline.errors import RunError
+from pipeline.graph.spec import EngineSpec
+from pipeline.run.observer import Observer
+from pipeline.run.prepare import Prepared, resume_options
+from pipeline.run.run import SessionResult, run
+from pipeline.run.stream import MemoryRows
+from pipeline.store.folder import FILE, LOCK, PROBLEMS
 from pipeline.store.query import Query
+from pipeline.store.rows import ChainRow
 from pipeline.store.run_file import RunFile
 from pipeline.store.store import write_part
+from tests.run.conftest import Recorded
+from tests.support.commands import pipeline
 from tests.support.killed import cut
-from tests.support.runs import rows
+from tests.support.runs import options_of, rows, said, solve, solve_short, write_problems
 
 pytestmark = pytest.mark.slow  # whole runs
 
-ROOT = Path(__file__).parent.parent.parent
-SIM = ROOT / "graphs/engines/sim-2xh100.yaml"
-GRAPHS = ("speccot", "scot", "target", "gated")
-
-
-def options(folder: Path, graph: str = "speccot", **other: Any) -> RunOptions:
-    problems = folder / "problems.jsonl"
-    if not problems.exists():
-        texts = [f"Problem number {i}?" for i in range(8)]
-        rows = [msgspec.json.encode({"problem_id": f"p{i}", "problem": t, "answer": sim_answer(t)}) for i, t in enumerate(texts)]
-        problems.write_bytes(b"\n\n".join([*rows, b'{"problem_id": "bad"}']) + b"\n")
-    defaults = {"batch_size": 4, "samples": 2, "output": folder / graph}
-    return RunOptions(graph=ROOT / f"graphs/{graph}.yaml", engines=SIM, input=(str(problems),), **defaults | other)  # type: ignore[arg-type]
-
-
-def said(folder: Path) -> dict[str, Any]:
-    """All that the chains said, and what it cost them; fails where one ended twice or a step is there twice."""
-    steps: dict[str, list[Any]] = {}
-    for row in rows(folder, "steps"):
-        key = ("step_index", "decision", "step_text", "candidate_texts", "draft_tokens", "draft_tokens_wasted")
-        steps.setdefault(row["chain_id"], []).append([row.get(name) for name in key])
-    chains = rows(folder, "chains")
-    assert len({row["chain_id"] for row in chains}) == len(chains)
-    costs = ("answer", "correct", "stop_reason", "steps", "accepted_steps", "calls", "output_tokens")
-    return {row["chain_id"]: ([row[name] for name in costs], steps.get(row["chain_id"])) for row in chains}
+GRAPHS = ("speccot", "scot", "target", "gated", "specreason")
+GIVEN: dict[str, Any] = {"batch_size": 4, "samples": 2}
 
 
 @pytest.fixture(scope="module")
 def wholes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A finished run of each graph."""
+    """A finished run of each graph, over eight problems and a bad row; the thoughts of the last one end where they are sure."""
     folder = tmp_path_factory.mktemp("whole")
-    return {graph: run(options(folder, graph)).folder for graph in GRAPHS}
+    problems, sure = write_problems(folder, 8, (b'{"problem_id": "bad"}',)), {"specreason": ("answer_confident=0.95",)}
+    return {graph: solve(folder, graph, graph, input=problems, settings=sure.get(graph, ()), **GIVEN).folder for graph in GRAPHS}
+
+
+def changed(folder: Path, change: dict[str, Any]) -> None:
+    """Give the last session of the run in `folder` other fields."""
+    card = msgspec.json.decode((folder / FILE).read_bytes())
+    card["sessions"][-1] |= change
+    (folder / FILE).write_bytes(msgspec.json.encode(card))
 
 
 @pytest.mark.parametrize("graph", GRAPHS)
@@ -71,12 +72,12 @@ def test_a_run_that_was_killed_at_any_moment_ends_as_if_it_had_not_been(
     for number, share in enumerate(shares):
         cut(last, folder := place / f"{number}", share)
         result = run(resume_options(folder))
-        last = result.folder
+        last = folder
     assert result.exit_code == 3  # the bad row
-    assert said(result.folder) == said(wholes[graph])
-    card = msgspec.json.decode((result.folder / "run.json").read_bytes())
-    assert card["totals"] == msgspec.json.decode((wholes[graph] / "run.json").read_bytes())["totals"]
-    assert [session["status"] for session in card["sessions"]] == ["killed"] * len(shares) + ["finished"]
+    assert said(last) == said(wholes[graph])
+    assert len(rows(last, "chains")) == len({row["chain_id"] for row in rows(last, "chains")})
+    assert result.run.totals == RunFile.read(wholes[graph]).totals
+    assert [session.status for session in result.run.sessions] == ["killed"] * len(shares) + ["finished"]
 
 
 def test_a_finished_run_is_left_as_it_is(wholes: dict[str, Path]) -> None:
@@ -92,30 +93,25 @@ def test_a_finished_run_is_left_as_it_is(wholes: dict[str, Path]) -> None:
     assert stamps() == before
 
 
-def test_failed_chains_are_tried_again_when_asked(tmp_path: Path) -> None:
-    given = options(tmp_path, settings=("engines.target.timeout_s=0.5",))
-    failed = run(given)
+def test_failed_chains_are_tried_again_when_asked(wholes: dict[str, Path], tmp_path: Path) -> None:
+    problems = wholes["speccot"].parent / "problems.jsonl"
+    failed = solve(tmp_path, input=problems, settings=("engines.target.timeout_s=0.5",), **GIVEN)
     assert failed.failed > 2
-    again = run(
-        msgspec.structs.replace(given, settings=("engines.target.timeout_s=600",), resume=True, retry_failed=True, allow_drift=("engines",))
-    )
-    assert again.failed == 2
-    whole = run(options(tmp_path, output=tmp_path / "whole"))
-    assert {chain: told[0][0] for chain, told in said(again.folder).items()} == {
-        chain: told[0][0] for chain, told in said(whole.folder).items()
-    }
+    given = structs.replace(resume_options(failed.folder, retry_failed=True), settings=(), allow_drift=("engines",))
+    assert run(given).failed == 2
+    assert said(failed.folder) == said(wholes["speccot"])
 
 
 def test_a_run_goes_on_from_any_folder_and_with_the_texts_that_it_began_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "mine.yaml").write_text("system: Be brief.")
     (tmp_path / "values.yaml").write_text("set: {temperature: 0.5}")
     monkeypatch.chdir(tmp_path)
-    whole = run(options(tmp_path, settings=("prompts=mine.yaml", "preset=values.yaml"), output=tmp_path / "whole"))
+    whole = solve_short(tmp_path, "whole", settings=("prompts=mine.yaml", "preset=values.yaml"))
     cut(whole.folder, tmp_path / "run", 0.5)
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     (tmp_path / "mine.yaml").write_text("system: Be verbose.")
-    assert said(run(resume_options(tmp_path / "run"), plan=RunFile.read(tmp_path / "run").plan).folder) == said(whole.folder)
+    assert said(run(resume_options(tmp_path / "run"), plan=RunFile.read(tmp_path / "run").plan)) == said(whole)
 
 
 def test_the_time_between_sessions_is_in_no_figure(wholes: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,33 +135,29 @@ def test_the_time_between_sessions_is_in_no_figure(wholes: dict[str, Path], tmp_
 
 def test_a_clock_that_was_set_back_turns_no_time_around(wholes: dict[str, Path], tmp_path: Path) -> None:
     cut(wholes["target"], tmp_path / "run", 0.5)
-    card = msgspec.json.decode((tmp_path / "run/run.json").read_bytes())
-    tomorrow = card["sessions"][0]["started_unix_ns"] + 86_400 * 10**9
-    card["sessions"][0] |= {"status": "failed", "ended_unix_ns": tomorrow}
-    (tmp_path / "run/run.json").write_bytes(msgspec.json.encode(card))
+    tomorrow = RunFile.read(tmp_path / "run").started_unix_ns + 86_400 * 10**9
+    changed(tmp_path / "run", {"status": "failed", "ended_unix_ns": tomorrow})
     result = run(resume_options(tmp_path / "run"))
     assert result.run.sessions[1].started_unix_ns > tomorrow
     assert all(row["chain_time_s"] >= 0 for row in rows(result.folder, "chains"))
     assert summarize(result.folder).span_s >= 0
-    assert said(result.folder) == said(wholes["target"])
+    assert said(result) == said(wholes["target"])
 
 
 def test_a_finished_run_goes_on_when_its_limit_is_raised(wholes: dict[str, Path], tmp_path: Path) -> None:
-    source = wholes["speccot"].parent
-    part = options(source, output=tmp_path / "run", limit=3)
-    assert run(part).done == 6
-    more = run(msgspec.structs.replace(part, limit=None, resume=True, allow_drift=("limit",)))
+    part = solve(tmp_path, input=wholes["speccot"].parent / "problems.jsonl", limit=3, **GIVEN)
+    assert part.done == 6
+    more = run(structs.replace(resume_options(part.folder), limit=None, allow_drift=("limit",)))
     assert (more.nothing_to_do, more.done) == (False, 16)
-    assert said(tmp_path / "run") == said(wholes["speccot"])
+    assert said(more) == said(wholes["speccot"])
 
 
 def test_a_run_over_a_sample_goes_on_over_the_same_one(wholes: dict[str, Path], tmp_path: Path) -> None:
-    whole = run(options(wholes["speccot"].parent, output=tmp_path / "whole", random="4")).folder
-    cut(whole, tmp_path / "run", 0.5)
-    run(resume_options(tmp_path / "run"))
+    whole = said(solve(tmp_path, "whole", input=wholes["speccot"].parent / "problems.jsonl", random="4", **GIVEN))
+    cut(tmp_path / "whole", tmp_path / "run", 0.5)
     of_all = said(wholes["speccot"])
-    assert said(tmp_path / "run") == said(whole) == {chain: of_all[chain] for chain in said(whole)}
-    assert len(said(whole)) == 8
+    assert said(run(resume_options(tmp_path / "run"))) == whole == {chain: of_all[chain] for chain in whole}
+    assert len(whole) == 8
 
 
 def test_an_answer_to_another_prompt_is_asked_for_again(wholes: dict[str, Path], tmp_path: Path) -> None:
@@ -182,6 +174,75 @@ def test_an_answer_to_another_prompt_is_asked_for_again(wholes: dict[str, Path],
     begun = [row["request_id"] for row in calls.to_pylist() if row["chain_id"] not in over]
     assert begun
     assert sorted(names) == sorted(asked + begun)
-    assert {chain: told[0][0] for chain, told in said(result.folder).items()} == {
-        chain: told[0][0] for chain, told in said(wholes["speccot"]).items()
-    }
+    assert said(result) == said(wholes["speccot"])
+
+
+class Signals(MemoryRows):
+    """Sends this process a signal as each of the next chains ends, after four have."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__(trace=False)
+        self.ended, self.count = 0, count
+
+    def chain(self, row: ChainRow) -> None:
+        self.ended += 1
+        if 4 < self.ended <= 4 + self.count:
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+@pytest.mark.parametrize("count", [1, 2], ids=["drained", "aborted"])
+def test_a_run_that_is_interrupted_says_what_is_left_and_goes_on(recorded: Recorded, tmp_path: Path, count: int) -> None:
+    whole = recorded(samples=2)
+    options = options_of(tmp_path, batch_size=4, samples=2, settings=("engines.*.text.steps_mean=3",))
+    with restored_handlers():
+        result = run(options, Observer(sink=Signals(count)), attend=stop_on_signal)
+    check_interrupted(result, total=sum(row["output_tokens"] for row in rows(whole, "calls")))
+    result = run(resume_options(tmp_path / "run"))
+    assert (result.exit_code, said(result)) == (0, said(whole))
+
+
+def check_interrupted(result: SessionResult, total: int) -> None:
+    assert (result.exit_code, result.run.status) == (130, "interrupted")
+    assert 4 < result.done < 24
+    found = summarize(result.folder)
+    assert found.left is not None
+    assert (found.left.chains, found.left.begun) == (24 - result.done, found.cancelled)
+    assert found.left.tokens is not None
+    assert found.left.tokens + found.output_tokens == pytest.approx(total, rel=0.3)
+    shown = headline(found)
+    assert shown.head.startswith("interrupted: ")
+    assert [row.figure for row in shown.rows if row.name == "left"] == [f"{24 - result.done}"]
+
+
+def test_a_run_can_be_seen_and_resumed_before_its_engines_are_open(tmp_path: Path) -> None:
+    folder, killed, seen = tmp_path / "runs/run", tmp_path / "killed", list[str]()
+
+    @contextmanager
+    def starting(specs: Mapping[str, EngineSpec]) -> Iterator[Listener]:
+        seen.append(state_of(folder, RunFile.read(folder)))
+        seen.append(run_progress(folder).state)
+        assert "starting" in pipeline("show", tmp_path / "runs").stdout
+        killed.mkdir()
+        for name in (FILE, PROBLEMS):
+            shutil.copy(folder / name, killed)
+        yield Listener()
+
+    ready: list[Prepared] = []
+    assert run(options_of(tmp_path, "runs/run"), Observer(starting=starting, ready=ready.append)).exit_code == 0
+    assert (seen, ready[0].folder, RunFile.read(folder).status) == (["starting"] * 2, folder, "finished")
+    assert state_of(killed, RunFile.read(killed)) == "killed"
+    assert headline(summary_of(killed)).head == "killed: 0 of 12 solved"
+    resumed = run(resume_options(killed))
+    assert (resumed.exit_code, resumed.done, len(resumed.run.sessions)) == (0, 12, 1)
+
+
+def test_nothing_is_left_of_a_run_whose_engines_do_not_open(tmp_path: Path) -> None:
+    @contextmanager
+    def starting(specs: Mapping[str, EngineSpec]) -> Iterator[Listener]:
+        assert RunFile.read(tmp_path / "runs/run").status == "starting"
+        raise RunError("engine 'target' could not start")
+        yield Listener()
+
+    with pytest.raises(RunError, match="could not start"):
+        run(options_of(tmp_path, "runs/run"), Observer(starting=starting))
+    assert not (tmp_path / "runs").exists()

@@ -1,4 +1,4 @@
-"""Whole runs on simulated engines: what ends up in the run folder, whatever the schedule and whatever goes wrong."""
+"""Whole runs on simulated engines: what ends up in the run folder, whatever the schedule, the batch size and the admission."""
 
 import json
 from pathlib import Path
@@ -6,39 +6,46 @@ from pathlib import Path
 import duckdb
 import pyarrow.parquet as pq
 import pytest
+from msgspec import structs
 
 from pipeline.analysis.summary import summarize
+from pipeline.engine import Completion, Request
+from pipeline.engines.registry import open_engines
+from pipeline.engines.sim.engine import SimEngine
 from pipeline.options import RunOptions
+from pipeline.run.loop import in_loop
+from pipeline.run.observer import Observer
+from pipeline.run.prepare import load_plan, prepare
 from pipeline.run.run import SessionResult, run
+from pipeline.run.run import solve as solve_run
 from pipeline.show.transcripts import unused_drafts
 from pipeline.store.query import Query
 from pipeline.store.rows import CallRow, ChainRow, StepRow
+from tests.run.conftest import Recorded
 from tests.support.paths import ROOT, SIM
-from tests.support.runs import rows, said, solve_short, write_problems
+from tests.support.runs import rows, said, solve, solve_short, write_problems
 
 
-def test_a_run_leaves_three_tables_and_its_card(tmp_path: Path) -> None:
-    result = solve_short(tmp_path, samples=2)
-    assert result.exit_code == 0
+def total(result: SessionResult, column: str, **where: str | None) -> int:
+    """The sum of a column of `calls`, of the rows with these values."""
+    return sum(row[column] for row in rows(result, "calls") if all(row[name] == value for name, value in where.items()))
+
+
+def test_a_run_leaves_three_tables_and_its_card(recorded: Recorded) -> None:
+    result = recorded(samples=2)
     for table, row in (("chains", ChainRow), ("steps", StepRow), ("calls", CallRow)):
         assert pq.read_table(result.folder / table).column_names == list(row.__struct_fields__)
     card = json.loads((result.folder / "run.json").read_text())
-    assert (card["status"], card["totals"]["chains_done"], card["virtual_time"]) == ("finished", 24, True)
-    assert card["input"]["rows"] == 12
+    assert (card["status"], card["totals"]["chains_done"], card["virtual_time"], card["input"]["rows"]) == ("finished", 24, True, 12)
     [(chains, right)] = duckdb.sql(f"select count(*), count(*) filter (correct) from '{result.folder}/chains/*.parquet'").fetchall()
     assert chains == 24
     assert right == summarize(result.folder).correct > 12
 
 
-def test_token_level_speculation_changes_times_and_no_answer(tmp_path: Path) -> None:
-    graph, problems = ROOT / "graphs/specreason.yaml", write_problems(tmp_path)
-    plain, faster = (
-        run(
-            RunOptions(
-                graph=graph, engines=ROOT / f"graphs/engines/{name}.yaml", input=(str(problems),), settings=settings, output=tmp_path / name
-            )
-        )
-        for name, settings in (("sim-2xh100", ()), ("sim-2xh100-decode", ("engines.target.speculative.acceptance=0.9",)))
+def test_token_level_speculation_changes_times_and_no_answer(recorded: Recorded) -> None:
+    plain = recorded("specreason")
+    faster = recorded(
+        "specreason", engines=SIM.with_name("sim-2xh100-decode.yaml"), settings=("engines.target.speculative.acceptance=0.9",)
     )
     assert said(plain) == said(faster)
     before, after = summarize(plain.folder), summarize(faster.folder)
@@ -49,8 +56,8 @@ def test_token_level_speculation_changes_times_and_no_answer(tmp_path: Path) -> 
     assert 0 < (own.accepted_speculated_tokens or 0) < (own.speculated_tokens or 0)
 
 
-def test_the_ledger_of_a_chain_adds_up(tmp_path: Path) -> None:
-    result = solve_short(tmp_path)
+def test_the_ledger_of_a_chain_adds_up(recorded: Recorded) -> None:
+    result = recorded(samples=2)
     calls, steps = rows(result, "calls"), rows(result, "steps")
     for chain in rows(result, "chains"):
         own = [call for call in calls if call["chain_id"] == chain["chain_id"]]
@@ -67,8 +74,8 @@ def test_the_ledger_of_a_chain_adds_up(tmp_path: Path) -> None:
         assert chain["wait_time_s"] <= chain["chain_time_s"] + 1e-9
 
 
-def test_a_verdict_is_recorded_with_probabilities_and_mass(tmp_path: Path) -> None:
-    verified = [row for row in rows(solve_short(tmp_path), "steps") if row["verify_kind"]]
+def test_a_verdict_is_recorded_with_probabilities_and_mass(recorded: Recorded) -> None:
+    verified = [row for row in rows(recorded(samples=2), "steps") if row["verify_kind"]]
     assert verified
     for row in verified:
         assert len(row["score_probs"]) == row["num_distinct_candidates"] + 1
@@ -81,12 +88,11 @@ def test_a_verdict_is_recorded_with_probabilities_and_mass(tmp_path: Path) -> No
 
 @pytest.mark.slow
 @pytest.mark.parametrize("graph", ["speccot", "specreason"])
-def test_schedules_and_batch_sizes_change_no_answer(tmp_path: Path, graph: str) -> None:
-    base = said(solve_short(tmp_path, "base", graph, batch_size=64, samples=2))
+def test_schedules_and_batch_sizes_change_no_answer(recorded: Recorded, graph: str) -> None:
+    base = said(recorded(graph, samples=2))
     assert len(base) == 24
     for schedule, batch_size in (("pipelined", 1), ("pipelined", 7), ("lockstep", 64), ("lockstep", 5), ("sequential", 64)):
-        other = solve_short(tmp_path, f"{schedule}-{batch_size}", graph, schedule=schedule, batch_size=batch_size, samples=2)
-        assert said(other) == base
+        assert said(recorded(graph, schedule=schedule, batch_size=batch_size, samples=2)) == base
 
 
 def test_a_bad_row_is_a_failed_chain_and_the_others_go_on(tmp_path: Path) -> None:
@@ -118,8 +124,7 @@ def test_every_drafted_token_is_counted_and_those_of_no_step_are_unused(tmp_path
     path = ROOT / f"graphs/{graph}.yaml" if graph else tmp_path / "rejected.yaml"
     result = run(RunOptions(graph=path, engines=SIM, input=(str(write_problems(tmp_path)),), output=tmp_path / "run", settings=settings))
     found = summarize(result.folder)
-    drafted = sum(row["output_tokens"] for row in rows(result, "calls") if row["purpose"] == "draft")
-    assert found.draft_tokens == drafted > 0
+    assert found.draft_tokens == total(result, "output_tokens", purpose="draft") > 0
     assert found.wasted_draft_tokens == sum(row["wasted_draft_tokens"] for row in rows(result, "chains"))
     if not graph:
         empty = next(row["chain_id"] for row in rows(result, "chains") if not row["steps"])
@@ -129,28 +134,17 @@ def test_every_drafted_token_is_counted_and_those_of_no_step_are_unused(tmp_path
         assert all(" aab" in draft for draft in drafts)
 
 
-def test_a_step_that_was_cut_at_its_limit_is_marked_and_no_other(tmp_path: Path) -> None:
-    result = solve_short(tmp_path, settings=("step_tokens=30",))
-    steps = [row for row in rows(result, "steps") if row["decision"] != "guidance"]
+def test_a_step_that_was_cut_at_its_limit_is_marked_and_no_other(recorded: Recorded) -> None:
+    steps = [row for row in rows(recorded(settings=("step_tokens=30",)), "steps") if row["decision"] != "guidance"]
     cut = [row for row in steps if not row["step_text"].endswith(("\n\n", "</think>"))]
     assert 0 < len(cut) < len(steps)
     assert [row for row in steps if row["cut"]] == cut
     assert all(len(row["step_token_ids"]) == 30 for row in cut)
 
 
-def test_calls_of_whole_thoughts_are_as_many_as_the_cache_holds(tmp_path: Path) -> None:
-    small = ("engines.target.kv_cache_tokens=1200", "token_budget=1000", "engines.*.text.steps_mean=12")
-    cache, batch = (solve_short(tmp_path, name, "target", settings=small, samples=2, admission=name) for name in ("cache", "batch"))
-    assert said(cache) == said(batch)
-    queued = [max(row["queue_time_s"] for row in rows(each, "calls")) for each in (cache, batch)]
-    assert queued[0] < queued[1] / 2
-    assert cache.run.sessions[-1].wall_time_s < 1.08 * batch.run.sessions[-1].wall_time_s
-
-
 @pytest.mark.parametrize("graph", ["target-steps", "target", "specreason", "speccot"])
-def test_a_thought_that_fills_the_context_is_answered_and_nothing_is_drafted_in_vain(tmp_path: Path, graph: str) -> None:
-    result = solve_short(tmp_path, graph=graph, settings=("engines.*.max_model_len=360", "engines.*.text.steps_mean=30"))
-    assert result.exit_code == 0
+def test_a_thought_that_fills_the_context_is_answered_and_nothing_is_drafted_in_vain(recorded: Recorded, graph: str) -> None:
+    result = recorded(graph, settings=("engines.*.max_model_len=360", "engines.*.text.steps_mean=30"))
     calls, full = rows(result, "calls"), [row for row in rows(result, "chains") if row["stop_reason"] == "context_length"]
     assert graph == "target" or len(full) > 9
     assert all(row["answer"] for row in rows(result, "chains"))
@@ -159,18 +153,74 @@ def test_a_thought_that_fills_the_context_is_answered_and_nothing_is_drafted_in_
 
 
 @pytest.mark.slow
-def test_a_simulated_run_says_which_calls_have_the_adapter_and_shares_no_cache(tmp_path: Path) -> None:
+def test_a_simulated_run_says_which_calls_have_the_adapter_and_shares_no_cache(recorded: Recorded) -> None:
     listed = "engines.target.adapters=[selection]"
-    plain = solve_short(tmp_path, "plain", "specreason", settings=(listed,))
-    adapted = solve_short(tmp_path, "adapted", "specreason", settings=(listed, "adapter=selection"))
+    plain, adapted = recorded("specreason", settings=(listed,)), recorded("specreason", settings=(listed, "adapter=selection"))
     verified = [row for row in rows(adapted, "calls") if row["adapter"]]
     assert {(row["stage"], row["adapter"]) for row in verified} == {("verify", "selection")}
     assert len(verified) == sum(row["stage"] == "verify" for row in rows(adapted, "calls"))
-    texts = [sorted((row["chain_id"], row["step_index"], row["step_text"]) for row in rows(each, "steps")) for each in (plain, adapted)]
-    assert texts[0] == texts[1], "a simulated adapter changes no text"
+    assert said(plain) == said(adapted), "a simulated adapter changes no text"
+    column = "cached_input_tokens"
+    mine, base = (total(adapted, column, engine="target", adapter=adapter) for adapter in ("selection", None))
+    assert total(plain, column, engine="target") > mine + base > 0
+    assert total(adapted, "recomputed_input_tokens") == 0, "nothing was evicted"
 
-    def cached(result: SessionResult, adapter: str | None) -> int:
-        return sum(row["cached_input_tokens"] for row in rows(result, "calls") if row["engine"] == "target" and row["adapter"] == adapter)
 
-    assert cached(plain, None) > cached(adapted, None) + cached(adapted, "selection") > 0
-    assert sum(row["recomputed_input_tokens"] for row in rows(adapted, "calls")) == 0, "nothing was evicted"
+def test_calls_of_whole_thoughts_are_as_many_as_the_cache_holds(recorded: Recorded) -> None:
+    small = ("engines.target.kv_cache_tokens=1200", "token_budget=1000", "engines.*.text.steps_mean=12")
+    cache, batch = (recorded("target", settings=small, samples=2, admission=name) for name in ("cache", "batch"))
+    assert said(cache) == said(batch)
+    queued = [max(row["queue_time_s"] for row in rows(each, "calls")) for each in (cache, batch)]
+    assert queued[0] < queued[1] / 2
+    assert cache.run.sessions[-1].wall_time_s < 1.08 * batch.run.sessions[-1].wall_time_s
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("schedule", ["pipelined", "lockstep"])
+def test_answers_do_not_depend_on_admission_and_less_is_computed_again(tmp_path: Path, schedule: str) -> None:
+    given = {"settings": ("engines.target.kv_cache_tokens=3000",), "samples": 2, "schedule": schedule}
+    cache, batch = (solve(tmp_path, name, "specreason", admission=name, **given) for name in ("cache", "batch"))
+    assert said(cache) == said(batch)
+    column = "recomputed_input_tokens"
+    assert total(cache, column, engine="target") < total(batch, column, engine="target") / 4
+    assert total(cache, column, engine="draft") == 0
+    assert batch.run.totals.pauses is None
+    assert cache.run.totals.pauses
+
+
+def test_where_all_fit_nobody_pauses_and_times_are_those_of_the_batch_alone(recorded: Recorded) -> None:
+    cache, batch = (recorded("specreason", limit=4, admission=name) for name in ("cache", "batch"))
+    assert cache.run.totals.pauses == 0
+    times = [sorted((row["request_id"], row["e2e_latency_s"]) for row in rows(each, "calls")) for each in (cache, batch)]
+    assert times[0] == times[1]
+
+
+class Silent(SimEngine):
+    """A simulated engine that states nothing about its cache, and not what was in it."""
+
+    def __init__(self, engine: SimEngine) -> None:
+        self.__dict__.update(engine.__dict__)
+        self.facts = {"answers": "simulated"}
+
+    async def generate(self, request: Request) -> Completion:
+        found = await super().generate(request)
+        return structs.replace(found, usage=structs.replace(found.usage, cached_input_tokens=None))
+
+
+def test_an_engine_that_does_not_state_its_cache_is_named(tmp_path: Path) -> None:
+    path, told = write_problems(tmp_path, 2), list[str]()
+    options = RunOptions(graph=ROOT / "graphs/specreason.yaml", engines=SIM, input=(str(path),), output=tmp_path / "run")
+
+    async def carry_out() -> SessionResult:
+        plan = load_plan(options.graph, options.engines, options.settings)
+        with prepare(options, plan) as checked:
+            async with open_engines(plan.engines) as engines:
+                silent = {role: Silent(engine) for role, engine in engines.items() if isinstance(engine, SimEngine)}
+                return await solve_run(checked, Observer(tell=told.append), engines=silent)
+
+    result = in_loop(carry_out, virtual=True)
+    assert told == [
+        f"engine {role!r} does not report the size of its cache: chains will not pause to make room in it" for role in ("draft", "target")
+    ]
+    assert (result.exit_code, result.run.totals.pauses) == (0, None)
+    assert {row["recomputed_input_tokens"] for row in rows(result, "calls")} == {None}

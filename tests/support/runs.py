@@ -31,10 +31,14 @@ def write_problems(folder: Path, count: int = 12, extra: tuple[bytes, ...] = ())
     return path
 
 
-def solve(folder: Path, name: str = "run", graph: str = "speccot", **options: Any) -> SessionResult:
+def options_of(folder: Path, name: str = "run", graph: str = "speccot", **options: Any) -> RunOptions:
+    """A run of `write_problems` into `folder`/`name`, on simulated engines unless others are given."""
     problems = options.pop("input", None) or write_problems(folder)
-    chosen = {"engines": SIM, "input": (str(problems),), "output": folder / name}
-    return run(RunOptions(graph=ROOT / f"graphs/{graph}.yaml", **chosen | options))
+    return RunOptions(graph=ROOT / f"graphs/{graph}.yaml", **{"engines": SIM, "input": (str(problems),), "output": folder / name} | options)
+
+
+def solve(folder: Path, name: str = "run", graph: str = "speccot", **options: Any) -> SessionResult:
+    return run(options_of(folder, name, graph, **options))
 
 
 def solve_short(folder: Path, name: str = "run", graph: str = "speccot", settings: tuple[str, ...] = (), **options: Any) -> SessionResult:
@@ -76,8 +80,8 @@ def rows(run: SessionResult | Path, table: str) -> list[dict[str, Any]]:
     return found
 
 
-def said(result: SessionResult) -> dict[str, Any]:
-    """Everything that the chains of a run said, in no particular order of time."""
+def said(result: SessionResult | Path) -> dict[str, Any]:
+    """Everything that the chains of a run, or of its folder, said, in no particular order of time."""
     steps: dict[str, list[Any]] = {}
     for row in rows(result, "steps"):
         steps.setdefault(row["chain_id"], []).append((row["step_index"], row["decision"], row["step_text"], row["candidate_texts"]))
