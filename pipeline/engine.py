@@ -7,7 +7,6 @@ One test suite, `tests/engines/test_contract.py`, holds every backend to it.
 from array import array
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from functools import lru_cache
 from hashlib import blake2b
 from itertools import zip_longest
 from typing import Any, Literal, Protocol, runtime_checkable
@@ -83,20 +82,14 @@ class Request(Struct, frozen=True, kw_only=True):
             state.update(f"adapter={self.adapter!r} ".encode())
         if self.top_k or self.min_p:
             state.update(f"top_k={self.top_k} min_p={self.min_p!r}".encode())
-        if self.stop_ids or self.scored_ids:
-            state.update(_separated(self.stop_ids))
-            state.update(_separated(self.scored_ids))
+        for ids in (self.stop_ids, self.scored_ids) if self.stop_ids or self.scored_ids else ():
+            state.update(array("I", (_NO_ID, *ids)))
         return int.from_bytes(state.digest(), "little", signed=True)
 
 
 def packed(ids: Sequence[int]) -> "array[int]":
     """`ids` as an array of unsigned integers, which most prompts are already; raises `OverflowError` and `TypeError` for what are none."""
     return ids if isinstance(ids, array) and ids.typecode == "I" else array("I", ids)
-
-
-@lru_cache(maxsize=256)
-def _separated(ids: tuple[int, ...]) -> bytes:
-    return array("I", (_NO_ID, *ids)).tobytes()
 
 
 class Candidate(Struct, frozen=True, kw_only=True):

@@ -1,6 +1,6 @@
 """The engines of a plan together, whatever backends they have: opened and closed, and what is to be said of them before they start."""
 
-from collections.abc import AsyncIterator, Collection, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from pipeline.engine import Backend, Engine
@@ -57,16 +57,11 @@ def taking_turns(specs: Mapping[str, EngineSpec]) -> list[str]:
     return [f"{' and '.join(roles)} share GPU {ranges(gpus)} {why}" for roles, gpus in shared.items()]
 
 
-def virtual_time(specs: Mapping[str, EngineSpec], where: str, rewards: Collection[str] = ()) -> bool:
-    """True if these engines compute on a simulated clock; raises `GraphError` at `where` if some do and others do not.
-
-    `rewards` are the roles of reward models, whose engines the engines file need not have.
-    """
+def virtual_time(specs: Mapping[str, EngineSpec], where: str) -> bool:
+    """True if these engines compute on a simulated clock; raises `GraphError` at `where` if some do and others do not."""
     virtual = {role: backend_of(spec).virtual_time for role, spec in specs.items()}
     if len(set(virtual.values())) > 1:
         simulated, real = ([role for role, value in virtual.items() if value is each] for each in (True, False))
         remedy = "simulate all of them or none"
-        if set(real) <= set(rewards):
-            remedy = f"simulate the reward model too: add {real[0]!r} to the engines file, as sim-4xh100-rsd has it"
         raise GraphError(where, f"engines on simulated time: {', '.join(simulated)}; on real time: {', '.join(real)}; {remedy}")
     return all(virtual.values())

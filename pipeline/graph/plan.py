@@ -134,11 +134,6 @@ class Plan(Struct, frozen=True):
         return any(stage.spec.gates for stage in self.stages())
 
     @property
-    def reward_roles(self) -> tuple[str, ...]:
-        """The roles of reward models."""
-        return tuple(dict.fromkeys(str(node.spec.role) for node in self.stages() if node.spec.rewards))
-
-    @property
     def measured(self) -> dict[str, str]:
         """The stages that draft whose log probabilities are read, each with the first gate that does."""
         specs = {node.name: node.spec for node in self.stages()}

@@ -113,7 +113,7 @@ def prepare(
     Raises `UsageError` for whatever is wrong, and where another process is at work in the folder.
     """
     check_resume(options)
-    virtual = virtual_time(plan.engines, str(options.graph), plan.reward_roles) if virtual is None else virtual
+    virtual = virtual_time(plan.engines, str(options.graph)) if virtual is None else virtual
     with _held(options, plan.name, on_disk) as folder:
         there = RunFile.read(folder) if folder is not None and (folder / FILE).exists() else None
         # Where the process was killed while its engines were being opened there is nothing to resume from but the problems.

@@ -102,7 +102,7 @@ class SweepSystem(Struct, frozen=True, kw_only=True):
     @property
     def virtual(self) -> bool:
         """Whether its engines compute on a simulated clock."""
-        return virtual_time(self.engines, str(self.graph), self.plan.reward_roles)
+        return virtual_time(self.engines, str(self.graph))
 
     @property
     def label(self) -> str:

@@ -28,7 +28,7 @@ MIXED = "engines on simulated time: draft; on real time: target; simulate all of
 
 NEW: list[tuple[dict[str, Any], str]] = [
     ({"graph": Path("specot")}, "no graph is named `specot` and there is no such file; did you mean `speccot`?"),
-    ({"graph": Path("rsd")}, "simulate the reward model too: add 'reward' to the engines file, as sim-4xh100-rsd has it"),
+    ({"graph": Path("rsd")}, "on real time: reward; simulate all of them or none"),
     ({"engines": Path("sim-2xh10")}, "no engines file is named `sim-2xh10` and there is no such file; did you mean `sim-2xh100`?"),
     ({"engines": Path("mixed.yaml")}, MIXED),
     ({"engines": Path("replay:/nowhere")}, "/nowhere/run.json: cannot be read: no such file or directory; expected a run folder"),
