@@ -286,31 +286,25 @@ def test_a_beginning_of_sequence_is_there_once_as_the_server_s_count_shows() -> 
     assert "does not report how many tokens it read" in str(sent(replace(HOSTED, counts=False), ask())[1].facts["doubts"])
 
 
-@pytest.mark.parametrize(("card", "stated", "length"), [({"max_model_len": 300}, 200, 200), ({}, 300, 300)])
-def test_the_context_length_is_the_one_that_both_allow(card: Mapping[str, Any], stated: int, length: int) -> None:
-    with small_server(replace(HOSTED, card=card, logprobs=False), TOKENIZER) as server:
-        engine = opened(spec_of(server, max_model_len=stated))
-    assert engine.max_model_len == length
-    assert engine.facts["cannot"] == ("options", "logprobs", "scoring", "top_k", "min_p"), "it has no log probabilities"
-
-
 LINE = 'vllm:cache_config_info{block_size="16",cache_dtype="auto",engine="%d",num_cpu_blocks="None",num_gpu_blocks="%s"} 1.0\n'
 MORE = LINE.replace("} 1.0", ',effective_attention_block_size="32",kv_cache_size_tokens="%s"} 1.0')
 
 
-@pytest.mark.parametrize(
-    ("metrics", "found"),
-    [
-        (LINE % (0, "100") + LINE % (1, "50"), (16, 16 * 150)),
-        (MORE % (0, "100", "900") + MORE % (1, "100", "500"), (32, 1400)),
-        *((odd, None) for odd in ("vllm:other 1\n", LINE % (0, "None"))),
-    ],
-)
-def test_the_size_of_a_cache_is_read_of_all_engines_of_a_server(metrics: str, found: tuple[int, int] | None) -> None:
+def test_the_context_is_the_one_that_both_allow_and_the_cache_that_of_all_engines_of_a_server() -> None:
+    for card, stated, length in (({"max_model_len": 300}, 200, 200), ({}, 300, 300)):
+        with small_server(replace(HOSTED, card=card, logprobs=False), TOKENIZER) as server:
+            engine = opened(spec_of(server, max_model_len=stated))
+        assert engine.max_model_len == length
+        assert engine.facts["cannot"] == ("options", "logprobs", "scoring", "top_k", "min_p"), "it has no log probabilities"
     with small_server(VLLM, TOKENIZER) as server:
-        server.metrics = metrics
-        facts = opened(spec_of(server)).facts
-    assert (facts.get("block_size"), facts.get("kv_cache_tokens")) == (found or (None, None))
+        for server.metrics, *found in (
+            (LINE % (0, "100") + LINE % (1, "50"), 16, 16 * 150),
+            (MORE % (0, "100", "900") + MORE % (1, "100", "500"), 32, 1400),
+            ("vllm:other 1\n", None, None),
+            (LINE % (0, "None"), None, None),
+        ):
+            facts = opened(spec_of(server)).facts
+            assert [facts.get("block_size"), facts.get("kv_cache_tokens")] == found
 
 
 # A server that is away, and the end.

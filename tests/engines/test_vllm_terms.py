@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from msgspec.structs import astuple
 
 from pipeline.engine import Request
 from pipeline.engines.vllm.spec import VllmSpec
@@ -74,22 +75,13 @@ def test_everything_is_said_and_nothing_left_to_the_models_defaults(terms: Any) 
     for params in several:
         said = (params.n, params.temperature, params.top_p, params.top_k, params.min_p, params.stop, params.stop_token_ids)
         assert said == (1, 0.6, 0.9, 20, 0.1, ["\n\n"], [5])
-        assert params.max_tokens == 37  # the context has 40 places
-        assert params.detokenize
+        assert (params.max_tokens, params.detokenize) == (37, True), "the context has 40 places"
     (greedy,) = terms.sampling_params(request(n=3), 40, speculates=False)
     assert not greedy.detokenize
-
-
-@pytest.mark.parametrize("speculates", [False, True])
-def test_a_choice_is_among_its_options_only(terms: Any, speculates: bool) -> None:
-    (params,) = terms.sampling_params(request(max_tokens=1, option_ids=(4, 5, 6)), 40, speculates=speculates)
-    assert params.allowed_token_ids == [4, 5, 6]
-    assert params.logprob_token_ids == (None if speculates else [4, 5, 6])
-    assert params.logprobs == (terms.MAX_LOGPROBS if speculates else 3)
-
-
-def stamps(queued: float, scheduled: float, first: float, last: float) -> Any:
-    return SimpleNamespace(queued_ts=queued, scheduled_ts=scheduled, first_token_ts=first, last_token_ts=last)
+    for speculates in (False, True):
+        (choice,) = terms.sampling_params(request(max_tokens=1, option_ids=(4, 5, 6)), 40, speculates=speculates)
+        found = (choice.allowed_token_ids, choice.logprob_token_ids, choice.logprobs)
+        assert found == ([4, 5, 6], *((None, terms.MAX_LOGPROBS) if speculates else ([4, 5, 6], 3)))
 
 
 def whole(ids: Sequence[int], cached: int | None) -> Any:
@@ -107,11 +99,15 @@ def test_greedy_candidates_are_computed_once_and_of_others_the_one_with_the_leas
 
 
 def test_stamps_become_durations(terms: Any) -> None:
-    timing = terms.timing([stamps(10.0, 10.5, 11.0, 13.0)])
-    assert (timing.queue_time_s, timing.prefill_time_s, timing.decode_time_s, timing.time_to_first_token_s) == (0.5, 0.5, 2.0, 1.0)
-    assert terms.timing([stamps(10.0, 0.0, 0.0, 0.0), None]).queue_time_s is None
-    several = terms.timing([stamps(10.0, 10.5, 11.0, 13.0), stamps(10.0, 12.0, 12.5, 15.0), stamps(10.0, 0.0, 0.0, 0.0)])
-    assert (several.queue_time_s, several.prefill_time_s, several.decode_time_s) == (0.5, 0.5, 4.0)
+    def durations(*stamps: tuple[float, ...]) -> tuple[float | None, ...]:
+        names = ("queued_ts", "scheduled_ts", "first_token_ts", "last_token_ts")
+        found: tuple[float | None, ...] = astuple(terms.timing([SimpleNamespace(**dict(zip(names, each, strict=True))) for each in stamps]))
+        return found
+
+    assert durations((10.0, 10.5, 11.0, 13.0)) == (0.5, 0.5, 2.0, 1.0)
+    assert durations((10.0, 0.0, 0.0, 0.0)) == (None,) * 4
+    assert durations((10.0, 10.5, 11.0, 13.0), (10.0, 12.0, 12.5, 15.0), (10.0, 0.0, 0.0, 0.0)) == (0.5, 0.5, 4.0, 1.0)
+    assert terms.timing([None]).queue_time_s is None
 
 
 def arguments(terms: Any, *, on_cpu: bool = False, **options: Any) -> dict[str, Any]:
@@ -120,8 +116,7 @@ def arguments(terms: Any, *, on_cpu: bool = False, **options: Any) -> dict[str, 
 
 
 def test_any_argument_reaches_vllm_beside_what_this_package_sets(terms: Any) -> None:
-    with warnings.catch_warnings(action="ignore"):
-        from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm import AsyncEngineArgs
 
     said = {"dtype": "bfloat16", "max_model_len": 8192, "gpu_memory_utilization": 0.8, "enable_prefix_caching": False}
     inner = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 4}
@@ -131,12 +126,10 @@ def test_any_argument_reaches_vllm_beside_what_this_package_sets(terms: Any) -> 
     AsyncEngineArgs(**found)  # vLLM has all of these
     with pytest.raises(TypeError, match="unexpected keyword argument 'no_such'"):
         AsyncEngineArgs(**arguments(terms, args={"no_such": 1}))
-
-
-def test_the_cpu_build_has_defaults_that_args_override_and_each_adapter_has_a_slot(terms: Any) -> None:
+    # The CPU build has defaults, which `args` override, and a slot more than adapters.
     found = arguments(terms, on_cpu=True, args={"max_model_len": 20_000, "kv_cache_memory_bytes": 1}, adapters={"a": "x", "b": "y"})
     assert (found["enable_chunked_prefill"], found["max_num_batched_tokens"], found["kv_cache_memory_bytes"]) == (False, 20_000, 1)
-    assert (found["max_loras"], "max_loras" in arguments(terms)) == (3, False)
+    assert found["max_loras"] == 3
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "graphs/engines").glob("*.yaml")), ids=lambda path: path.stem)

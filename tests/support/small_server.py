@@ -55,13 +55,9 @@ LLAMA = Kind("llamacpp", newer_logprobs=True)
 HOSTED = Kind("someone")
 
 
-def status(number: int, message: object = "not now", /, headers: Mapping[str, str] | None = None, **error: Any) -> Fault:
+def status(number: int, message: object = "not now", headers: Mapping[str, str] | None = None) -> Fault:
     """Answer with an error."""
-
-    def fault(handler: "Handler", reply: Reply) -> None:
-        handler.send((number, headers or {}, json.dumps({"error": {"message": message, "type": "x", "code": number} | error}).encode()))
-
-    return fault
+    return lambda handler, reply: handler.send(refusal(number, message, headers))
 
 
 def hang(handler: "Handler", reply: Reply) -> None:
@@ -210,8 +206,8 @@ def page(content: Mapping[str, Any]) -> Reply:
     return 200, {}, json.dumps(content).encode()
 
 
-def refusal(code: int, message: str, **error: Any) -> Reply:
-    return code, {}, json.dumps({"error": {"message": message, "type": "BadRequestError", "code": code} | error}).encode()
+def refusal(code: int, message: object, headers: Mapping[str, str] | None = None) -> Reply:
+    return code, headers or {}, json.dumps({"error": {"message": message, "type": "BadRequestError", "code": code}}).encode()
 
 
 class Writer:
@@ -280,11 +276,11 @@ class Writer:
 
     def logprobs(self, ids: Sequence[int]) -> dict[str, Any]:
         """-0.5 for a sampled token; the named options, or the digits 1 to 9 and as many others as asked for, below it."""
-        named = self.body.get("logprob_token_ids")
-        others = named or [self.tokenizer.encode(digit)[-1] for digit in "123456789"][: self.body["logprobs"]]
+        others = self.body.get("logprob_token_ids") or [self.tokenizer.encode(digit)[-1] for digit in "123456789"][: self.body["logprobs"]]
         tops = [{token: -0.5} | {other: -1.0 - place for place, other in enumerate(others)} for token in ids]
         if self.kind.newer_logprobs:
-            return {"content": [self.entry(token, top) for token, top in zip(ids, tops, strict=True)]}
+            named = [[{"id": id_, "token": self.tokenizer.decode([id_]), "logprob": value} for id_, value in top.items()] for top in tops]
+            return {"content": [{**top[0], "top_logprobs": top} for top in named]}
         as_ids = self.body.get("return_tokens_as_token_ids")
         label = (lambda token: f"token_id:{token}") if as_ids else (lambda token: self.tokenizer.decode([token]))
         return {
@@ -292,10 +288,6 @@ class Writer:
             "token_logprobs": [-0.5] * len(ids),
             "top_logprobs": [{label(token): value for token, value in top.items()} for top in tops],
         }
-
-    def entry(self, token: int, top: Mapping[int, float]) -> dict[str, Any]:
-        entries = [{"id": other, "token": self.tokenizer.decode([other]), "logprob": value} for other, value in top.items()]
-        return {"id": token, "token": self.tokenizer.decode([token]), "logprob": -0.5, "top_logprobs": entries}
 
     def scored(self) -> list[dict[str, Any] | None] | None:
         if self.body.get("prompt_logprobs") is None:
