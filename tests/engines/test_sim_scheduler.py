@@ -35,14 +35,18 @@ def spec(**fields: Any) -> SimSpec:
 class Order:
     """One request of a test, with what came of it: scheduled, first token, finished."""
 
-    number: int
     engine: int
     arrival: float
     prompt: int
     lengths: tuple[int, ...]
     priority: int = 0
     patience: float = math.inf
-    moments: tuple[float, float, float] | None = None
+    number: int = 0
+    moments: tuple[float, ...] | None = None
+    left: int = 0
+    rest: Sequence[tuple[int, Fraction]] = ()
+    """While it runs, prompt tokens left, and of each sequence iterations left and the tokens that it reads in the next one."""
+    times: tuple[float, ...] = ()
 
     @property
     def key(self) -> tuple[int, float, str, int]:
@@ -52,68 +56,62 @@ class Order:
     def cancel(self) -> float:
         return self.arrival + self.patience
 
+    @property
+    def need(self) -> int:
+        return self.prompt + sum(self.lengths)
+
     def progress(self, spec: SimSpec) -> tuple[CandidateIterations, ...]:
         request = Request(request_id=str(self.number), prompt_ids=(1,), max_tokens=1)
         inner = spec.speculative
         return tuple(iterations_of(inner, request, each, length) for each, length in enumerate(self.lengths)) if inner else ()
-
-    @property
-    def need(self) -> int:
-        return self.prompt + sum(self.lengths)
 
 
 class PlainEngine:
     """Continuous batching as it is described, one iteration at a time."""
 
     def __init__(self, spec: SimSpec) -> None:
-        self.spec = spec
+        self.spec, self.admissions = spec, 0
         self.waiting: list[Order] = []
-        self.left: dict[Order, int] = {}
-        self.decoding: list[tuple[Order, list[tuple[int, Fraction]]]] = []
-        """Of each order the iterations left of its sequences, with the tokens that each will read in the next one."""
-        self.moments: dict[Order, list[float]] = {}
+        self.running: list[Order] = []
         self.chunks: list[tuple[Order, int]] = []
         self.work: Fraction | None = None
-        self.admissions = 0
 
     def start(self, now: Fraction) -> None:
-        spec = self.spec
-        self.decoding = [(order, rest) for order, rest in self.decoding if order in self.moments]
-        live = [(order, [each for each in rest if each[0] > 0]) for order, rest in self.decoding]
-        size = sum(len(rest) for _, rest in live)
-        each = 1 + (spec.speculative.num_speculative_tokens if spec.speculative else 0)
-        budget, sequences, self.chunks = spec.max_num_batched_tokens - size * each, size, []
-        self.waiting.sort(key=lambda order: order.key)
-        while budget > 0:
-            order = next(iter(self.left), None)
-            if order is None or order in dict(self.chunks):
-                if not self.waiting:
-                    break
-                oldest = min(self.waiting, key=lambda order: (order.arrival, order.number))
-                order = oldest if self.admissions % OLDEST_EVERY == OLDEST_EVERY - 1 else self.waiting[0]
-                running = sum(other.need for other in self.moments)
-                if sequences + len(order.lengths) > spec.max_num_seqs or running + order.need > spec.kv_cache_tokens:
-                    break
-                self.waiting.remove(order)
-                self.admissions += 1
-                self.left[order], self.moments[order] = order.prompt, [float(now)]
-            count = min(self.left[order], budget)
-            self.left[order] -= count
-            if not self.left[order]:
-                del self.left[order]
+        spec, inner = self.spec, self.spec.speculative
+        k = inner.num_speculative_tokens if inner else 0
+        self.running = [order for order in self.running if order.moments is None]
+        contexts = [context for order in self.running for left, context in order.rest if left > 0]
+        size = sequences = len(contexts)
+        budget, self.chunks = spec.max_num_batched_tokens - size * (k + 1), []
+        while budget > 0 and (order := next((each for each in self.running if each.left), None) or self.admitted(sequences, now)):
+            count = min(order.left, budget)
+            order.left -= count
             self.chunks.append((order, count))
             budget, sequences = budget - count, sequences + len(order.lengths)
         if not size and not self.chunks:
             return
-        contexts = [context for _, rest in live for _, context in rest]
-        asked = sum(order.prompt - self.left.get(order, 0) for order, _ in self.chunks)
-        tokens, device, inner = sum(count for _, count in self.chunks), spec.device, spec.speculative
-        k = inner.num_speculative_tokens if inner else 0
-        self.work = self.took(spec, size * (k + 1) + tokens, sum(contexts) + size * k + asked) + Fraction(device.overhead_s)
+        asked = sum(order.prompt - order.left for order, _ in self.chunks)
+        tokens = sum(count for _, count in self.chunks)
+        self.work = self.took(spec, size * (k + 1) + tokens, sum(contexts) + size * k + asked) + Fraction(spec.device.overhead_s)
         for number in range(k if inner else 0):
             more = (tokens, asked) if number == 0 else (0, 0)
             if size + more[0]:
                 self.work += self.took(inner, size + more[0], sum(contexts) + more[1]) + Fraction(inner.overhead_s)
+
+    def admitted(self, sequences: int, now: Fraction) -> Order | None:
+        if not self.waiting:
+            return None
+        ages = self.admissions % OLDEST_EVERY == OLDEST_EVERY - 1
+        order = min(self.waiting, key=lambda each: (each.arrival, each.number) if ages else each.key)
+        if sequences + len(order.lengths) > self.spec.max_num_seqs:
+            return None
+        if sum(each.need for each in [*self.running, order]) > self.spec.kv_cache_tokens:
+            return None
+        self.waiting.remove(order)
+        self.running.append(order)
+        self.admissions += 1
+        order.left, order.times = order.prompt, (float(now),)
+        return order
 
     def took(self, model: Any, tokens: int, reads: Fraction) -> Fraction:
         arithmetic = Fraction(2 * model.parameters) * tokens / Fraction(self.spec.device.flops_per_s)
@@ -123,20 +121,17 @@ class PlainEngine:
 
     def end(self, now: Fraction) -> None:
         self.work = None
-        self.decoding = [(order, self.written(order, rest)) for order, rest in self.decoding]
+        for order in self.running:
+            rates = [each.rate for each in order.progress(self.spec)] or [1] * len(order.lengths)
+            order.rest = [(left - 1, context + Fraction(rate)) for (left, context), rate in zip(order.rest, rates, strict=False)]
         for order, _ in self.chunks:
-            if order not in self.left and order in self.moments:
-                self.moments[order].append(float(now))
+            if not order.left:
+                order.times += (float(now),)
                 counts = [each.iterations for each in order.progress(self.spec)] or order.lengths
-                self.decoding.append((order, [(count - 1, Fraction(order.prompt + 1)) for count in counts]))
-        for order, rest in self.decoding:
-            if not any(left > 0 for left, _ in rest) and order in self.moments:
-                scheduled, first = self.moments.pop(order)
-                order.moments = order.moments or (scheduled, first, float(now))
-
-    def written(self, order: Order, rest: list[tuple[int, Fraction]]) -> list[tuple[int, Fraction]]:
-        rates = [each.rate for each in order.progress(self.spec)] or [1] * len(rest)
-        return [(left - 1, context + Fraction(rate)) for (left, context), rate in zip(rest, rates, strict=True)]
+                order.rest = [(count - 1, Fraction(order.prompt + 1)) for count in counts]
+        for order in self.running:
+            if order.rest and order.moments is None and all(left <= 0 for left, _ in order.rest):
+                order.moments = (*order.times, float(now))
 
     def cancel(self, order: Order) -> None:
         if order in self.waiting:
@@ -144,30 +139,24 @@ class PlainEngine:
         order.moments = CANCELLED
 
 
-def plain(specs: list[SimSpec], orders: list[Order]) -> None:
+def plain(specs: Sequence[SimSpec], orders: Sequence[Order]) -> None:
     """Every iteration of every engine; while k engines are busy work takes k times as long."""
-    engines = [PlainEngine(spec) for spec in specs]
-    now = Fraction(0)
-    arrivals = sorted({*(Fraction(order.arrival) for order in orders), *(Fraction(o.cancel) for o in orders if o.cancel < math.inf)})
+    engines, now = [PlainEngine(spec) for spec in specs], Fraction(0)
+    changes = sorted({Fraction(at) for order in orders for at in (order.arrival, order.cancel) if at < math.inf})
     while True:
         for engine in engines:
             if engine.work == 0:
                 engine.end(now)
         for order in orders:
-            engine = engines[order.engine]
             if order.arrival == now:
-                engine.waiting.append(order)
+                engines[order.engine].waiting.append(order)
             if order.cancel == now and order.moments is None:
-                engine.cancel(order)
-        arrivals = [moment for moment in arrivals if moment > now]
+                engines[order.engine].cancel(order)
         for engine in engines:
             if engine.work is None:
-                for order in [order for order in engine.moments if order.moments is not None]:
-                    del engine.moments[order]
-                    engine.left.pop(order, None)
                 engine.start(now)
         busy = [engine for engine in engines if engine.work is not None]
-        steps = [engine.work * len(busy) for engine in busy] + [moment - now for moment in arrivals[:1]]
+        steps = [engine.work * len(busy) for engine in busy] + [change - now for change in changes if change > now][:1]
         if not steps:
             return
         for engine in busy:
@@ -180,7 +169,7 @@ def advance(device: SimDevice, until: float = math.inf) -> None:
         device.advance(event)
 
 
-def jumping(specs: Sequence[SimSpec], orders: Sequence[Order], looks: Sequence[float] = ()) -> dict[int, tuple[float, float, float]]:
+def jumping(specs: Sequence[SimSpec], orders: Sequence[Order], looks: Sequence[float] = ()) -> dict[int, tuple[float, ...]]:
     """The same orders through the scheduler of a device that is also looked at, at the times `looks`."""
     device = SimDevice(specs[0].device)
     shares = [device.join(Scheduler(spec)) for spec in specs]
@@ -206,52 +195,40 @@ def jumping(specs: Sequence[SimSpec], orders: Sequence[Order], looks: Sequence[f
     return {number: (job.scheduled, job.first_token, job.finished) if not job.cancelled else CANCELLED for number, job in jobs.items()}
 
 
-@st.composite
-def workloads(draw: st.DrawFn) -> list[Order]:
-    count = draw(st.integers(1, 20))
-    grid = st.integers(0, 200).map(lambda ticks: ticks * 2.0**-8)
-    return [
-        Order(
-            number,
-            draw(st.integers(0, 1)),
-            draw(grid),
-            draw(st.integers(1, 40)),
-            tuple(draw(st.lists(st.integers(1, 12), min_size=1, max_size=4))),
-            draw(st.integers(0, 1)),
-            draw(st.sampled_from([math.inf, math.inf, 0.0, 0.03125, 0.109375])),
-        )
-        for number in range(count)
-    ]
-
-
-def speculative(acceptance: float, tokens: int, draft: float) -> SimSpeculativeSpec:
-    return SimSpeculativeSpec(
-        num_speculative_tokens=tokens, acceptance=acceptance, parameters=draft, kv_bytes_per_token=8.0, overhead_s=2.0**-12
-    )
-
-
-inner = st.builds(speculative, st.sampled_from([0.0, 0.5, 1.0]), st.sampled_from([1, 3]), st.sampled_from([0.0, 2.0**7]))
+grid = st.integers(0, 200).map(lambda ticks: ticks * 2.0**-8)
+lengths = st.lists(st.integers(1, 12), min_size=1, max_size=4).map(tuple)
+patience = st.sampled_from([math.inf, math.inf, 0.0, 0.03125, 0.109375])
+order_of = st.builds(Order, st.integers(0, 1), grid, st.integers(1, 40), lengths, st.integers(0, 1), patience)
+workloads = st.lists(order_of, min_size=1, max_size=20)
+inner = st.builds(
+    SimSpeculativeSpec,
+    num_speculative_tokens=st.sampled_from([1, 3]),
+    acceptance=st.sampled_from([0.0, 0.5, 1.0]),
+    parameters=st.sampled_from([0.0, 2.0**7]),
+    kv_bytes_per_token=st.just(8.0),
+    overhead_s=st.just(2.0**-12),
+)
 
 
 @pytest.mark.slow
-@given(workloads(), st.sampled_from([0.0, 32.0, 4096.0]), st.sampled_from([100, 200, 10_000]), st.booleans(), st.none() | inner)
+@given(workloads, st.sampled_from([0.0, 32.0, 4096.0]), st.sampled_from([100, 200, 10_000]), st.booleans(), st.none() | inner)
 def test_jumping_equals_computing_every_iteration(
     orders: list[Order], kv_bytes: float, room: int, two: bool, inner: SimSpeculativeSpec | None
 ) -> None:
     first = spec(kv_bytes_per_token=kv_bytes, kv_cache_tokens=room, speculative=inner, max_num_batched_tokens=24 if inner else 16)
     specs = [first, *([spec(parameters=2.0**9)] if two else [])]
-    for order in orders:
-        order.engine %= len(specs)
+    for number, each in enumerate(orders):
+        each.number, each.engine = number, each.engine % len(specs)
     plain(specs, orders)
     assert jumping(specs, orders) == {order.number: order.moments for order in orders}
 
 
 def test_nobody_passes_the_oldest_while_it_waits_for_room() -> None:
     """An answer that needs half the cache, and verifications that would keep it full for ever."""
-    answer = Order(0, 0, 0.0, 50, (10,), 9)
-    verifications = [Order(number, 0, number * 2.0**-8, 16, (4,), 1) for number in range(1, 200)]
-    moments = jumping([spec(kv_cache_tokens=100)], [Order(200, 0, 0.0, 60, (12,)), answer, *verifications])
-    started = sorted((scheduled, number) for number, (scheduled, _, _) in moments.items())
+    verifications = [Order(0, number * 2.0**-8, 16, (4,), 1, number=number) for number in range(1, 200)]
+    answers = [Order(0, 0.0, 60, (12,), number=200), Order(0, 0.0, 50, (10,), 9)]
+    moments = jumping([spec(kv_cache_tokens=100)], [*answers, *verifications])
+    started = sorted((scheduled, number) for number, (scheduled, *_) in moments.items())
     assert [number for _, number in started].index(0) == OLDEST_EVERY - 1
 
 
@@ -340,8 +317,8 @@ def shared(sharing: str, *, overhead_s: float = 0.0, kv_bytes: float = 0.0, wait
 
 def finished(of: Sequence[SimSpec], arrivals: Sequence[tuple[int, float, int]], looks: Sequence[float] = ()) -> list[float]:
     """When each job ends; a job is the number of an engine of `of`, its arrival and its length."""
-    orders = [Order(number, engine, at, 4, (length,)) for number, (engine, at, length) in enumerate(arrivals)]
-    return [end for _, (_, _, end) in sorted(jumping(of, orders, looks).items())]
+    orders = [Order(engine, at, 4, (length,), number=number) for number, (engine, at, length) in enumerate(arrivals)]
+    return [moments[-1] for _, moments in sorted(jumping(of, orders, looks).items())]
 
 
 @pytest.mark.parametrize(
