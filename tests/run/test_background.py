@@ -1,9 +1,11 @@
-"""A run whose reader goes away: it ends, the process ends, and until it has ended nobody else gets its folder."""
+"""Runs that are read while they go on: they end with their reader, keep their folder until then, and forget chains that are over."""
 
 import asyncio
+import gc
 import subprocess
 import sys
 import threading
+from contextlib import aclosing, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,40 +16,41 @@ from pipeline import api
 from pipeline.errors import UsageError
 from pipeline.store.run_file import RunFile
 from tests.support.paths import ROOT
+from tests.support.runs import write_problems
+
+pytestmark = pytest.mark.slow  # processes, and whole runs
 
 PROBLEMS = [{"problem": f"What is {i} + 2?", "answer": str(i + 2)} for i in range(60)]
 
 
-async def left(how: str, **given: Any) -> None:
+async def left(given: dict[str, Any], how: type[Exception] | None = None) -> None:
     async for _ in pipeline.solve_async("target", PROBLEMS, **given):
-        if how == "raise":
-            raise ValueError("of the reader's own")
+        if how is not None:
+            raise how
         break
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("how", ["break", "raise"])
-def test_a_run_ends_with_the_loop_that_read_it(tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without `aclosing`: the iterator is closed by an event loop that ends, and can no longer wait."""
+@pytest.fixture
+def given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Options of a run that cannot be over before it is left."""
     monkeypatch.setattr(api, "UNREAD", 4)
-    given: dict[str, Any] = {"engines": "sim-2xh100", "batch_size": 2, "output": tmp_path / "run"}
-    if how == "raise":
-        with pytest.raises(ValueError, match="of the reader's own"):
-            asyncio.run(left(how, **given))
-    else:
-        asyncio.run(left(how, **given))
+    return {"engines": "sim-2xh100", "batch_size": 2, "output": tmp_path / "run"}
+
+
+@pytest.mark.parametrize("how", [None, ValueError])
+def test_a_run_ends_with_the_loop_that_read_it(tmp_path: Path, given: dict[str, Any], how: type[Exception] | None) -> None:
+    """Without `aclosing`: the iterator is closed by an event loop that ends, and can no longer wait."""
+    with pytest.raises(how) if how else nullcontext():
+        asyncio.run(left(given, how))
     assert RunFile.read(tmp_path / "run").status == "interrupted"
     assert not [thread for thread in threading.enumerate() if thread.name == "pipeline run"]
     result = pipeline.solve("target", PROBLEMS, **given, resume=True)
     assert (len(result), result.run.status) == (60, "finished"), "one writer at a time: no chain twice"
 
 
-@pytest.mark.slow
-def test_a_run_that_has_not_ended_keeps_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(api, "UNREAD", 4)
-    given: dict[str, Any] = {"engines": "sim-2xh100", "batch_size": 2, "output": tmp_path / "run"}
+def test_a_run_that_has_not_ended_keeps_its_folder(given: dict[str, Any]) -> None:
     loop = asyncio.new_event_loop()
-    loop.run_until_complete(left("break", **given))
+    loop.run_until_complete(left(given))
     with pytest.raises(UsageError, match=r"run: this process is at work in it; .* \(contextlib\.aclosing\)"):
         pipeline.solve("target", PROBLEMS, **given, resume=True)
     loop.run_until_complete(loop.shutdown_asyncgens())
@@ -65,7 +68,6 @@ async def main(leave):
 """
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("end", "code"),
     [
@@ -77,3 +79,40 @@ async def main(leave):
 def test_the_process_ends(end: str, code: int) -> None:
     process = subprocess.run([sys.executable, "-c", LEAVES + end], cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert process.returncode == code, process.stderr
+
+
+EVERY = 50
+INSTANT = {
+    "backend": "sim",
+    "model": "instant",
+    "device": {"name": "nowhere", "flops_per_s": float("inf"), "bytes_per_s": float("inf")},
+    "parameters": 1,
+    "kv_bytes_per_token": 0,
+    "kv_cache_tokens": 20_000,
+    "max_in_flight": 8,
+    "text": {"step_accuracy": 1},
+}
+"""An engine whose cache is full after some thirty chains, and whose answers are all right: few different texts are remembered."""
+
+
+async def _held(problems: Path, samples: int) -> list[int]:
+    """The blocks of memory that Python holds, after every 50 chains of a run."""
+    held, over = [], 0
+    async with aclosing(pipeline.solve_async("target", problems, engines={"target": INSTANT}, samples=samples, batch_size=32)) as chains:
+        async for _ in chains:
+            over += 1
+            if over % EVERY == 0:
+                gc.collect()
+                held.append(sys.getallocatedblocks())
+    return held
+
+
+def test_chains_that_are_over_are_forgotten(tmp_path: Path) -> None:
+    """Of eight problems with many samples each: what is remembered about problems has its own bounds."""
+    gc.freeze()  # what other tests hold
+    try:
+        held = asyncio.run(_held(write_problems(tmp_path, 8), 250))
+    finally:
+        gc.unfreeze()
+    early, late = min(held[4:12]), min(held[24:32])  # before the last chains end
+    assert (late - early) / (20 * EVERY) < 3, held

@@ -1,6 +1,9 @@
 """Every sentence that refuses a run, or its resumption, before an engine starts: what was given, and what is said."""
 
 import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +15,14 @@ from pipeline.engines.sim.tokenizer import SimTokenizer
 from pipeline.errors import GraphError, InputError, UsageError
 from pipeline.graph.plan import Plan
 from pipeline.options import RunOptions
-from pipeline.run.prepare import load_plan, prepare, resume_options
+from pipeline.run.observer import Observer, Work
+from pipeline.run.prepare import Prepared, load_plan, prepare, resume_options
 from pipeline.run.run import run
 from pipeline.stages.build import builders_of
-from pipeline.store.folder import hold
+from pipeline.store.folder import LOCK, hold
 from tests.support.killed import cut
 from tests.support.paths import SIM
-from tests.support.runs import write_problems
+from tests.support.runs import options_of, rows, write_problems
 
 LISTED = "engines.target.adapters=[selection]"
 TOYS = (
@@ -187,3 +191,38 @@ def test_a_server_s_run_is_not_resumed(place: Path, tmp_path: Path) -> None:
     (tmp_path / "run/run.json").write_text(json.dumps(card))
     with pytest.raises(UsageError, match="is the run of a server, which cannot be resumed"):
         run(structs.replace(options(place, output=tmp_path / "run"), resume=True))
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_second_run_in_the_same_folder_is_refused_before_its_engines_start(tmp_path: Path, resume: bool) -> None:
+    chosen = options_of(tmp_path, graph="target", resume=resume)
+
+    def second() -> None:
+        with pytest.raises(UsageError, match=r"this process is at work in it; wait for the end of its earlier run|already contains a run"):
+            run(chosen)
+
+    @contextmanager
+    def watch(ready: Prepared, work: Work) -> Iterator[None]:
+        with ThreadPoolExecutor(1) as thread:
+            thread.submit(second).result()
+        yield
+
+    assert run(chosen, Observer(watch=watch)).exit_code == 0
+    assert len(rows(tmp_path / "run", "chains")) == 12
+
+
+def test_a_second_run_in_the_same_second_has_its_own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    chosen = options_of(tmp_path, graph="target", output=None)
+    with prepare(chosen, load_plan(chosen.graph, chosen.engines)):
+        assert run(chosen).exit_code == 0
+        assert len([*(tmp_path / "runs").iterdir()]) == 2
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_process_that_was_killed_before_its_run_had_begun_leaves_a_place_for_one(resume: bool, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / LOCK).write_text("1\n")
+    (folder / ".0123456789abcdef.tmp").write_text("{")
+    assert run(options_of(tmp_path, graph="target", resume=resume)).done == 12
