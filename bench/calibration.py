@@ -40,7 +40,7 @@ from pipeline.calibration.calibrate import calibrate, engines_file, fit_lines
 from pipeline.calibration.recorded import CORRELATION, accuracy_for
 from pipeline.engines.sim.roofline import Roofline
 from pipeline.engines.sim.spec import SimSpec
-from pipeline.graph.document import setting, written
+from pipeline.graph.files import setting, written
 from pipeline.options import RunOptions
 from pipeline.run.prepare import load_plan
 from pipeline.run.run import run

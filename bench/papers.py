@@ -27,7 +27,7 @@ from pipeline.analysis.compare.figures import Compared
 from pipeline.analysis.compare.runs import RunTable, read_runs
 from pipeline.analysis.compare.studies import Place
 from pipeline.analysis.simulated import stated
-from pipeline.graph.document import shown
+from pipeline.graph.files import shown
 from pipeline.run.observer import Observer
 from pipeline.sweep.plan import PlannedPoint, SweepPlan
 from pipeline.sweep.study import StudyOptions, plan_study

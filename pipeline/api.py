@@ -32,7 +32,7 @@ from pipeline.engines.registry import notices
 from pipeline.engines.sim.replay import bindings
 from pipeline.errors import MissingExtra, Unfinished, UsageError, nearest
 from pipeline.grading.plugins import FunctionGrader, Same, register_grader
-from pipeline.graph.document import setting
+from pipeline.graph.files import setting
 from pipeline.graph.load import PRESET, load_preset
 from pipeline.graph.load import load_graph as load_bound
 from pipeline.graph.plan import Plan

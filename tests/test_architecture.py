@@ -61,7 +61,7 @@ DOORS = {
     "ray": ["cluster/ray"],
     "filelock": ["store/"],
     "rich": ["cli/", "run/stream"],
-    "yaml": ["graph/document"],
+    "yaml": ["graph/files"],
 }
 """The only places of `pipeline` that may import a package."""
 WORKERS = ("engines/vllm/worker.py",)

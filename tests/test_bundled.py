@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.errors import GraphError, UsageError
-from pipeline.graph.bundled import FOLDERS, FileKind, find_file
+from pipeline.graph.files import FOLDERS, FileKind, find_file
 from pipeline.run.prepare import load_plan
 
 ROOT = Path(__file__).parent.parent

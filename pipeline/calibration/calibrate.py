@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+import msgspec
 from msgspec import Struct, structs
 
 from pipeline.analysis.resources import devices_of, engine_facts, replica_count
@@ -19,9 +20,7 @@ from pipeline.engines.hub import NotOnHub
 from pipeline.engines.models import DTYPE_BYTES, read_card, resolve
 from pipeline.engines.sim.spec import SimDeviceSpec, SimSpec
 from pipeline.errors import InputError, UsageError, boundary
-from pipeline.graph.bundled import BUNDLED
-from pipeline.graph.document import written
-from pipeline.graph.plan import settings_of
+from pipeline.graph.files import BUNDLED, written
 from pipeline.store.run_file import RunFile
 from pipeline.text import one_line
 
@@ -147,7 +146,7 @@ def _about(found: Calibration) -> Iterator[str]:
 
 def _fields(spec: SimSpec) -> dict[str, Any]:
     """The fields of an engine, numbers to six digits."""
-    settings = {name: value for name, value in settings_of(spec).items() if name in FIELDS and value not in (None, ())}
+    settings = {name: value for name, value in msgspec.to_builtins(spec).items() if name in FIELDS and value not in (None, ())}
     return {name: _rounded(settings[name]) for name in FIELDS if name in settings}
 
 

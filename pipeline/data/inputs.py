@@ -16,7 +16,7 @@ from pipeline.data.files import Record, records_of
 from pipeline.data.prepare import HUB, RECIPES, hub_data, prepare
 from pipeline.data.problems import DEFAULT, Problem
 from pipeline.errors import InputError, PipelineError, UsageError, boundary
-from pipeline.graph.bundled import ARITH
+from pipeline.graph.files import ARITH
 from pipeline.graph.prompts import Message
 
 STDIN = "-"

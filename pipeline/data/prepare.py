@@ -21,7 +21,7 @@ from pipeline.data.problems import Problem
 from pipeline.data.reading import InputReading
 from pipeline.errors import InputError, MissingExtra, UsageError, boundary, did_you_mean, reason
 from pipeline.files import new_file
-from pipeline.graph.bundled import ARITH
+from pipeline.graph.files import ARITH
 from pipeline.graph.prompts import LETTERS
 
 Row = Mapping[str, Any]

@@ -15,7 +15,7 @@ from pipeline.engine import Tokenizer
 from pipeline.engines.hub import NotOnHub, check_hub, hub_json, is_hub_name, is_offline, local_folder
 from pipeline.engines.tokenizer import HFTokenizer
 from pipeline.errors import GraphError, boundary, did_you_mean
-from pipeline.graph.bundled import BUNDLED
+from pipeline.graph.files import BUNDLED
 
 _FOLDER = Path(str(files("pipeline"))) / "models"
 _CONFIGS = {"model": "config.json", "adapter": "adapter_config.json"}

@@ -27,8 +27,7 @@ from pipeline.engines.openai.engine import listed_models
 from pipeline.engines.openai.spec import flaw_in_url
 from pipeline.engines.vllm.backend import SHARE, is_cpu_build
 from pipeline.errors import UsageError, boundary, did_you_mean, install_command
-from pipeline.graph.bundled import find_file
-from pipeline.graph.document import Document
+from pipeline.graph.files import read_file
 from pipeline.graph.load import PRESET, Graph, load_graph, outline
 from pipeline.graph.plan import Plan
 from pipeline.system.machine import GIB, Gpu, gib, look
@@ -172,7 +171,7 @@ def _listed(where: str, url: str, api_key_env: str | None) -> list[Any]:
 def _replaced(models: Mapping[str, object], engines: Path | Mapping[str, Any], settings: Sequence[str]) -> Roles:
     """The engines with other models: a model in place of another, and a server in place of a whole engine."""
     file = "engines" if isinstance(engines, Mapping) else str(engines)
-    raw = engines if isinstance(engines, Mapping) else Document.read(find_file(engines, "engines file")).values
+    raw = engines if isinstance(engines, Mapping) else read_file(engines, "engines file")
     roles: Roles = {role: dict(fields) for role, fields in raw.items() if isinstance(fields, Mapping)}
     for role, value in models.items():
         if role not in roles:

@@ -16,7 +16,7 @@ from msgspec import structs
 
 from pipeline.graph.plan import Block, Condition, LoopNode, Plan, StageNode
 from pipeline.graph.rules import RESPONSE, TRIAL, Stages, with_keys
-from pipeline.graph.spec import EndSpec, GraphSpec, RepeatSpec, Speculate, StageSpec, TrialSpec, UntilSpec, early_end, waits_for
+from pipeline.graph.spec import EndSpec, GraphSpec, RepeatSpec, Speculate, StageSpec, TrialSpec, UntilSpec, waits_for
 
 
 def compile_graph(graph: GraphSpec) -> Plan:
@@ -32,21 +32,25 @@ def compile_graph(graph: GraphSpec) -> Plan:
 
 def _block(stages: Stages, ranks: Iterator[int]) -> Block:
     """The stages of a graph or of a `repeat`, in levels; each stage takes its rank from `ranks`."""
-    sorter, order, levels = TopologicalSorter({name: waits_for(spec) for name, spec in stages.items()}), list(stages), []
-    sorter.prepare()
-    while sorter.is_active():
-        ready = sorted(sorter.get_ready(), key=order.index)
-        levels.append(tuple(_node(name, stages[name], ranks) for name in ready))
-        sorter.done(*ready)
+    levels = [tuple(_node(name, stages[name], ranks) for name in names) for names in _levels(stages)]
     writer = next((s for level in levels for s in level if isinstance(s, StageNode) and s.spec.leading_steps), None)
     return Block(tuple(levels), writer, writer.spec.leading_steps if writer else 0)
+
+
+def _levels(stages: Stages) -> Iterator[list[str]]:
+    """The names of stages that wait for none but those before them, in the order of the file."""
+    sorter, order = TopologicalSorter({name: waits_for(spec) for name, spec in stages.items()}), list(stages)
+    sorter.prepare()
+    while sorter.is_active():
+        yield (ready := sorted(sorter.get_ready(), key=order.index))
+        sorter.done(*ready)
 
 
 def _node(name: str, spec: StageSpec, ranks: Iterator[int]) -> StageNode | LoopNode:
     condition = Condition(*spec.when.split(".")) if spec.when else None
     if isinstance(spec, RepeatSpec):
         return LoopNode(name, spec.until, _block(spec.stages, ranks), condition)
-    if getattr(spec, "until", None) is not None and early_end(spec) is None:
+    if getattr(spec, "until", None) is not None and spec.early_end is None:
         spec = structs.replace(spec, until=None)  # nothing is asked before the end: as if nothing were said
     return StageNode(name, spec, condition, next(ranks))
 
@@ -54,7 +58,7 @@ def _node(name: str, spec: StageSpec, ranks: Iterator[int]) -> StageNode | LoopN
 def _trial(stages: Stages, rank: int) -> StageNode | None:
     """The stage that asks for the answer before the thought is over, as the first that answers would be asked; None where no `until` needs
     it."""
-    ends = [until for spec in stages.values() if (until := early_end(spec)) is not None]
+    ends = [until for spec in stages.values() if (until := spec.early_end) is not None]
     if not ends:
         return None
     answer = next(spec for spec in stages.values() if spec.answers and spec.when is None)
@@ -67,7 +71,7 @@ def _tried(node: StageNode | LoopNode, trial: StageNode) -> StageNode | LoopNode
     """`node` with the `trial` where its `until` needs one; a response then is a loop, a piece of it a round."""
     if isinstance(node, LoopNode):
         return structs.replace(node, trial=trial) if node.until.tries else node
-    if (end := early_end(node.spec)) is None:
+    if (end := node.spec.early_end) is None:
         return node
     limits: dict[str, Any] = {"thought_closed": True, "token_budget": getattr(node.spec, "max_tokens", None)}
     until = UntilSpec(answer_confident=end.answer_confident, answer_stable=end.answer_stable, **limits)

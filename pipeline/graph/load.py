@@ -13,31 +13,28 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec import Struct, structs
 
-from pipeline.errors import GraphError, did_you_mean
-from pipeline.graph.bundled import find_file, model_name
+from pipeline.errors import GraphError, UsageError, did_you_mean
 from pipeline.graph.compiler import compile_graph
-from pipeline.graph.document import SET, Document, FileMapping, Keys, parse, read_setting, written
+from pipeline.graph.decode import (
+    Backends,
+    Keys,
+    WrongValue,
+    check_name,
+    decode,
+    decode_engines,
+    decode_file,
+    decode_graph,
+    located,
+    mapping,
+    tagged,
+)
+from pipeline.graph.files import OPTION, FileKind, FileMapping, model_name, parse, read_file, read_setting, values_of, written
 from pipeline.graph.plan import Plan
 from pipeline.graph.plugins import engine_specs, stage_specs
-from pipeline.graph.prompts import Prompts, flaws
 from pipeline.graph.rewards import RewardFile, RewardSpec
 from pipeline.graph.rules import check_needs, flaws_in
-from pipeline.graph.spec import (
-    NAME_PATTERN,
-    Count,
-    EngineSpec,
-    FunctionJudgeSpec,
-    GraphSpec,
-    OpenSpec,
-    Param,
-    RepeatSpec,
-    Sampling,
-    SamplingSpec,
-    StageSpec,
-)
+from pipeline.graph.spec import Count, EngineSpec, FunctionJudgeSpec, GraphSpec, OpenSpec, Param
 
-Kinds = Mapping[str, type[StageSpec]]
-Backends = dict[str, type[EngineSpec]]
 Graph = Path | Mapping[str, Any]
 """The path of a graph file, or the mapping that such a file would hold."""
 Engines = Path | Mapping[str, Any] | None
@@ -47,6 +44,8 @@ PRESET = "preset="
 """How a setting begins that applies a preset."""
 PARAMS = "params"
 """The key of an engines file that is no role: values for the params of graphs that run on it, by the name of the graph."""
+PARTS = ("engines", "prompts", "sampling", "stages")
+"""The keys of a graph in whose values params are filled in."""
 ROLE = "engines.ROLE.NAME"
 """The form of a setting of an engine."""
 PARAM_PATTERN = r"\$[A-Za-z][A-Za-z0-9_-]*"
@@ -77,23 +76,22 @@ def load_graph(graph: Graph, engines: Engines = None, settings: Sequence[str] = 
 
     A path may also be the name of a file that comes with this package. Raises `GraphError`.
     """
-    document = _document(graph)
-    given = list(_read(settings, _names(document)))
-    inline = engines is None and isinstance(document.at(("engines",)), dict)
-    if not inline:
-        _bind_engines(document, engines)
-    _set_params(document, given)
-    used: set[Any] = set()
-    for part in ("stages", "sampling", "prompts", *(["engines"] if inline else [])):
-        used |= _fill(document, document.values, part, (part,)) if part in document.values else set()
-    if unused := [name for name in document.mapping((PARAMS,)) if name not in used]:
-        raise document.flaw((PARAMS, unused[0]), f"this param is unused; write `${unused[0]}` where it belongs, or drop it")
-    _set(document, given, "stages.STAGE.NAME", _stages(document))
-    _fill_rewards(document)
-    _set(document, given, ROLE, {role: ("engines", role) for role in document.mapping(("engines",))})
-    found = _decoded(document, stage_specs(), engine_specs() | (OPEN if isinstance(engines, Mapping) else {}))
-    for keys, what in flaws_in(found.stages, found.engines):
-        raise document.flaw(("stages", *keys), what)
+    values = _read_graph(graph)
+    with located(values):
+        given = list(_read(settings, _names(values)))
+        if engines is not None:
+            values.put(("engines",), engines, "--engines")
+        _bind_engines(values)
+        _set_params(values, given)
+        used = set[str]().union(*(_fill(values, values, part, (part,)) for part in PARTS if part in values))
+        if unused := [name for name in values[PARAMS] if name not in used]:
+            raise WrongValue((PARAMS, unused[0]), f"this param is unused; write `${unused[0]}` where it belongs, or drop it")
+        _set(given, "stages.STAGE.NAME", {str(keys[-1]): stage for keys, stage in _stages(values)})
+        _fill_files(values)
+        _set(given, ROLE, _mappings(values["engines"]))
+        found = decode_graph(values, stage_specs(), engine_specs() | (OPEN if isinstance(engines, Mapping) else {}))
+        for keys, what in flaws_in(found.stages, found.engines):
+            raise WrongValue(("stages", *keys), what)
     plan = compile_graph(found)
     check_needs(plan, {role: spec.cannot for role, spec in plan.engines.items()})
     return plan
@@ -109,65 +107,81 @@ def source_of(plan: Plan) -> str:
 def plan_of(source: str) -> Plan:
     """The plan of a text that `source_of` made, for which no other file is read. Raises `GraphError` where it is none, or needs a package
     that is not installed; a judge that is a function need not be known here."""
-    document = _document(parse(source, "source"))
-    stages = [document.mapping(keys) for keys in _stages(document).values()]
-    judges = {str(stage.get("kind")): FunctionJudgeSpec for stage in stages if stage.keys() <= {*FunctionJudgeSpec.__struct_fields__}}
-    return compile_graph(_decoded(document, {**judges, **stage_specs()}, engine_specs() | OPEN))
+    values = _read_graph(parse(source, "source"))
+    judges = {str(stage.get("kind")) for _, stage in _stages(values) if stage.keys() <= {*FunctionJudgeSpec.__struct_fields__}}
+    with located(values):
+        return compile_graph(decode_graph(values, {**dict.fromkeys(judges, FunctionJudgeSpec), **stage_specs()}, engine_specs() | OPEN))
 
 
-def _document(graph: Graph) -> Document:
-    """The document of a graph, which has params; raises `GraphError` where its keys or its name are wrong."""
-    document = Document.read(find_file(graph, "graph")) if isinstance(graph, Path) else Document(graph, "graph")
-    spec = document.decode((), GraphSpec, {"engines": {}, "prompts": {}, "sampling": {}, "stages": {}})
-    _check_name(document, ("name",), spec.name, "a graph")
-    if document.at((PARAMS,)) is None:
-        document.put((PARAMS,), {})
-    return document
+def _read_graph(graph: Graph) -> FileMapping:
+    """The values of a graph, of which it may leave out params, prompts and sampling; raises `GraphError` where its keys or its name are
+    wrong."""
+    values = read_file(graph, "graph") if isinstance(graph, Path) else values_of(graph, "graph")
+    with located(values):
+        spec = decode({**values, **{part: {} for part in PARTS}}, GraphSpec)
+        check_name(spec.name, "a graph", ("name",))
+    for key in (PARAMS, "prompts", "sampling"):
+        if values.get(key) is None:
+            values[key] = FileMapping(values.place)
+    return values
 
 
-def _bind_engines(document: Document, override: Engines) -> None:
-    """Put the engines of a file by role into the `document` of a graph, and their values for its params."""
-    if isinstance(override, Mapping):
-        found = Document(override, "--engines")
-    elif override is not None:
-        found = Document.read(find_file(override, "engines file"))
-    elif document.at(("engines",)) is None:
-        raise document.flaw(("engines",), "is missing; name an engines file here, or give one with --engines")
-    else:
-        found = document.named(("engines",), "engines file")
-    name, known = str(document.at(("name",))), document.mapping((PARAMS,))
-    for of in found.mapping((PARAMS,)) if found.at((PARAMS,)) else ():
-        values = found.mapping((PARAMS, of))
-        for param in values if of == name else ():
-            if param not in known:
-                raise found.flaw((PARAMS, of, param), f"the graph has no such param; {did_you_mean(param, known)}")
-            document.graft((PARAMS, param), found, (PARAMS, of, param))
-    found.values.pop(PARAMS, None)
-    document.graft(("engines",), found)
+def _bind_engines(values: FileMapping) -> None:
+    """Replace the name of an engines file by what is in it, and write the values that it has for params of the graph."""
+    if values.get("engines") is None:
+        raise WrongValue(("engines",), "is missing; name an engines file here, or give one with --engines")
+    if not isinstance(values["engines"], FileMapping):
+        file = _named(values, "engines", "engines file", ())
+        values.put(("engines",), file, file.place)
+    known, keys = values[PARAMS], ("engines", PARAMS)
+    graphs = values["engines"].get(PARAMS)
+    for of, params in ({} if graphs is None else mapping(graphs, keys)).items():
+        for name, value in mapping(params, (*keys, of)).items():
+            if of != values["name"]:
+                continue
+            if name not in known:
+                raise WrongValue((*keys, of, name), f"the graph has no such param; {did_you_mean(name, known)}")
+            known.put((name,), value, params.places.get(name, params.place))
+    values["engines"].pop(PARAMS, None)
+
+
+def _named(inside: FileMapping, key: str, kind: FileKind, keys: Keys) -> FileMapping:
+    """The file of this `kind` that the value of `key` names in the mapping at `keys`, next to where the name is written."""
+    try:
+        return read_file(str(inside[key]), kind, beside=_folder(inside.places.get(key, inside.place)))
+    except GraphError:
+        raise
+    except UsageError as error:
+        raise WrongValue((*keys, key), str(error)) from error
+
+
+def _folder(place: str) -> Path:
+    """The folder of the file that a place names; the working folder for what no file says."""
+    return Path() if place.startswith(OPTION) else Path(place.rpartition(", line ")[0]).parent
 
 
 def _read(settings: Iterable[str], known: "GraphNames | None" = None) -> Iterator[Setting]:
     """The values of `settings`, and of their presets where the graph has the name (`known`)."""
     for text in settings:
         if known is not None and text.startswith(PRESET):
-            preset = Document.read(find_file(text.removeprefix(PRESET), "preset"))
-            of_graph = (item for item in preset.decode((), Preset).set.items() if known.has(item[0]))
-            yield from (Setting(name, value, preset.place(("set", name))) for name, value in of_graph)
+            preset = read_file(text.removeprefix(PRESET), "preset")
+            of_graph = [item for item in decode_file(preset, Preset).set.items() if known.has(item[0])]
+            yield from (Setting(name, value, preset["set"].places[name]) for name, value in of_graph)
         else:
-            yield Setting(*read_setting(text), f"{SET}{text}")
+            yield Setting(*read_setting(text))
 
 
-def _set_params(document: Document, settings: Iterable[Setting]) -> None:
+def _set_params(values: FileMapping, settings: Iterable[Setting]) -> None:
     """Write the values of params; raises `GraphError` for one that the graph does not have."""
-    params = document.mapping((PARAMS,))
+    params = values[PARAMS]
     for each in settings:
         if each.name in params:
-            document.put((PARAMS, each.name), each.value, each.place)
+            params.put((each.name,), each.value, each.place)
         elif not each.name.startswith(("stages.", "engines.")):
-            raise GraphError(each.place, f"{document.file} has no param `{each.name}`; {did_you_mean(each.name, params)}")
+            raise GraphError(each.place, f"{values['name']} has no param `{each.name}`; {did_you_mean(each.name, params)}")
 
 
-def _set(document: Document, settings: Iterable[Setting], form: str, known: Mapping[str, Keys]) -> None:
+def _set(settings: Iterable[Setting], form: str, known: Mapping[str, FileMapping]) -> None:
     """Write the values of settings of this `form`, PART.WHAT.NAME, into the mapping that is `known` by what, or into all for `*`."""
     for each in settings:
         part, named, key = [*each.name.split(".", 2), "", ""][:3]
@@ -175,154 +189,91 @@ def _set(document: Document, settings: Iterable[Setting], form: str, known: Mapp
             continue
         if not key or not known.keys() >= {named} - {"*"}:
             raise GraphError(each.place, f"expected {form}=VALUE; {did_you_mean(named, known)}")
-        for keys in known.values() if named == "*" else [known[named]]:
-            document.put((*keys, *key.split(".")), each.value, each.place)
+        for inside in known.values() if named == "*" else [known[named]]:
+            inside.put((*key.split("."),), each.value, each.place)
 
 
-def _stages(document: Document, keys: Keys = ("stages",)) -> dict[str, Keys]:
-    """The path by name of every stage at `keys` that is a mapping, also in loops."""
-    found: dict[str, Keys] = {}
-    stages = document.at(keys)
-    for name in [name for name, stage in stages.items() if isinstance(stage, dict)] if isinstance(stages, dict) else ():
-        found |= {name: (*keys, name), **_stages(document, (*keys, name, "stages"))}
-    return found
+def _stages(values: FileMapping, keys: Keys = ("stages",)) -> Iterator[tuple[Keys, FileMapping]]:
+    """Every stage that is a mapping, with its path, also in loops."""
+    for name, stage in _mappings(values.get("stages")).items():
+        yield (*keys, name), stage
+        yield from _stages(stage, (*keys, name, "stages"))
 
 
-def _fill(document: Document, inside: Any, key: Any, keys: Keys) -> set[str]:
+def _mappings(values: Any) -> dict[str, FileMapping]:
+    """The mappings in a mapping, by key."""
+    return {key: each for key, each in values.items() if isinstance(each, FileMapping)} if isinstance(values, FileMapping) else {}
+
+
+def _fill(values: FileMapping, inside: Any, key: Any, keys: Keys) -> set[str]:
     """Put the value of each param at `key` of the mapping or list `inside`, or within what is there, whose path is `keys`; their names."""
-    value, params = inside[key], document.mapping((PARAMS,))
+    value, params = inside[key], values[PARAMS]
     if isinstance(value, dict | list):
         below = [*value] if isinstance(value, dict) else range(len(value))
-        return set[str]().union(*(_fill(document, value, each, (*keys, each)) for each in below))
+        return set[str]().union(*(_fill(values, value, each, (*keys, each)) for each in below))
     if not (isinstance(value, str) and re.fullmatch(PARAM_PATTERN, value)):
         return set()
     if (name := value[1:]) not in params:
-        raise document.flaw(keys, f"no param `{value}`; {did_you_mean(name, params)}")
+        raise WrongValue(keys, f"no param `{value}`; {did_you_mean(name, params)}")
     found = inside[key] = params[name]
     if isinstance(found, dict | list) or (isinstance(found, float) and not math.isfinite(found)):
-        raise document.flaw((PARAMS, name), f"expected a text, a finite number, a boolean or null, got {found}")
+        raise WrongValue((PARAMS, name), f"expected a text, a finite number, a boolean or null, got {found}")
     if isinstance(inside, FileMapping):
-        inside.places[key] = document.place((PARAMS, name))
+        inside.places[key] = params.places.get(name, params.place)
     return {name}
 
 
-def _fill_rewards(document: Document) -> None:
-    """Write into each stage what the file of its reward model says: how it is asked and, where the graph's engines have no such role, what
-    serves it."""
-    for keys in _stages(document).values():
-        stage = document.mapping(keys)
-        if not isinstance(stage.get("prm"), str):
-            continue
-        file, role = document.named((*keys, "prm"), "reward model"), ("engines", str(stage.get("engine")))
-        file.decode((), RewardFile)
-        if stage.get("prompt") is None:
-            document.graft((*keys, "prompt"), file, ("prompt",))
-        if document.at(role) is None:
-            document.graft(role, file, ("reward",))
-        served, own = (model_name(str(of.at((*at, "model")) or "")) for of, at in ((document, role), (file, ("reward",))))
-        if served and own and served != own:
-            what = f"serves `{served}`, not the reward model `{own}` of `prm: {stage['prm']}`"
-            raise document.flaw(role, f"{what}; leave this role out, or set `prm` to the file of its model")
+def _fill_files(values: FileMapping) -> None:
+    """Replace the names of prompts files by what is in them, and write into each stage what the file of its reward model says. A stage's
+    block of prompts takes what it leaves out from that of the graph."""
+    for keys, inside in [((), values), *_stages(values)]:
+        prompts = inside.get("prompts")
+        if isinstance(prompts, str):
+            file = _named(inside, "prompts", "prompts file", keys)
+            inside.put(("prompts",), file, inside.places.get("prompts", inside.place))
+        elif keys and isinstance(prompts, FileMapping) and isinstance(values["prompts"], FileMapping):
+            prompts.underlay(values["prompts"])
+        if isinstance(inside.get("prm"), str):
+            _fill_reward(values, inside, keys)
 
 
-def _decoded(document: Document, kinds: Kinds, backends: Backends) -> GraphSpec:
-    """The spec of a graph that is filled in, whose rules nobody has checked; raises `GraphError`."""
-    _check_names(document, (PARAMS,), "a param")
-    engines = _engines(document, ("engines",), backends)
-    prompts = _prompts(document, ("prompts",))
-    if document.at(("sampling",)) is None:
-        document.put(("sampling",), {})
-    sampling = document.decode(("sampling",), Sampling)
-    stages = _block(document, ("stages",), kinds, prompts)
-    name, params = document.values["name"], dict(document.mapping((PARAMS,)))
-    return GraphSpec(name=name, params=params, engines=engines, prompts=prompts, sampling=sampling, stages=stages)
-
-
-def _check_name(document: Document, keys: Keys, name: str, of: str) -> None:
-    if not re.fullmatch(NAME_PATTERN, name):
-        expected = "expected lower-case letters, digits, - and _, beginning with a letter"
-        raise document.flaw(keys, f"{name!r} is not a valid name of {of}; {expected}")
-
-
-def _check_names(document: Document, keys: Keys, of: str) -> None:
-    """Raise `GraphError` where the mapping at `keys` has a name that nothing may have."""
-    for name in document.mapping(keys):
-        _check_name(document, (*keys, name), name, of)
-
-
-def _engines(document: Document, keys: Keys, backends: Backends) -> dict[str, EngineSpec]:
-    """The engines at `keys`, by role."""
-    _check_names(document, keys, "a role")
-    return {role: document.tagged((*keys, role), "backend", backends) for role in document.mapping(keys)}
-
-
-def _block(document: Document, keys: Keys, kinds: Kinds, prompts: Prompts) -> dict[str, StageSpec]:
-    """The stages at `keys` of a graph with these `prompts`."""
-    if not document.mapping(keys):
-        raise document.flaw(keys, "holds no stage")
-    _check_names(document, keys, "a stage")
-    return {name: _stage(document, (*keys, name), kinds, prompts) for name in document.mapping(keys)}
-
-
-def _stage(document: Document, keys: Keys, kinds: Kinds, prompts: Prompts) -> StageSpec:
-    kind, said = document.kind(keys, "kind", kinds), document.mapping(keys)
-    if said.get("prompts") is not None and _prompts(document, (*keys, "prompts")).thought != prompts.thought:
-        what = "all stages of a graph share one pair of reasoning tags; set it in the graph's `prompts`"
-        raise document.flaw((*keys, "prompts", "thought"), what)
-    if kind is RepeatSpec:
-        loop = document.decode(keys, RepeatSpec, {"stages": {}})
-        return structs.replace(loop, stages=_block(document, (*keys, "stages"), kinds, prompts))
-    for key, value in document.mapping(("sampling",)).items() if issubclass(kind, SamplingSpec) else ():
-        if key not in said and value is not None:
-            document.graft((*keys, key), document, ("sampling", key))
-    return document.decode(keys, kind)
-
-
-def _prompts(document: Document, keys: Keys) -> Prompts:
-    """The prompts at `keys`: the file that is named there, or a block; a stage's block takes what it leaves out from that of the graph."""
-    if isinstance(document.at(keys), str):
-        document.graft(keys, document.named(keys, "prompts file"))
-        return _checked_prompts(document, keys)
-    if document.at(keys) is None:
-        document.put(keys, {})
-    if len(keys) > 1:
-        document.underlay(keys, document, ("prompts",))
-    return _checked_prompts(document, keys)
-
-
-def _checked_prompts(document: Document, keys: Keys) -> Prompts:
-    """The prompts at `keys`; raises `GraphError`."""
-    found = document.decode(keys, Prompts)
-    for key, what in flaws(found):
-        raise document.flaw((*keys, *key.split(".")), what)
-    return found
-
-
-def load_prompts(path: Path) -> Prompts:
-    """The texts of a prompts file, alone; raises `GraphError`."""
-    return _checked_prompts(Document.read(path), ())
+def _fill_reward(values: FileMapping, stage: FileMapping, keys: Keys) -> None:
+    """Write into the `stage` at `keys` how its reward model is asked and, where the graph's engines have no such role, what serves it."""
+    file, role, engines = _named(stage, "prm", "reward model", keys), str(stage.get("engine")), values["engines"]
+    decode_file(file, RewardFile)
+    if stage.get("prompt") is None:
+        stage.put(("prompt",), file["prompt"], file.places["prompt"])
+    if engines.get(role) is None:
+        engines.put((role,), file["reward"], file.places["reward"])
+    served, own = (model_name(str(of.get("model") or "")) for of in (mapping(engines[role], ("engines", role)), file["reward"]))
+    if served and own and served != own:
+        what = f"serves `{served}`, not the reward model `{own}` of `prm: {stage['prm']}`"
+        raise WrongValue(("engines", role), f"{what}; leave this role out, or set `prm` to the file of its model")
 
 
 def load_engines(path: Path, settings: Sequence[str] = ()) -> dict[str, EngineSpec]:
     """The specs in an engines file, by role; `path` may be the name of one that comes with this package, `settings` are
     `engines.ROLE.NAME=VALUE`. Raises `GraphError`."""
-    document = Document.read(find_file(path, "engines file"))
-    document.values.pop(PARAMS, None)
-    _set(document, _read(settings), ROLE, {role: (role,) for role in document.values})
-    return _engines(document, (), engine_specs())
+    values = read_file(path, "engines file")
+    values.pop(PARAMS, None)
+    _set(_read(settings), ROLE, _mappings(values))
+    with located(values):
+        return decode_engines(values, engine_specs())
 
 
 def load_reward_model(path: Path, settings: Sequence[str] = ()) -> RewardSpec:
     """The reward model in a file, which `path` or a bundled name names; `settings` are `engines.reward.NAME=VALUE`. Raises `GraphError`."""
-    document = Document.read(find_file(path, "reward model"))
-    prompt = document.decode((), RewardFile).prompt
-    _set(document, _read(settings), ROLE, {role: (role,) for role in document.values})
-    return RewardSpec(document.tagged(("reward",), "backend", engine_specs()), prompt)
+    values = read_file(path, "reward model")
+    prompt = decode_file(values, RewardFile).prompt
+    _set(_read(settings), ROLE, {"reward": values["reward"]})
+    with located(values):
+        backend = tagged(values["reward"], "backend", engine_specs(), ("reward",))
+        return RewardSpec(decode(values["reward"], backend, ("reward",)), prompt)
 
 
 def load_preset(name: Path | str) -> Preset:
     """A preset, by its path or its name; raises `GraphError` for what is wrong in it."""
-    return Document.read(find_file(name, "preset")).decode((), Preset)
+    return decode_file(read_file(name, "preset"), Preset)
 
 
 class GraphNames(Struct, frozen=True):
@@ -342,13 +293,14 @@ class GraphNames(Struct, frozen=True):
 
 def outline(graph: Graph) -> GraphNames:
     """The names in a graph, which may be the name of a bundled one; raises `GraphError` where it has no mapping of stages."""
-    document = _document(graph)
-    document.mapping(("stages",))
-    return _names(document)
+    values = _read_graph(graph)
+    with located(values):
+        mapping(values.get("stages"), ("stages",))
+    return _names(values)
 
 
-def _names(document: Document) -> GraphNames:
-    params, stages = document.mapping((PARAMS,)), {name: document.mapping(keys) for name, keys in _stages(document).items()}
+def _names(values: FileMapping) -> GraphNames:
+    params, stages = values[PARAMS], {str(keys[-1]): stage for keys, stage in _stages(values)}
     roles = [str(stage["engine"]) for stage in stages.values() if "engine" in stage]
     named = dict.fromkeys(str(params.get(name[1:], name)) if name.startswith("$") else name for name in roles)
     return GraphNames(frozenset(params), frozenset(stages), tuple(named))

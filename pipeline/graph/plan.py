@@ -7,14 +7,13 @@ that timing never changes an answer.
 import hashlib
 from collections.abc import Iterator
 from itertools import chain
-from typing import Any
 
 import msgspec
 from msgspec import Struct
 
-from pipeline.graph.bundled import BUNDLED, model_name
+from pipeline.graph.files import BUNDLED, model_name
 from pipeline.graph.prompts import Prompts
-from pipeline.graph.spec import EngineSpec, GraphSpec, Param, Speculate, StageSpec, UntilSpec, early_end, waits_for
+from pipeline.graph.spec import EngineSpec, GraphSpec, Param, Speculate, StageSpec, UntilSpec, waits_for
 
 VERDICTS, READINGS = ("accepted", "rejected"), ("passed", "flagged")
 """The decisions of a judge, and of a gate."""
@@ -52,7 +51,7 @@ class LoopNode(Struct, frozen=True):
     @property
     def pace(self) -> str:
         """The interval of trial answers in words: in tokens of a response that is written in pieces, else in steps."""
-        pieces = [end.every for node in self.body.stages() if (end := early_end(node.spec)) is not None]
+        pieces = [end.every for node in self.body.stages() if (end := node.spec.early_end) is not None]
         every, unit = (pieces[0], "token") if pieces else (self.until.every, "step")
         return f"every {unit}" if every == 1 else f"every {every:,} {unit}s"
 
@@ -159,9 +158,3 @@ class Plan(Struct, frozen=True):
     def has_toy_models(self) -> bool:
         """Whether all its models are the bundled ones, which show how it works and not how fast."""
         return bool(self.engines) and all(str(getattr(spec, "model", "")).startswith(BUNDLED) for spec in self.engines.values())
-
-
-def settings_of(spec: EngineSpec | StageSpec) -> dict[str, Any]:
-    """Every field of a stage or an engine as a file would say it, defaults and `kind` or `backend` included."""
-    settings: dict[str, Any] = msgspec.to_builtins(spec)
-    return settings

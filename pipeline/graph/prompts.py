@@ -6,7 +6,7 @@ this package's own wording, which the bundled models were trained on; `graphs/pr
 
 import re
 import string
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Annotated, Literal, NamedTuple
 
@@ -36,6 +36,31 @@ WORDINGS = (INSTRUCTION, CHOOSE_INTRO, CHOOSE_QUESTION, CHOOSE_PREFILL, SCORE_QU
 
 _PLACE = re.compile(r"\{\{(.*?)\}\}", re.DOTALL)
 Label = Annotated[str, Meta(min_length=1)]
+
+
+@lru_cache(maxsize=256)
+def pieces(text: str) -> tuple[str, ...]:
+    """`text` cut at its places: what is said, the name of a place, what is said, and so on."""
+    return tuple(_PLACE.split(text))
+
+
+def filled(text: str, values: Mapping[str, str]) -> str:
+    """`text` with a value for each of its places."""
+    return _PLACE.sub(lambda found: values[found[1]], text)
+
+
+def _check_places(field: str, text: str, needed: Sequence[str], allowed: Sequence[str] = ()) -> None:
+    """Raise `ValueError` where a placeholder of a text is unknown, missing or there twice."""
+    found, known = pieces(text)[1::2], [*needed, *allowed]
+    for name in found:
+        if name not in known:
+            what = did_you_mean(name, known) if known else "this text has no placeholders"
+            raise ValueError(f"`{field}` has an unknown placeholder {{{{{name}}}}}; {what}")
+        if found.count(name) > 1:
+            raise ValueError(f"`{field}` has the placeholder {{{{{name}}}}} {found.count(name)} times; use it once")
+    for name in needed:
+        if name not in found:
+            raise ValueError(f"`{field}` has no placeholder for the {name}; write {{{{{name}}}}} where it belongs")
 
 
 class Marks(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -81,6 +106,15 @@ class Question(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     labels: tuple[Label, ...]
     """Labels of the options, in order; each must be a single token of the engine after `prefill`."""
 
+    def __post_init__(self) -> None:
+        alone, choice = self.form == "alone", isinstance(self, ChoosePrompt)
+        needed = [*(["candidates"] if choice else []), *(["problem"] if alone else []), *(["thought"] if alone and not choice else [])]
+        _check_places("turn", self.turn, needed, ["problem", *(["none"] if choice else []), *(["thought"] if alone else [])])
+        if self.omit and not alone:
+            raise ValueError("`omit` is about the beginning of a separate chat; set `form: alone`, or drop it")
+        if doubled := next((label for label in self.labels if self.labels.count(label) > 1), None):
+            raise ValueError(f"`labels` names {doubled!r} twice")
+
 
 class Options(NamedTuple):
     """The labels of a choice among some candidates."""
@@ -105,6 +139,11 @@ class ChoosePrompt(Question, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """The label of that option: the first of all, or the one after the last candidate's."""
     prefill: str = CHOOSE_PREFILL
     labels: tuple[Label, ...] = tuple(LABELS)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_places("candidate", self.candidate, ["label", "candidate"])
+        _check_places("none", self.none, [], ["label"])
 
     def options(self, candidates: int, reject: bool) -> Options:
         """The options of a choice among that many candidates, one of which rejects them all where the stage may `reject`."""
@@ -156,6 +195,12 @@ class Prompts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     score: ScorePrompt = ScorePrompt()
     """The question of `score` stages."""
 
+    def __post_init__(self) -> None:
+        _check_places("problem", self.problem, ["problem"])
+        _check_places("options", self.options, ["options"] if self.options else [], ["letters"])
+        _check_places("option", self.option, ["letter", "option"])
+        _check_places("trial", self.trial, [])
+
     @property
     def opening(self) -> tuple[object, ...]:
         """What decides how the prompts of two stages begin."""
@@ -184,50 +229,3 @@ class Prompts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 DEFAULT_PROMPTS = Prompts()
-
-
-@lru_cache(maxsize=256)
-def pieces(text: str) -> tuple[str, ...]:
-    """`text` cut at its places: what is said, the name of a place, what is said, and so on."""
-    return tuple(_PLACE.split(text))
-
-
-def filled(text: str, values: Mapping[str, str]) -> str:
-    """`text` with a value for each of its places."""
-    return _PLACE.sub(lambda found: values[found[1]], text)
-
-
-def flaws(prompts: Prompts) -> Iterator[tuple[str, str]]:
-    """Everything that is wrong with `prompts` beyond their types, each as a path and one clause."""
-    yield from _misplaced("problem", prompts.problem, ["problem"])
-    yield from _misplaced("options", prompts.options, ["options"] if prompts.options else [], ["letters"])
-    yield from _misplaced("option", prompts.option, ["letter", "option"])
-    yield from _misplaced("trial", prompts.trial, [])
-    for field in ("choose", "choose_thought", "score"):
-        asked: Question = getattr(prompts, field)
-        alone, choice = asked.form == "alone", isinstance(asked, ChoosePrompt)
-        needed = [*(["candidates"] if choice else []), *(["problem"] if alone else []), *(["thought"] if alone and not choice else [])]
-        yield from _misplaced(
-            f"{field}.turn", asked.turn, needed, ["problem", *(["none"] if choice else []), *(["thought"] if alone else [])]
-        )
-        if isinstance(asked, ChoosePrompt):
-            yield from _misplaced(f"{field}.candidate", asked.candidate, ["label", "candidate"])
-            yield from _misplaced(f"{field}.none", asked.none, [], ["label"])
-        if asked.omit and not alone:
-            yield f"{field}.omit", "is about the beginning of a separate chat; set `form: alone`, or drop it"
-        if (doubled := next((label for label in asked.labels if asked.labels.count(label) > 1), None)) is not None:
-            yield f"{field}.labels", f"names {doubled!r} twice"
-
-
-def _misplaced(field: str, text: str, needed: Sequence[str], allowed: Sequence[str] = ()) -> Iterator[tuple[str, str]]:
-    """What is wrong with the placeholders of a text."""
-    found, known = pieces(text)[1::2], [*needed, *allowed]
-    for name in found:
-        if name not in known:
-            what = did_you_mean(name, known) if known else "this text has no placeholders"
-            yield field, f"has an unknown placeholder {{{{{name}}}}}; {what}"
-        elif found.count(name) > 1:
-            yield field, f"has the placeholder {{{{{name}}}}} {found.count(name)} times; use it once"
-    for name in needed:
-        if name not in found:
-            yield field, f"has no placeholder for the {name}; write {{{{{name}}}}} where it belongs"

@@ -10,7 +10,7 @@ from itertools import combinations
 
 from pipeline.errors import GraphError, did_you_mean
 from pipeline.graph.plan import READINGS, VERDICTS, Plan
-from pipeline.graph.spec import EndSpec, EngineSpec, RepeatSpec, StageSpec, UntilSpec, early_end, waits_for
+from pipeline.graph.spec import EndSpec, EngineSpec, RepeatSpec, StageSpec, UntilSpec, waits_for
 
 Stages = Mapping[str, StageSpec]
 CONDITIONS = sorted(set(UntilSpec.__struct_fields__) - {"every"}, key=[*UntilSpec.__annotations__, *EndSpec.__annotations__].index)
@@ -162,7 +162,7 @@ def _dead_end(condition: str | None, body: Stages) -> str | None:
 
 def _end_flaws(stages: Stages) -> Iterator[Flaw]:
     """What is wrong with stages that may end early."""
-    for name in [name for name, spec in stages.items() if early_end(spec) is not None]:
+    for name in [name for name, spec in stages.items() if spec.early_end is not None]:
         if not any(each.answers and each.when is None for each in stages.values()):
             yield (name, "until"), "asks for the answer before the thought is over, of the engine of the `answer` stage; add one after it"
         if any(keys[-1] == TRIAL for keys, _ in with_keys(stages)):

@@ -112,6 +112,12 @@ class StageSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, t
         """Whether a chain ends with it."""
         return self.answers
 
+    @property
+    def early_end(self) -> "EndSpec | None":
+        """Its `until`, where that asks for the answer before the thought is over."""
+        until = getattr(self, "until", None)
+        return until if isinstance(until, EndSpec) and until.tries else None
+
     def flaws(self, before: Mapping[str, "StageSpec"], *, inside_repeat: bool) -> Iterator[tuple[str, str]]:
         """Everything that is wrong with the stage in its graph beyond types and bounds, each as a field and one clause.
 
@@ -200,12 +206,6 @@ class UntilSpec(EndSpec, frozen=True, kw_only=True):
     """Stop after this many steps, not counting guidance."""
     token_budget: Tokens | None = None
     """Stop after this many tokens of the thought."""
-
-
-def early_end(spec: StageSpec) -> EndSpec | None:
-    """The `until` of a stage that asks for the answer before the thought is over; None where it does not."""
-    until = getattr(spec, "until", None)
-    return until if isinstance(until, EndSpec) and until.tries else None
 
 
 class RepeatSpec(StageSpec, frozen=True, kw_only=True, tag="repeat"):

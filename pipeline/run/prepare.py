@@ -22,7 +22,7 @@ from pipeline.engines.sim.replay import bindings
 from pipeline.engines.sim.spec import SimSpec
 from pipeline.errors import InputError, UsageError
 from pipeline.grading.plugins import GRADER_KINDS, grader_names, graders_of_this_process, takes_problem
-from pipeline.graph.bundled import ARITH, REPLAY, find_file, replayed
+from pipeline.graph.files import ARITH, REPLAY, find_file, replayed
 from pipeline.graph.load import load_graph, source_of
 from pipeline.graph.plan import Plan
 from pipeline.graph.plugins import registered_alone, stage_kinds

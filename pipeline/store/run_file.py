@@ -17,7 +17,7 @@ from pipeline.engine import EngineStatistics, Fact
 from pipeline.errors import GraphError, InputError, RunFolderError, boundary
 from pipeline.files import new_file
 from pipeline.graph.load import plan_of
-from pipeline.graph.plan import Plan, settings_of
+from pipeline.graph.plan import Plan
 from pipeline.options import RunOptions
 from pipeline.store.folder import FILE, FORMAT, read_card
 from pipeline.system.machine import core_count, cuda_mps, memory
@@ -159,7 +159,7 @@ class RunFile(Struct, frozen=True, kw_only=True):
     @property
     def engines(self) -> dict[str, dict[str, Any]]:
         """Every field of every engine, by role, as an engines file would say it."""
-        return {role: settings_of(spec) for role, spec in self.plan.engines.items()}
+        return {role: msgspec.to_builtins(spec) for role, spec in self.plan.engines.items()}
 
     @property
     def started_unix_ns(self) -> int:

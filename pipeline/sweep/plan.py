@@ -11,7 +11,7 @@ from pipeline.analysis.compare.studies import Study
 from pipeline.analysis.points import Coordinates
 from pipeline.engines.registry import virtual_time
 from pipeline.errors import UsageError
-from pipeline.graph.document import shown
+from pipeline.graph.files import shown
 from pipeline.graph.plan import Plan
 from pipeline.graph.spec import EngineSpec, Param
 from pipeline.options import AdmissionKind, Columns, FailedShare, Limit, Random, Samples, ScheduleName, Seed

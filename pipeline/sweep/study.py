@@ -17,8 +17,8 @@ from pipeline.analysis.compare.runs import data_name
 from pipeline.analysis.compare.studies import Place, Study, StudyTables
 from pipeline.data.prepare import RECIPES
 from pipeline.errors import GraphError, RunError, UsageError, did_you_mean
-from pipeline.graph.bundled import ARITH
-from pipeline.graph.document import setting, shown, written
+from pipeline.graph.decode import WrongValue
+from pipeline.graph.files import ARITH, setting, shown, written
 from pipeline.graph.load import PRESET, GraphNames, load_preset, load_reward_model, outline
 from pipeline.graph.spec import Param
 from pipeline.rewards.score import score_run
@@ -318,7 +318,7 @@ def _rewards(groups: Sequence[_Group], run_of: Mapping[str, PlannedPoint]) -> di
 def _flawed(file: StudyFile, part: StudyPart | None, key: str, what: UsageError | str, *below: str | int) -> GraphError:
     """The error of a key of a part, or of all of it."""
     place = ("tables",) if part is None else part.where.get(key, ("parts", part.name) if part.name else ())
-    return file.document.flaw((*place, *below), str(what))
+    return WrongValue((*place, *below), str(what)).placed(file.values)
 
 
 def score_steps(folder: Path, study: Study, tell: Tell) -> list[str]:

@@ -10,8 +10,8 @@ from typing import Annotated, Any
 
 from msgspec import UNSET, Meta, Struct, UnsetType, structs
 
-from pipeline.graph.bundled import find_file
-from pipeline.graph.document import Document, Keys
+from pipeline.graph.decode import Keys, WrongValue, decode, located
+from pipeline.graph.files import FileMapping, find_file, read_file
 from pipeline.graph.spec import Count, Param
 from pipeline.options import ScheduleName
 
@@ -149,7 +149,7 @@ class StudyFile(Struct, frozen=True, kw_only=True):
     name: str
     """The file's name without `.yaml`."""
     spec: StudySpec
-    document: Document
+    values: FileMapping
     """For flaws, which name the line."""
     tables: tuple[TableEntry, ...]
     """The tables over the runs of all parts."""
@@ -160,12 +160,13 @@ class StudyFile(Struct, frozen=True, kw_only=True):
 def read_study_file(name: Path | str, *, small: bool) -> StudyFile:
     """The study in a file, which may be the name of a bundled one; raises `GraphError` for what is wrong in it."""
     path = find_file(name, "study file")
-    document = Document.read(path)
-    spec = document.decode((), StudySpec)
-    parts = tuple(_part(name, layers, document) for name, layers in _layers(spec, small))
+    values = read_file(path)
+    with located(values):
+        spec = decode(values, StudySpec)
+        parts = tuple(_part(name, layers) for name, layers in _layers(spec, small))
     tables = spec.small.tables if small and spec.small.tables is not UNSET else spec.tables
     over_all = () if tables is UNSET or not spec.parts else _tables(tables)  # without parts they are those of the only one
-    return StudyFile(name=path.stem, spec=spec, document=document, tables=over_all, parts=parts, small=small)
+    return StudyFile(name=path.stem, spec=spec, values=values, tables=over_all, parts=parts, small=small)
 
 
 def _layers(spec: StudySpec, small: bool) -> Iterator[tuple[str, list[tuple[Keys, PartKeys]]]]:
@@ -179,16 +180,16 @@ def _layers(spec: StudySpec, small: bool) -> Iterator[tuple[str, list[tuple[Keys
         yield name, [*own, *([((*keys, "small"), part.small)] if small else [])]
 
 
-def _part(name: str, layers: Sequence[tuple[Keys, PartKeys]], document: Document) -> StudyPart:
-    """The part with these layers of keys; raises `GraphError` where it lacks one."""
+def _part(name: str, layers: Sequence[tuple[Keys, PartKeys]]) -> StudyPart:
+    """The part with these layers of keys; raises `WrongValue` where it lacks one."""
     said: dict[str, Any] = {}
     where: dict[str, Keys] = {}
     for keys, layer in layers:
         if layer.limit and layer.random:
-            raise document.flaw((*keys, "random"), "is given beside `limit`; give only one of them")
+            raise WrongValue((*keys, "random"), "is given beside `limit`; give only one of them")
         for number, entry in enumerate(layer.data or ()):
             if isinstance(entry, DataEntry) and entry.limit and entry.random:
-                raise document.flaw((*keys, "data", number), "has both `limit` and `random`; give only one of them")
+                raise WrongValue((*keys, "data", number), "has both `limit` and `random`; give only one of them")
         for field in structs.fields(PartKeys):
             value = getattr(layer, field.name)
             if value and (other := OTHER_SUBSET.get(field.name)):
@@ -199,7 +200,7 @@ def _part(name: str, layers: Sequence[tuple[Keys, PartKeys]], document: Document
     place: Keys = ("parts", name) if name else ()
     for key in ("systems", "data", "batch_sizes"):
         if key not in said:
-            raise document.flaw(place, f"has no `{key}`, and neither has the study" if name else f"the key `{key}` is missing")
+            raise WrongValue(place, f"has no `{key}`, and neither has the study" if name else f"the key `{key}` is missing")
     limits = {key: said.pop(key, None) for key in ("limit", "random")}
     said["systems"] = tuple(SystemEntry(graph=each) if isinstance(each, str) else each for each in said["systems"])
     said["data"] = tuple(_data(each, limits) for each in said["data"])

@@ -14,8 +14,7 @@ from pipeline.analysis.points import TARGET, THE_TARGET
 from pipeline.engines.registry import by_backend
 from pipeline.engines.sim.replay import bindings
 from pipeline.errors import GraphError, UsageError
-from pipeline.graph.bundled import REPLAY, find_file
-from pipeline.graph.document import setting
+from pipeline.graph.files import REPLAY, find_file, setting
 from pipeline.graph.load import load_engines, outline
 from pipeline.graph.plan import Plan
 from pipeline.graph.spec import EngineSpec

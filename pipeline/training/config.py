@@ -11,8 +11,8 @@ from typing import Annotated, Literal, TypeAlias, TypeVar
 from msgspec import Meta, Struct
 
 from pipeline.errors import GraphError
-from pipeline.graph.bundled import find_file
-from pipeline.graph.document import SET, Document, read_setting
+from pipeline.graph.decode import WrongValue, decode, located
+from pipeline.graph.files import read_file, read_setting
 
 Task: TypeAlias = Literal["draft", "select"]
 """A draft model to think as its target does (SCoT 3.3), or a target to choose, reject and score (SCoT 3.4)."""
@@ -103,14 +103,15 @@ def load_config(path: Path | str, to: type[C], settings: Sequence[str] = (), out
 
     Raises `GraphError` for whatever is wrong with any of them, `UsageError` for an unknown name.
     """
-    document = Document.read(find_file(path, "training file"))
+    values = read_file(path, "training file")
     for setting in settings:
-        keys, value = read_setting(setting)
+        keys, value, place = read_setting(setting)
         if not all(keys.split(".")):
-            raise GraphError(f"{SET}{setting}", "expected NAME=VALUE, such as lora.rank=16")
-        document.put(tuple(keys.split(".")), value, f"{SET}{setting}")
+            raise GraphError(place, "expected NAME=VALUE, such as lora.rank=16")
+        values.put((*keys.split("."),), value, place)
     if output is not None:
-        document.put(("output",), str(output))
-    if document.at(("output",)) is None:
-        raise document.flaw((), "has no `output`; name the folder of the adapter there, or with --output", key="output")
-    return document.decode((), to)
+        values.put(("output",), str(output), "--output")
+    with located(values):
+        if values.get("output") is None:
+            raise WrongValue((), "has no `output`; name the folder of the adapter there, or with --output", "output")
+        return decode(values, to)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.analysis.compare.rules import Rules, differences, rules_of
-from pipeline.graph.bundled import bundled_files
+from pipeline.graph.files import bundled_files
 from pipeline.run.prepare import load_plan
 
 BASELINES = ["target", "draft", "target-steps", "guided-draft", "speccot", "specreason", "scot"]

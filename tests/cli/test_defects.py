@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.paths import ROOT
 
-FAIL = "import pipeline.graph.bundled as b\ndef fail(*kinds):\n    raise {}\nb.bundled_files = fail\n"
+FAIL = "import pipeline.graph.files as b\ndef fail(*kinds):\n    raise {}\nb.bundled_files = fail\n"
 START = "from pipeline.cli.main import main; main()"
 
 

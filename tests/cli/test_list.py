@@ -6,7 +6,7 @@ import pytest
 
 from pipeline.cli.author import catalog
 from pipeline.cli.author.catalog import KINDS
-from pipeline.graph.bundled import bundled_files
+from pipeline.graph.files import bundled_files
 from tests.support.commands import pipeline
 
 

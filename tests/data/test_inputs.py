@@ -15,7 +15,7 @@ from pipeline.data.inputs import problem_files, rows_in_memory
 from pipeline.data.problems import ChainSettings, Problem
 from pipeline.data.reading import InputReading, read_problems
 from pipeline.errors import InputError, PipelineError, UsageError
-from pipeline.graph.bundled import ARITH
+from pipeline.graph.files import ARITH
 from pipeline.graph.prompts import Message
 from tests.support.requests import request
 

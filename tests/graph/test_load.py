@@ -10,8 +10,8 @@ import pytest
 from pipeline.api import load_graph
 from pipeline.engines.sim.spec import SimSpec
 from pipeline.errors import GraphError, UsageError
-from pipeline.graph.bundled import bundled_files
-from pipeline.graph.document import Document, parse
+from pipeline.graph.decode import place_of
+from pipeline.graph.files import bundled_files, parse, read_file
 from pipeline.graph.load import load_engines, load_preset
 from pipeline.graph.plan import Condition, LoopNode, StageNode
 from pipeline.graph.spec import SamplingSpec
@@ -135,7 +135,7 @@ def test_a_mapping_is_told_from_a_file() -> None:
 def test_places(tmp_path: Path) -> None:
     file = tmp_path / "x.yaml"
     file.write_text("a: 1\nb:\n  c: 2\n  d:\n    - 1\n    - f: 1\n      e: 2\n")
-    document = Document.read(file)
+    values = read_file(file)
     lines: dict[tuple[str | int, ...], int] = {
         ("a",): 1,
         ("b", "c"): 3,
@@ -144,7 +144,7 @@ def test_places(tmp_path: Path) -> None:
         ("b", "nothing"): 2,
         ("nothing",): 1,
     }
-    assert {keys: document.place(keys) for keys in lines} == {keys: f"{file}, line {line}" for keys, line in lines.items()}
+    assert {keys: place_of(values, keys) for keys in lines} == {keys: f"{file}, line {line}" for keys, line in lines.items()}
 
 
 @pytest.mark.parametrize(
@@ -173,9 +173,12 @@ def test_params_of_an_engines_file_hold_where_set_says_nothing_and_for_that_grap
 @pytest.mark.parametrize(
     ("params", "said"),
     [
-        ("{scot: {candidatez: 3}}", r"engines.yaml, line 1: \$.params.scot.candidatez: the graph has no such param; did you mean `cand"),
-        ("{scot: {candidates: 3}, adapter: selection}", r"\$.params.adapter: expected a mapping, got `str`"),
-        ("3", r"\$.params: expected a mapping, got `int`"),
+        (
+            "{scot: {candidatez: 3}}",
+            r"engines.yaml, line 1: \$.engines.params.scot.candidatez: the graph has no such param; did you mean",
+        ),
+        ("{scot: {candidates: 3}, adapter: selection}", r"\$.engines.params.adapter: expected a mapping, got `str`"),
+        ("3", r"\$.engines.params: expected a mapping, got `int`"),
     ],
 )
 def test_params_of_an_engines_file_that_are_wrong(tmp_path: Path, params: str, said: str) -> None:

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from pipeline.errors import GraphError
-from pipeline.graph.bundled import bundled_files
-from pipeline.graph.load import load_prompts
+from pipeline.graph.decode import decode_file
+from pipeline.graph.files import bundled_files, read_file
 from pipeline.graph.plan import Plan
-from pipeline.graph.prompts import DEFAULT_PROMPTS, Example, Prompts, flaws
+from pipeline.graph.prompts import DEFAULT_PROMPTS, Example, Prompts
 from pipeline.run.prepare import load_plan
 from tests.support.paths import ROOT
 
@@ -36,8 +36,7 @@ def test_a_setting_may_name_a_file_in_the_working_folder(tmp_path: Path, monkeyp
 
 @pytest.mark.parametrize("name", bundled_files("prompts file"))
 def test_every_bundled_file_is_whole_and_is_a_preset_of_a_graph(tmp_path: Path, name: str) -> None:
-    prompts = load_prompts(bundled_files("prompts file")[name])
-    assert not list(flaws(prompts))
+    prompts = decode_file(read_file(name, "prompts file"), Prompts)
     assert (prompts == DEFAULT_PROMPTS) == (name == "default")
     assert graph_with(tmp_path, f"prompts: {name}").prompts == prompts
 
@@ -73,7 +72,7 @@ def test_a_stage_cannot_have_other_marks_of_a_thought_than_its_graph(tmp_path: P
 def test_an_engines_file_names_the_prompts_that_suit_its_judge(engines: str, prompts: str) -> None:
     for graph in ("specreason", "gated", "scot", "best-of-n"):
         plan = load_plan(Path(graph), Path(engines))
-        assert (plan.params["prompts"], plan.prompts) == (prompts, load_prompts(bundled_files("prompts file")[prompts]))
+        assert (plan.params["prompts"], plan.prompts) == (prompts, decode_file(read_file(prompts, "prompts file"), Prompts))
         assert plan.prompts.problem == DEFAULT_PROMPTS.problem, "as of every other system"
         assert load_plan(Path(graph), Path(engines), ("prompts=short",)).params["prompts"] == "short"
 

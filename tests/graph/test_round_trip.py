@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from pipeline.api import load_graph
 from pipeline.errors import GraphError, UsageError
-from pipeline.graph.document import parse, setting, written
+from pipeline.graph.files import parse, setting, written
 from pipeline.graph.plan import Plan
 from pipeline.options import RunOptions
 from pipeline.run.prepare import load_plan, resume_options

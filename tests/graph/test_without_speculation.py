@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from pipeline.graph.document import parse
+from pipeline.graph.files import parse
 from pipeline.graph.load import load_graph, plan_of, source_of
 from pipeline.graph.plan import Plan
 from pipeline.run.prepare import load_plan

@@ -5,8 +5,8 @@ from typing import Any, NamedTuple
 import pytest
 
 from pipeline.errors import GraphError
-from pipeline.graph.bundled import bundled_files
-from pipeline.graph.load import load_prompts
+from pipeline.graph.decode import decode_file
+from pipeline.graph.files import read_file
 from pipeline.graph.prompts import ChoosePrompt, Marks, Prompts, ScorePrompt
 from pipeline.reasoning.prompts import OptionPrompt, PromptBuilder
 from tests.support.chat_models import R1_BOS, R1_EOS, R1_SAYS, R1_USER, chat_model
@@ -44,7 +44,7 @@ PROBLEM = "Tom has 3 pens. How many?"
 
 
 def builder_of(chat: Chat, prompts: Prompts | str) -> PromptBuilder:
-    found = load_prompts(bundled_files("prompts file")[prompts]) if isinstance(prompts, str) else prompts
+    found = decode_file(read_file(prompts, "prompts file"), Prompts) if isinstance(prompts, str) else prompts
     return PromptBuilder(chat_model(chat.model), found)
 
 

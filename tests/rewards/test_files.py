@@ -60,11 +60,11 @@ def test_settings_reach_the_engine(tmp_path: Path) -> None:
         (GOOD.replace("torch", "touch"), "$.reward.backend: unknown backend `touch`; did you mean `torch`?"),
         (GOOD.replace("model", "modle"), "$.reward: unknown key `modle`; did you mean `model`?"),
         (GOOD.replace("form: text", "form: prose"), "$.prompt.form: unknown value `prose`; known are `chat`, `text`"),
-        (GOOD.replace('"{problem}"', "x"), "$.prompt: `begin` is 'x', which lacks the placeholder {problem}"),
+        (GOOD.replace('"{problem}"', "x"), "$.prompt.begin: is 'x', which lacks the placeholder {problem}"),
         (GOOD.replace('"{step}"', '"{step}", good: ""'), "$.prompt.good: expected `str` of length >= 1"),
         (
             "reward: {backend: torch, model: m}\nprompt: {form: chat, first: x}",
-            "$.prompt: `first` is 'x', which lacks the placeholder {problem}",
+            "$.prompt.first: is 'x', which lacks the placeholder {problem}",
         ),
         ("reward: x\nprompt: {form: chat}", "$.reward: expected `object`, got `str`"),
     ],

@@ -16,7 +16,7 @@ from pipeline.analysis.points import Point, read_points
 from pipeline.analysis.sweep_tables import crossings
 from pipeline.data.prepare import RECIPES
 from pipeline.errors import GraphError, UsageError
-from pipeline.graph.bundled import bundled_files
+from pipeline.graph.files import bundled_files
 from pipeline.run.observer import Observer, Work
 from pipeline.run.prepare import Prepared
 from pipeline.show.report import report

@@ -10,7 +10,7 @@ import jsonschema
 import pytest
 import yaml
 
-from pipeline.graph.bundled import FOLDERS
+from pipeline.graph.files import FOLDERS
 from tests.support.paths import ROOT
 
 sys.path.insert(0, str(ROOT / "tools"))

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from pipeline.errors import GraphError, UsageError
-from pipeline.graph.bundled import bundled_files
+from pipeline.graph.files import bundled_files
 from pipeline.training.config import CONFIGS, DraftConfig, LoraSpec, SelectConfig, TrainConfig, load_config
 from tests.support.paths import ROOT
 from tests.support.training_data import write_config

@@ -27,7 +27,7 @@ from pipeline.analysis.compare.runs import RunTable, data_sets
 from pipeline.analysis.quality.estimates import Estimate
 from pipeline.analysis.resources import Resources
 from pipeline.errors import UsageError, did_you_mean, reason
-from pipeline.graph.bundled import model_name
+from pipeline.graph.files import model_name
 from pipeline.store.query import Query
 
 FOLDER = Path(__file__).parent.parent / "papers"

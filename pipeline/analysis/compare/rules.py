@@ -7,10 +7,11 @@ report say it by this one rule.
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal, NamedTuple
 
+import msgspec
 from msgspec import Struct
 
-from pipeline.graph.bundled import model_name
-from pipeline.graph.plan import LoopNode, Plan, StageNode, settings_of
+from pipeline.graph.files import model_name
+from pipeline.graph.plan import LoopNode, Plan, StageNode
 from pipeline.graph.prompts import DEFAULT_PROMPTS, Prompts
 from pipeline.graph.spec import PLAIN_SAMPLING, SamplingSpec
 
@@ -83,7 +84,7 @@ def rules_of(plan: Plan) -> Rules:
         asked=tuple(name for name in ASKED if getattr(plan.prompts, name) != getattr(DEFAULT_PROMPTS, name)),
         prompts=plan.prompts,
         candidates=len(plan.drafters),
-        engines={role: _engine(settings_of(spec)) for role, spec in plan.engines.items()},
+        engines={role: _engine(msgspec.to_builtins(spec)) for role, spec in plan.engines.items()},
     )
 
 

@@ -24,7 +24,7 @@ from pipeline.analysis.quality.selection import ThoughtChoices, read_choices
 from pipeline.analysis.resources import EngineFacts, Resources, engine_facts, replica_count, resources
 from pipeline.analysis.time.thinking import read_thinking
 from pipeline.errors import InputError
-from pipeline.graph.bundled import model_name
+from pipeline.graph.files import model_name
 from pipeline.graph.plan import Plan
 from pipeline.store.query import Query, run_names
 from pipeline.store.run_file import Host, RunFile, RunInput

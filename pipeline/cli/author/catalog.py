@@ -13,8 +13,7 @@ from rich.table import Table
 from pipeline.cli.commands import command, json_option
 from pipeline.cli.console import PlainConsole
 from pipeline.cli.terminal import print_page
-from pipeline.graph.bundled import FileKind, bundled_files
-from pipeline.graph.document import Document
+from pipeline.graph.files import FileKind, bundled_files, read_file
 
 FILES: dict[str, FileKind] = {
     "graphs": "graph",
@@ -84,7 +83,7 @@ def _items(kind: str) -> Iterator[Item]:
     else:
         files = bundled_files(FILES[kind])
         for name in sorted(files, key=lambda name: (MAIN.index(name) if name in MAIN else len(MAIN), name)):
-            params = Document.read(files[name]).at(("params",)) or {} if kind == "graphs" else {}
+            params = read_file(files[name]).get("params") or {} if kind == "graphs" else {}
             yield Item(name=name, about=_head_comment(files[name]), params=params)
 
 

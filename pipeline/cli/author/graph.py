@@ -16,7 +16,7 @@ from pipeline.data.reading import read_problems
 from pipeline.engines.registry import notices
 from pipeline.errors import UsageError
 from pipeline.files import whole_file
-from pipeline.graph.bundled import find_file
+from pipeline.graph.files import find_file
 from pipeline.graph.plan import Plan
 from pipeline.run.prepare import load_plan
 from pipeline.show.graph_mermaid import mermaid

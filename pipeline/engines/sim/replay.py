@@ -18,9 +18,8 @@ from pipeline.engines.sim.spec import SimSpec
 from pipeline.engines.sim.tokenizer import SimTokenizer
 from pipeline.engines.tokenizer import HFTokenizer
 from pipeline.errors import GraphError, InputError, NeverGenerated, boundary, did_you_mean
-from pipeline.graph.bundled import replayed
+from pipeline.graph.files import replayed
 from pipeline.graph.load import load_engines
-from pipeline.graph.plan import settings_of
 from pipeline.store.query import Query
 from pipeline.store.rows import AnsweredCall
 from pipeline.store.run_file import RunFile
@@ -122,7 +121,7 @@ def bindings(engines: Path | None) -> Path | Mapping[str, Any] | None:
         if not isinstance(spec := known[role], SimSpec):
             what = f"{run} ran on models and holds no {CALIBRATION}; write one: pipeline calibrate {run} -o {fitted}"
             raise GraphError(f"engine {role!r}", what)
-        found[role] = settings_of(structs.replace(spec, replay=str(run)))
+        found[role] = msgspec.to_builtins(structs.replace(spec, replay=str(run)))
     return found
 
 
@@ -139,7 +138,7 @@ def recorded_tokenizer(run: str, file: RunFile, role: str) -> Tokenizer:
         raise GraphError(f"engine {role!r}", f"the run {run} had no such engine; {did_you_mean(role, file.plan.engines)}")
     if isinstance(engine, SimSpec):
         return SimTokenizer() if engine.replay is None else recorded_tokenizer(engine.replay, RunFile.read(Path(engine.replay)), role)
-    settings = settings_of(engine)
+    settings = msgspec.to_builtins(engine)
     name = settings.get("tokenizer") or settings.get("model")
     if not name:
         what = f"the run {run} does not say which tokenizer its engine of the backend {engine.backend!r} had"
