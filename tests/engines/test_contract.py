@@ -5,8 +5,7 @@ which runs a conversation with an open engine on the event loop (or the clock) w
 """
 
 import math
-from collections.abc import Awaitable, Callable, Sequence
-from inspect import Signature, signature
+from collections.abc import Callable, Sequence
 from itertools import takewhile
 from typing import Any
 
@@ -82,15 +81,9 @@ class Checked:
         return answer
 
 
-def contract(talk: Callable[..., Awaitable[None]]) -> Callable[..., None]:
+def contract(talk: Talk) -> Callable[[Converse], None]:
     """The test of a conversation with an engine, for every backend."""
-
-    def test(converse: Converse, **given: Any) -> None:
-        converse(lambda engine: talk(Checked(engine), **given))
-
-    engine, *more = signature(talk).parameters.values()
-    vars(test)["__signature__"] = Signature([engine.replace(name="converse"), *more])
-    return test
+    return lambda converse: converse(lambda engine: talk(Checked(engine)))
 
 
 def thinking(engine: Engine, problem: str = PROBLEM, **options: object) -> Request:
@@ -196,15 +189,14 @@ async def test_a_stop_ends_a_candidate_and_is_kept(engine: Engine) -> None:
     assert (candidate.finish_reason, candidate.stop_reason) == ("stop", last)
 
 
-@pytest.mark.parametrize("asked_for", [False, True])
 @contract
-async def test_end_of_sequence_ends_and_is_counted_but_kept_only_where_it_is_a_stop_id(engine: Engine, asked_for: bool) -> None:
-    stop_ids = tuple(engine.tokenizer.eos_ids) if asked_for else ()
-    answer = await engine.generate(thinking(engine, max_tokens=400, temperature=0.0, stop_ids=stop_ids))
-    (candidate,) = answer.candidates
-    assert (candidate.finish_reason, candidate.stop_reason) == ("stop", candidate.ids[-1] if asked_for else None)
-    assert (candidate.ids[-1] in engine.tokenizer.eos_ids) == asked_for
-    assert answer.usage.output_tokens == len(candidate.ids) + (not asked_for)
+async def test_end_of_sequence_ends_and_is_counted_but_kept_only_where_it_is_a_stop_id(engine: Engine) -> None:
+    for stop_ids in ((), tuple(engine.tokenizer.eos_ids)):
+        answer = await engine.generate(thinking(engine, max_tokens=400, temperature=0.0, stop_ids=stop_ids))
+        (candidate,) = answer.candidates
+        assert (candidate.finish_reason, candidate.stop_reason) == ("stop", candidate.ids[-1] if stop_ids else None)
+        assert (candidate.ids[-1] in engine.tokenizer.eos_ids) == bool(stop_ids)
+        assert answer.usage.output_tokens == len(candidate.ids) + (not stop_ids)
 
 
 @contract
@@ -238,21 +230,20 @@ async def test_what_cannot_be_run_is_refused_in_one_sentence(engine: Engine) -> 
         await engine.generate(thinking(engine, request_id="r", n=0))
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
 @contract
-async def test_a_choice_gives_all_options_log_probabilities(engine: Engine, temperature: float) -> None:
+async def test_a_choice_gives_all_options_log_probabilities(engine: Engine) -> None:
     if "options" in cannot_of(engine):
         return
     options = tuple(engine.tokenizer.encode(digit)[-1] for digit in "0123")
-    answer = await engine.generate(thinking(engine, max_tokens=1, option_ids=options, temperature=temperature))
-    (candidate,) = answer.candidates
-    assert len(answer.option_logprobs) == len(options)
-    assert 0 < sum(map(math.exp, answer.option_logprobs)) <= 1 + 1e-6
-    chosen = options.index(candidate.ids[0])
-    if temperature == 0:
-        assert answer.option_logprobs[chosen] == max(answer.option_logprobs)
-    assert candidate.cumulative_logprob == pytest.approx(answer.option_logprobs[chosen])
-    assert answer.usage.output_tokens == 1
+    for temperature in (1.0, 0.0):
+        answer = await engine.generate(thinking(engine, max_tokens=1, option_ids=options, temperature=temperature))
+        (candidate,) = answer.candidates
+        assert len(answer.option_logprobs) == len(options)
+        assert 0 < sum(map(math.exp, answer.option_logprobs)) <= 1 + 1e-6
+        chosen = options.index(candidate.ids[0])
+        assert candidate.cumulative_logprob == pytest.approx(answer.option_logprobs[chosen])
+        assert answer.usage.output_tokens == 1
+    assert answer.option_logprobs[chosen] == max(answer.option_logprobs)
 
 
 @contract

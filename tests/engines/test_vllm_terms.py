@@ -86,7 +86,7 @@ def test_everything_is_said_and_nothing_left_to_the_models_defaults(terms: Any) 
 
 def whole(ids: Sequence[int], cached: int | None) -> Any:
     """A final `RequestOutput` of a prompt of three tokens."""
-    return SimpleNamespace(prompt_token_ids=[1, 2, 3], num_cached_tokens=cached, outputs=[output(ids)], metrics=None, prompt_logprobs=None)
+    return SimpleNamespace(prompt_token_ids=[1, 2, 3], num_cached_tokens=cached, outputs=[output(ids)], metrics=None)
 
 
 def test_greedy_candidates_are_computed_once_and_of_others_the_one_with_the_least_in_the_cache_speaks(terms: Any) -> None:
@@ -151,16 +151,6 @@ def test_vllm_has_the_arguments_of_every_engines_file(terms: Any, path: Path) ->
 def test_what_is_set_elsewhere_is_refused(fields: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         VllmSpec(model="m", **fields)
-
-
-def test_the_patched_kernel_spreads_values_over_tokens() -> None:
-    import torch
-
-    from pipeline.engines.vllm.server import expand
-
-    spread = torch.full((7,), -1.0)
-    expand(spread, torch.tensor([0.6, 0.0, 0.9]), torch.tensor([2, 3, 6], dtype=torch.int32), 0, 1, MAX_NUM_TOKENS=32)
-    assert spread.tolist() == pytest.approx([0.6, 0.6, 1.0, 0.9, 0.9, 0.9, -1.0])
 
 
 def test_a_flaw_in_a_configuration_is_told_in_vllms_words(terms: Any) -> None:

@@ -1,9 +1,9 @@
-"""The worker of engine `vllm` over an `AsyncLLM` that is scripted: what becomes of one request's error, and of a cache that is kept."""
+"""The worker of engine `vllm` over an `AsyncLLM` that is scripted: what becomes of one request's error."""
 
 import asyncio
 import socket
 import warnings
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import closing
 from importlib import import_module
 from importlib.util import find_spec
@@ -14,7 +14,7 @@ import pytest
 
 from pipeline.engine import Request
 from pipeline.engines.models import resolve
-from pipeline.engines.process.wire import ResetPrefixCache, Submit
+from pipeline.engines.process.wire import Submit
 from pipeline.engines.vllm.spec import VllmSpec
 
 pytestmark = [pytest.mark.vllm, pytest.mark.skipif(find_spec("vllm") is None, reason="vllm is not installed here")]
@@ -22,31 +22,21 @@ GOOD = 5
 
 
 class ScriptedLLM:
-    """Answers each prompt whose first token is `GOOD`, and raises what `fails` says for all others; keeps its cache `kept` times."""
+    """Answers each prompt whose first token is `GOOD`, and raises what `fails` says for all others."""
 
-    def __init__(self, fails: Callable[[], Exception | None] = lambda: None, kept: int = 0, **odd: Any) -> None:
+    def __init__(self, fails: Callable[[], Exception | None] = lambda: None, **odd: Any) -> None:
         self.model_config = SimpleNamespace(max_model_len=512, get_vocab_size=lambda: 560)
-        self._fails, self._kept, self._odd = fails, kept, odd
-        self.asked: list[str] = []
+        self._fails, self._odd = fails, odd
 
-    async def generate(self, prompt: dict[str, Any], params: Any, *, request_id: str, **_: Any) -> AsyncIterator[Any]:
-        self.asked.append(request_id)
+    async def generate(self, prompt: dict[str, Any], params: Any, **_: Any) -> AsyncIterator[Any]:
         assert prompt["type"] == "token"
         await asyncio.sleep(0)
         bad = prompt["prompt_token_ids"][0] != GOOD
         if bad and (error := self._fails()) is not None:
             raise error
         said = {"token_ids": [7], "finish_reason": "length", "stop_reason": None, "cumulative_logprob": None, "logprobs": None}
-        said |= self._odd if bad else {}
-        ids = prompt["prompt_token_ids"]
-        yield SimpleNamespace(
-            prompt_token_ids=ids, num_cached_tokens=0, outputs=[SimpleNamespace(**said)], metrics=None, prompt_logprobs=None
-        )
-
-    async def reset_prefix_cache(self) -> bool:
-        self._kept -= 1
-        self.asked += ["reset"] if self._kept < 0 else []
-        return self._kept < 0
+        outputs = [SimpleNamespace(**said | (self._odd if bad else {}))]
+        yield SimpleNamespace(prompt_token_ids=prompt["prompt_token_ids"], num_cached_tokens=0, outputs=outputs, metrics=None)
 
 
 class Line:
@@ -57,13 +47,10 @@ class Line:
         self.closed, self._messages, self.got = False, messages, list[Any]()
         self.far.send(b"x")
 
-    def receive(self, *, wait: bool) -> Iterator[Any]:
+    def receive(self, *, wait: bool) -> list[Any]:
         self.socket.recv(1)
         self.closed = not self._messages
-        found = [self._messages.pop(0)] if self._messages else []
-        if found == [ResetPrefixCache()]:  # which nothing answers
-            self.far.send(b"x")
-        return iter(found)
+        return [self._messages.pop(0)] if self._messages else []
 
     def send(self, message: Any) -> None:
         self.got.append(message)
@@ -128,10 +115,3 @@ def test_the_death_of_the_engine_ends_the_worker() -> None:
     with pytest.raises(ExceptionGroup) as died:
         answers(ScriptedLLM(lambda: vllm_error("EngineDeadError")), Submit(0, asked(GOOD + 1, n=2)))
     assert died.group_contains(type(vllm_error("EngineDeadError")))
-
-
-def test_later_requests_wait_until_the_prefix_cache_is_empty() -> None:
-    llm = ScriptedLLM(kept=3)
-    (report,) = answers(llm, ResetPrefixCache(), Submit(0, asked(GOOD)))
-    assert len(report.done) == 1
-    assert llm.asked == ["reset", "0-0"]
