@@ -26,9 +26,8 @@ from pipeline.graph.decode import (
     decode_graph,
     located,
     mapping,
-    tagged,
 )
-from pipeline.graph.files import OPTION, FileKind, FileMapping, model_name, parse, read_file, read_setting, values_of, written
+from pipeline.graph.files import FileKind, FileMapping, model_name, parse, read_file, read_setting, values_of, written
 from pipeline.graph.plan import Plan
 from pipeline.graph.plugins import engine_specs, stage_specs
 from pipeline.graph.rewards import RewardFile, RewardSpec
@@ -117,12 +116,12 @@ def _read_graph(graph: Graph) -> FileMapping:
     """The values of a graph, of which it may leave out params, prompts and sampling; raises `GraphError` where its keys or its name are
     wrong."""
     values = read_file(graph, "graph") if isinstance(graph, Path) else values_of(graph, "graph")
-    with located(values):
-        spec = decode({**values, **{part: {} for part in PARTS}}, GraphSpec)
-        check_name(spec.name, "a graph", ("name",))
     for key in (PARAMS, "prompts", "sampling"):
         if values.get(key) is None:
             values[key] = FileMapping(values.place)
+    with located(values):
+        spec = decode({**values, **{part: {} for part in PARTS}}, GraphSpec)
+        check_name(spec.name, "a graph", ("name",))
     return values
 
 
@@ -148,27 +147,23 @@ def _bind_engines(values: FileMapping) -> None:
 def _named(inside: FileMapping, key: str, kind: FileKind, keys: Keys) -> FileMapping:
     """The file of this `kind` that the value of `key` names in the mapping at `keys`, next to where the name is written."""
     try:
-        return read_file(str(inside[key]), kind, beside=_folder(inside.places.get(key, inside.place)))
+        return inside.named(key, kind)
     except GraphError:
         raise
     except UsageError as error:
         raise WrongValue((*keys, key), str(error)) from error
 
 
-def _folder(place: str) -> Path:
-    """The folder of the file that a place names; the working folder for what no file says."""
-    return Path() if place.startswith(OPTION) else Path(place.rpartition(", line ")[0]).parent
-
-
 def _read(settings: Iterable[str], known: "GraphNames | None" = None) -> Iterator[Setting]:
     """The values of `settings`, and of their presets where the graph has the name (`known`)."""
     for text in settings:
-        if known is not None and text.startswith(PRESET):
-            preset = read_file(text.removeprefix(PRESET), "preset")
-            of_graph = [item for item in decode_file(preset, Preset).set.items() if known.has(item[0])]
-            yield from (Setting(name, value, preset["set"].places[name]) for name, value in of_graph)
-        else:
+        if known is None or not text.startswith(PRESET):
             yield Setting(*read_setting(text))
+            continue
+        preset = read_file(text.removeprefix(PRESET), "preset")
+        for name, value in decode_file(preset, Preset).set.items():
+            if known.has(name):
+                yield Setting(name, value, preset["set"].places[name])
 
 
 def _set_params(values: FileMapping, settings: Iterable[Setting]) -> None:
@@ -267,8 +262,7 @@ def load_reward_model(path: Path, settings: Sequence[str] = ()) -> RewardSpec:
     prompt = decode_file(values, RewardFile).prompt
     _set(_read(settings), ROLE, {"reward": values["reward"]})
     with located(values):
-        backend = tagged(values["reward"], "backend", engine_specs(), ("reward",))
-        return RewardSpec(decode(values["reward"], backend, ("reward",)), prompt)
+        return RewardSpec(decode_engines({"reward": values["reward"]}, engine_specs())["reward"], prompt)
 
 
 def load_preset(name: Path | str) -> Preset:
