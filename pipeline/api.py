@@ -299,7 +299,7 @@ class _SolveCall(Struct, frozen=True, kw_only=True):
     async def carry_out(self, observer: Observer) -> SessionResult:
         """Carry out the session in the running event loop."""
         if on_replicas(self.run.options):
-            result: SessionResult = await import_module("pipeline.cluster.replicas").solve_on_this_machine(self.run, observer)
+            result: SessionResult = await import_module("pipeline.cluster.replicas").solve_on_replicas(self.run, observer)
             return result
         return await solve_run(self.run, observer, engines=self.engines)
 

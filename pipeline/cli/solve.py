@@ -108,16 +108,8 @@ def _quiet_stdout(options: RunOptions) -> Iterator[None]:
 
 
 def _carried_out(options: RunOptions) -> Solve | None:
-    """What solves on the replicas of the options; None: engines of this process do. Raises `MissingExtra`."""
-    if not on_replicas(options):
-        return None
-    if options.cluster is None:
-        here: Solve = import_module("pipeline.cluster.replicas").solve_on_this_machine
-        return here
-    try:
-        solve: Solve = import_module("pipeline.cluster.ray").solve_on_ray
-    except ImportError as error:
-        raise MissingExtra(f"--cluster {options.cluster}", "ray", "ray") from error
+    """What solves on the replicas of the options; None: engines of this process do."""
+    solve: Solve | None = import_module("pipeline.cluster.replicas").solve_on_replicas if on_replicas(options) else None
     return solve
 
 

@@ -16,27 +16,22 @@ import anyio.to_thread
 import ray
 from ray.exceptions import RayError
 
-from pipeline.cluster.replicas import Fleet, Poll
+from pipeline.cluster.replicas import Launch, Poll
 from pipeline.cluster.worker import CLOSE_S, ShardJob, ShardReport, ShardWorker
 from pipeline.errors import ReplicaLost, UsageError, reason
 from pipeline.graph.plan import Plan
 from pipeline.options import RunOptions
-from pipeline.run.loop import Stop
-from pipeline.run.observer import Observer
-from pipeline.run.prepare import Prepared
-from pipeline.run.run import SessionResult
 
 HERE = "ray"
 """The cluster that `RAY_ADDRESS` names, or that runs on this machine."""
 
 
-async def solve_on_ray(ready: Prepared, observer: Observer, stop: Stop | None = None) -> SessionResult:
-    """Solve on the cluster that the options name, as `pipeline.run.run.solve` does here. Raises `UsageError` where that cannot be."""
-    options = ready.options
+@asynccontextmanager
+async def actors(plan: Plan, options: RunOptions) -> AsyncIterator[Launch]:
+    """What starts workers as actors of the cluster that the options name. Raises `UsageError` where that cannot be."""
     with ExitStack() as stack:
         await anyio.to_thread.run_sync(stack.enter_context, _connected(str(options.cluster)))
-        needed = await anyio.to_thread.run_sync(check_room, ready.plan, options)
-        return await Fleet(partial(_actor, needed), ready, observer).run(options.replicas, stop)
+        yield partial(_actor, await anyio.to_thread.run_sync(check_room, plan, options))
 
 
 @contextmanager

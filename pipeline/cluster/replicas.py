@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from functools import partial
+from importlib import import_module
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -26,7 +27,7 @@ from pipeline.cluster.merge import merged_sessions, total_of
 from pipeline.cluster.worker import CLOSE_S, ShardJob, ShardReport, ShardWorker
 from pipeline.engine import Engine
 from pipeline.engines.cores import ranges
-from pipeline.errors import EngineDead, Interrupted, OutOfMemory, PipelineError, ReplicaLost, RunError, UsageError, reason
+from pipeline.errors import EngineDead, Interrupted, MissingExtra, OutOfMemory, PipelineError, ReplicaLost, RunError, UsageError, reason
 from pipeline.graph.spec import EngineSpec
 from pipeline.options import RunOptions, shard_of
 from pipeline.run.loop import Stop
@@ -85,9 +86,19 @@ def divided(specs: Mapping[str, EngineSpec], machine: Machine, count: int) -> li
     return [DeviceShare(cores=cores[n * len(cores) // count : (n + 1) * len(cores) // count]) for n in range(count)]
 
 
-async def solve_on_this_machine(ready: Prepared, observer: Observer, stop: Stop | None = None) -> SessionResult:
-    """Solve on replicas on this machine, as `pipeline.run.run.solve` does without. Raises `UsageError` where it has too few devices."""
+async def solve_on_replicas(ready: Prepared, observer: Observer, stop: Stop | None = None) -> SessionResult:
+    """Solve on replicas, of this machine or of the cluster that the options name, as `pipeline.run.run.solve` does without.
+
+    Raises `UsageError` where there are too few devices or the cluster cannot be reached, `MissingExtra` for a cluster without Ray.
+    """
     options = ready.options
+    if options.cluster is not None:
+        try:
+            actors = import_module("pipeline.cluster.ray").actors
+        except ImportError as error:
+            raise MissingExtra(f"--cluster {options.cluster}", "ray", "ray") from error
+        async with actors(ready.plan, options) as launch:
+            return await Fleet(launch, ready, observer).run(options.replicas, stop)
     if ready.virtual_time:  # on simulated time it makes no difference how many of them compute at once
         shares: Sequence[DeviceShare] = [DeviceShare()] * min(options.replicas, core_count())
     else:
@@ -109,8 +120,7 @@ class Fleet:
         self._left = deque(shard for shard in self._shards if not self._is_over(shard, ready.options.retry_failed))
         self._totals = {shard: RunFile.read(shard).totals if (shard / FILE).exists() else Totals() for shard in self._shards}
         self._live = dict.fromkeys(self._shards, 0)
-        before = ready.record.sessions[-1].ended_unix_ns or 0 if ready.record.sessions else 0
-        self._started_unix_ns = max(time.time_ns(), before + 1)
+        self._started_unix_ns = ready.begins_unix_ns()
         self.progress = Progress(ready.plan, ResumeState(), observer.tell, Clock(self._started_unix_ns, time.monotonic))
         self._begun = self._draining = False
         """Whether the engines of a shard are open, and whether no more chains start."""
@@ -154,13 +164,7 @@ class Fleet:
     async def _keep(self, shard: Path, place: int) -> None:
         """Solve a shard; a worker that dies is started again, unless that happens again and again."""
         ready, deaths = self._ready, 0
-        job = ShardJob(
-            options=self._options(shard),
-            plan=ready.plan,
-            virtual_time=ready.virtual_time,
-            started_unix_ns=self._started_unix_ns,
-            problems=ready.problems,
-        )
+        job = ShardJob(self._options(shard), ready.plan, ready.problems, ready.virtual_time, self._started_unix_ns)
         while not self._draining:
             before = self._totals[shard].chains
             try:

@@ -29,17 +29,17 @@ CLOSE_S = 20.0
 """Seconds that a run has to end in once it is stopped; then its process is killed."""
 
 
-class ShardJob(Struct, frozen=True, kw_only=True):
+class ShardJob(Struct, frozen=True):
     """A shard to solve."""
 
     options: RunOptions
     """Those of the shard's own run."""
     plan: Plan
+    problems: Problems
+    """Those of the whole run."""
     virtual_time: bool
     started_unix_ns: int
     """When the session starts on a simulated clock."""
-    problems: Problems
-    """Those of the whole run."""
 
 
 class ShardReport(Struct, frozen=True, kw_only=True):

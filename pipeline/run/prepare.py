@@ -3,6 +3,7 @@
 The folder is held before anything else about the run is checked, so that two processes never start a run in one folder.
 """
 
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -59,6 +60,10 @@ class Prepared(Struct, frozen=True, kw_only=True):
     """The run is to be resumed and is finished already; then its folder is not held."""
     starts_unix_ns: int | None = None
     """When the session starts on a simulated clock, ns UTC; None: now."""
+
+    def begins_unix_ns(self) -> int:
+        """When a session that begins now does: after the one before, whose simulated hours may end after the real time."""
+        return max(self.starts_unix_ns or time.time_ns(), (self.record.ended_unix_ns or 0) + 1)
 
     def problem_rows(self) -> dict[int, Mapping[str, Any]]:
         """The whole rows of the problems by their numbers, if a grader of this process wants them."""

@@ -176,9 +176,7 @@ def begin(run: Prepared, engines: Mapping[str, Engine], startup_s: float) -> Run
     record = run.record
     if run.folder is not None and record.sessions:
         drop_unfinished(run.folder, run.options.retry_failed)
-    before = record.sessions[-1].ended_unix_ns or 0 if record.sessions else 0
-    # The simulated hours of an earlier session may end after the real time.
-    session = Session(started_unix_ns=max(run.starts_unix_ns or time.time_ns(), before + 1), startup_s=startup_s)
+    session = Session(started_unix_ns=run.begins_unix_ns(), startup_s=startup_s)
     facts = {role: {**each.facts, "max_model_len": each.max_model_len, "vocab_size": each.vocab_size} for role, each in engines.items()}
     record = structs.replace(record, sessions=(*record.sessions, session), engine_facts=facts)
     if run.folder is not None:

@@ -1,48 +1,47 @@
-"""Replicas as actors of a real Ray node on this machine: the same answers as one process, whatever dies in between."""
+"""A real Ray node on this machine: replicas as its actors give the answers of one process, and the example for Ray Data runs."""
 
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 
 import psutil
 import pytest
 import ray
-from msgspec import structs
 
-from pipeline.cluster.ray import check_room, solve_on_ray
+from pipeline.cluster.ray import check_room
 from pipeline.errors import UsageError
-from pipeline.options import RunOptions
-from pipeline.run.loop import in_loop
-from pipeline.run.observer import Observer
-from pipeline.run.prepare import load_plan, prepare
-from pipeline.run.run import SessionResult, run
-from tests.cluster.waiting_engines import waiting, when
-from tests.support.hanging_together import check_hangs_together
-from tests.support.paths import ROOT
-from tests.support.runs import said, write_problems
+from pipeline.run.prepare import load_plan
+from pipeline.run.run import SessionResult
+from tests.cluster.waiting_engines import check_whole, in_real_time, waiting, when
+from tests.support.paths import ROOT, SIM
+from tests.support.patience import HANGS_S
+from tests.support.runs import rows, solve, write_problems
 
 pytestmark = [pytest.mark.long, pytest.mark.filterwarnings("ignore")]
-CHAINS = 40
+BATCHES = f"""
+import json, runpy
+Solver = runpy.run_path({str(ROOT / "examples/ray_data.py")!r}, run_name="__main__")["Solver"]
+import ray
+problems = [json.loads(line) for line in open("problems.jsonl")]
+problems.append({{**problems[0], "problem_id": "empty", "problem": ""}})
+actors = ray.data.ActorPoolStrategy(min_size=1, max_size=2)
+options = {{"graph": "speccot", "engines": "sim-instant"}}
+solved = ray.data.from_items(problems).map_batches(
+    Solver, fn_constructor_kwargs=options, batch_size=3, batch_format="pyarrow", compute=actors
+)
+print(json.dumps(solved.take_all()))
+"""
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _node() -> Iterator[None]:
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
-    yield
+def address() -> Iterator[str]:
+    """The address of the one node of these tests."""
+    yield ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False).address_info["gcs_address"]
     ray.shutdown()
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("ray")
-
-
-@pytest.fixture(scope="module")
-def alone(folder: Path) -> SessionResult:
-    """The run of one process, whose answers all others are to give."""
-    write_problems(folder, CHAINS)
-    return run(waiting(folder, "alone"))
 
 
 def actors() -> list[psutil.Process]:
@@ -53,22 +52,24 @@ def actors() -> list[psutil.Process]:
     return found
 
 
-def on_ray(options: RunOptions, observer: Observer) -> SessionResult:
-    """The run in real time, so that something can happen meanwhile."""
-    plan = load_plan(options.graph, options.bound_engines, options.settings)
-    with prepare(options, plan, virtual=False) as ready:
-        result: SessionResult = in_loop(partial(solve_on_ray, ready, observer), virtual=False)
-    return result
-
-
 def test_an_actor_that_dies_is_replaced_and_resumes_its_shard(folder: Path, alone: SessionResult) -> None:
     told: list[str] = []
-    options = waiting(folder, "struck", cluster="ray", replicas=2)
-    result = on_ray(options, when(8, lambda: actors()[0].kill(), told))
-    assert (result.exit_code, result.done, result.error) == (0, CHAINS, None)
-    check_hangs_together(folder / "struck", CHAINS)
-    assert said(result) == said(alone)
+    options = waiting(folder, "struck-actor", cluster="ray", replicas=2)
+    check_whole(in_real_time(options, when(8, lambda: actors()[0].kill(), told)), alone)
     assert any("lost, starting it again" in sentence for sentence in told)
+
+
+def test_batches_of_ray_data_are_answered_as_in_a_run(tmp_path: Path, address: str) -> None:
+    expected = solve(tmp_path, engines=SIM.with_name("sim-instant.yaml"), input=write_problems(tmp_path, 8))
+    environment = os.environ | {"RAY_ADDRESS": address, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", BATCHES], cwd=tmp_path, env=environment, text=True, capture_output=True, timeout=HANGS_S)
+    assert done.returncode == 0, done.stderr
+    *script, last = done.stdout.splitlines()
+    assert script[-1] == "100% right"
+    found = {row["problem_id"]: row for row in json.loads(last)}
+    assert found.pop("empty")["error"].endswith("has no `problem`")
+    chains = {row["problem_id"]: (row["answer"], row["correct"], None) for row in rows(expected, "chains")}
+    assert {name: (row["solution"], row["correct"], row["error"]) for name, row in found.items()} == chains
 
 
 def test_what_a_cluster_has_no_room_for(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,4 +82,4 @@ def test_what_a_cluster_has_no_room_for(folder: Path, monkeypatch: pytest.Monkey
     assert check_room(plan, options) == 2
     ray.shutdown()
     with pytest.raises(UsageError, match=r"^--cluster slurm: cannot connect: Invalid address format"):
-        on_ray(structs.replace(waiting(folder, "nowhere"), cluster="slurm"), Observer())
+        in_real_time(waiting(folder, "nowhere", cluster="slurm"))

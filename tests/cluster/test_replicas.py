@@ -13,20 +13,20 @@ import psutil
 import pytest
 from msgspec import structs
 
-from pipeline.cluster.replicas import DeviceShare, Fleet, Poll, divided, solve_on_this_machine, worker_process
+from pipeline.cluster.replicas import DeviceShare, Fleet, Poll, divided, worker_process
 from pipeline.cluster.worker import ShardJob
 from pipeline.errors import ReplicaLost, RunFolderError, UsageError
-from pipeline.options import RunOptions, Shard
-from pipeline.run.loop import Stop, attended, in_loop
+from pipeline.options import Shard
+from pipeline.run.loop import Stop
 from pipeline.run.observer import Observer
-from pipeline.run.prepare import load_plan, prepare, resume_options
+from pipeline.run.prepare import load_plan, resume_options
 from pipeline.run.run import SessionResult, run
 from pipeline.store.query import Query
 from pipeline.store.rows import ChainRow
 from pipeline.store.run_file import RunFile
 from pipeline.store.store import RunStore, read_rows
 from pipeline.system.machine import GIB, Gpu, Machine, core_count
-from tests.cluster.waiting_engines import waiting, when
+from tests.cluster.waiting_engines import CHAINS, check_whole, in_real_time, waiting, when
 from tests.support.commands import begun, pipeline, spawned
 from tests.support.hanging_together import check_hangs_together
 from tests.support.paths import TEST_SET
@@ -35,7 +35,6 @@ from tests.support.replicas import on_replicas, options_of
 from tests.support.runs import rows, said, write_problems
 
 pytestmark = pytest.mark.slow  # whole runs, and processes
-CHAINS = 40
 
 
 def workers_of(process: psutil.Process) -> list[psutil.Process]:
@@ -46,18 +45,6 @@ def workers_of(process: psutil.Process) -> list[psutil.Process]:
 def check_gone(processes: list[psutil.Process]) -> None:
     _, left = psutil.wait_procs(processes, timeout=HANGS_S)
     assert left == []
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("replicas")
-
-
-@pytest.fixture(scope="module")
-def alone(folder: Path) -> SessionResult:
-    """The run of one process, whose answers all others are to give."""
-    write_problems(folder, CHAINS)
-    return run(waiting(folder, "alone"))
 
 
 class TestSimulated:
@@ -111,31 +98,14 @@ class TestSimulated:
         assert (done.returncode, "in one process, as its shards are merged" in done.stderr) == (0, True)
         check_hangs_together(tmp_path / "run", 8)
 
-    def test_refusals(self, tmp_path: Path) -> None:
-        problems = write_problems(tmp_path, 2)
-        words = ("run", "speccot", "--input", problems, "--output", tmp_path / "run", "--replicas")
-        refused = pipeline(*words, "3", "--engines", "sim-2xh100", "--schedule", "lockstep")
-        assert (refused.returncode, "--schedule lockstep cannot be combined with --replicas" in refused.stderr) == (2, True)
-        assert not (tmp_path / "run").exists()
-
 
 class TestProcesses:
     """Processes whose engines wait in real time in place of computing."""
 
-    def here(
-        self, options: RunOptions, observer: Observer | None = None, solve: Any = solve_on_this_machine, attend: Any = None
-    ) -> SessionResult:
-        plan = load_plan(options.graph, options.bound_engines, options.settings)
-        with prepare(options, plan, virtual=False) as ready:
-            result: SessionResult = in_loop(partial(attended, partial(solve, ready, observer or Observer()), attend), virtual=False)
-        assert workers_of(psutil.Process()) == [], "no process is left behind"
-        return result
-
-    def check(self, result: SessionResult, alone: SessionResult) -> None:
-        assert (result.exit_code, result.done, result.error) == (0, CHAINS, None)
-        assert result.folder is not None
-        check_hangs_together(result.folder, CHAINS)
-        assert said(result) == said(alone)
+    @pytest.fixture(autouse=True)
+    def _no_process_is_left_behind(self) -> Iterator[None]:
+        yield
+        assert workers_of(psutil.Process()) == []
 
     def test_a_worker_that_is_killed_resumes_its_shard(self, folder: Path, alone: SessionResult) -> None:
         told, seen = list[str](), list[tuple[int, int]]()
@@ -145,8 +115,7 @@ class TestProcesses:
                 seen.append((query.scalar("SELECT count(*) FROM chains"), query.scalar("SELECT count(*) FROM calls WHERE replica IS NULL")))
             workers_of(psutil.Process())[0].kill()
 
-        result = self.here(waiting(folder, "struck", replicas=2), when(16, strike, told))
-        self.check(result, alone)
+        check_whole(in_real_time(waiting(folder, "struck", replicas=2), when(16, strike, told)), alone)
         assert [sentence for sentence in told if "lost, starting it again: its process ended: killed by SIGKILL" in sentence]
         assert 0 < seen[0][0] < CHAINS
         assert seen[0][1] == 0
@@ -161,11 +130,11 @@ class TestProcesses:
             return start(job, place)
 
         on_two = partial(_solve_by, launch, 2)
-        failed = self.here(waiting(folder, "failed", replicas=2), Observer(tell=told.append), on_two)
+        failed = in_real_time(waiting(folder, "failed", replicas=2), Observer(tell=told.append), on_two)
         assert (failed.exit_code, failed.run.status) == (1, "failed")
         assert str(failed.error) == "replica 1 died 3 times in a row: there is no room for it"
         assert 0 < failed.done < CHAINS, "the other shard came to its end"
-        self.check(self.here(resume_options(folder / "failed")), alone)
+        check_whole(in_real_time(resume_options(folder / "failed")), alone)
 
     @pytest.mark.parametrize("how", ["drain", "abort"])
     def test_a_run_that_was_stopped_goes_on_with_another_number_of_replicas(self, folder: Path, alone: SessionResult, how: str) -> None:
@@ -177,24 +146,24 @@ class TestProcesses:
                 await anyio.sleep(0.02)
             getattr(stop, how)()
 
-        stopped = self.here(waiting(folder, how, replicas=2), when(4, over.set, []), attend=attend)
+        stopped = in_real_time(waiting(folder, how, replicas=2), when(4, over.set, []), attend=attend)
         assert (stopped.exit_code, stopped.run.status) == (130, "interrupted")
         assert 4 <= stopped.done < CHAINS
-        self.check(self.here(structs.replace(resume_options(folder / how), replicas=1)), alone)
+        check_whole(in_real_time(structs.replace(resume_options(folder / how), replicas=1)), alone)
 
     def test_a_model_that_is_not_there_is_one_sentence(self, folder: Path, alone: SessionResult) -> None:
         engines = folder / "missing.yaml"
         engines.write_text("target: {backend: torch, device: cpu, model: /nowhere/target}\n")
         options = structs.replace(waiting(folder, "missing", replicas=core_count()), engines=engines, graph=Path("target"))
         with pytest.raises(UsageError, match="/nowhere/target"):
-            self.here(options)
+            in_real_time(options)
         assert not (folder / "missing").exists()
 
     def test_a_worker_sees_its_gpus_alone(self, folder: Path, alone: SessionResult) -> None:
         share = DeviceShare(gpus=(Gpu(index=0, cuda_name="3", name="H100"),))
         seen = list[dict[str, str]]()
         look = when(1, lambda: seen.append(workers_of(psutil.Process())[0].environ()), [])
-        self.here(waiting(folder, "gpus", replicas=1), look, partial(_solve_by, partial(worker_process, [share]), 1))
+        in_real_time(waiting(folder, "gpus", replicas=1), look, partial(_solve_by, partial(worker_process, [share]), 1))
         assert (seen[0]["CUDA_VISIBLE_DEVICES"], seen[0]["CUDA_DEVICE_ORDER"]) == ("3", "PCI_BUS_ID")
 
 

@@ -3,15 +3,21 @@
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from pipeline.cli.live import repeated
+from pipeline.cluster.replicas import solve_on_replicas
 from pipeline.options import RunOptions
+from pipeline.run.loop import attended, in_loop
 from pipeline.run.observer import Observer, Work
-from pipeline.run.prepare import Prepared
-from tests.support.paths import ROOT
+from pipeline.run.prepare import Prepared, load_plan, prepare
+from pipeline.run.run import SessionResult
+from tests.support.hanging_together import check_hangs_together
+from tests.support.runs import options_of, said, write_problems
 
+CHAINS = 40
 ENGINE = (
     "{backend: sim, model: waiting, max_in_flight: 64, parameters: 1, kv_bytes_per_token: 0, kv_cache_tokens: 10000000,"
     " device: {name: nowhere, flops_per_s: .inf, bytes_per_s: .inf, overhead_s: 0.004},"
@@ -34,15 +40,24 @@ def when(done: int, act: Callable[[], object], told: list[str]) -> Observer:
     return Observer(watch=watch, tell=told.append)
 
 
-def engines_file(folder: Path) -> Path:
-    path = folder / "waiting.yaml"
-    path.write_text(f"draft: {ENGINE}\ntarget: {ENGINE}\n")
-    return path
-
-
 def waiting(folder: Path, name: str, **more: Any) -> RunOptions:
-    """A run of `folder`/problems.jsonl into `folder`/`name`."""
-    engines, graph = engines_file(folder), ROOT / "graphs/speccot.yaml"
-    return RunOptions(
-        graph=graph, engines=engines, input=(str(folder / "problems.jsonl"),), output=folder / name, **{"batch_size": 4, **more}
-    )
+    """A run of `CHAINS` problems into `folder`/`name`."""
+    engines = folder / "waiting.yaml"
+    engines.write_text(f"draft: {ENGINE}\ntarget: {ENGINE}\n")
+    return options_of(folder, name, input=write_problems(folder, CHAINS), **{"engines": engines, "batch_size": 4} | more)
+
+
+def in_real_time(
+    options: RunOptions, observer: Observer | None = None, solve: Any = solve_on_replicas, attend: Any = None
+) -> SessionResult:
+    """The run on replicas, so that something can happen meanwhile."""
+    with prepare(options, load_plan(options.graph, options.bound_engines, options.settings), virtual=False) as ready:
+        result: SessionResult = in_loop(partial(attended, partial(solve, ready, observer or Observer()), attend), virtual=False)
+    return result
+
+
+def check_whole(result: SessionResult, alone: SessionResult) -> None:
+    """Fails unless the run is finished and says what that of one process says."""
+    assert (result.exit_code, result.done, result.error) == (0, CHAINS, None)
+    check_hangs_together(result.folder, CHAINS)
+    assert said(result) == said(alone)

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from pipeline.cluster.replicas import solve_on_this_machine
+from pipeline.cluster.replicas import solve_on_replicas
 from pipeline.options import RunOptions
 from pipeline.run.run import SessionResult, run
 from tests.support.paths import ROOT, SIM
@@ -21,7 +21,7 @@ def options_of(folder: Path, name: str, problems: Path, **more: Any) -> RunOptio
 
 def on_replicas(options: RunOptions, **more: Any) -> SessionResult:
     """The run on replicas on this machine."""
-    return run(options, carry_out=solve_on_this_machine, **more)
+    return run(options, carry_out=solve_on_replicas, **more)
 
 
 def replica_run(folder: Path, replicas: int, **options: Any) -> Path:
