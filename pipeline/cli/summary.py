@@ -45,7 +45,7 @@ def print_summary(run: Located, *, with_about: bool = False, as_json: bool = Fal
 def print_about(run: Prepared) -> None:
     """Say what a run will solve with what, and in which folder, before its engines are opened."""
     chosen, plan, state = run.options, run.plan, run.resume_state
-    said = about(plan.name, run.problems.fingerprint.rows, run.record.input.chains, plan.models, chosen.max_live, toy=plan.has_toy_models)
+    said = about(plan.name, run.record.input.rows, run.record.input.chains, plan.models, chosen.max_live, toy=plan.has_toy_models)
     replicas = ""
     if chosen.replicas > 1:
         replicas = f" on each of {chosen.replicas} replicas" if on_replicas(chosen) else " in one process, as its shards are merged"

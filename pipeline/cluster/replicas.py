@@ -116,7 +116,7 @@ class Fleet:
     def __init__(self, launch: Launch, ready: Prepared, observer: Observer) -> None:
         assert ready.folder is not None
         self._launch, self._ready, self._observer, self._folder = launch, ready, observer, ready.folder
-        self._shards = shards_of(self._folder) or _divided(self._folder, min(ready.options.replicas, ready.problems.fingerprint.rows))
+        self._shards = shards_of(self._folder) or _divided(self._folder, min(ready.options.replicas, ready.record.input.rows))
         self._left = deque(shard for shard in self._shards if not self._is_over(shard, ready.options.retry_failed))
         self._totals = {shard: RunFile.read(shard).totals if (shard / FILE).exists() else Totals() for shard in self._shards}
         self._live = dict.fromkeys(self._shards, 0)

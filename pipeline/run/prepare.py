@@ -33,7 +33,7 @@ from pipeline.remote.inputs import fetch_problems
 from pipeline.store.folder import FILE, hold_default, hold_output
 from pipeline.store.kept_problems import Problems, keep_problems, solved_problems
 from pipeline.store.resume import ResumeState, forget_mismatched, read_resume_state
-from pipeline.store.run_file import RunFile, RunInput, host, versions
+from pipeline.store.run_file import RunFile, host, versions
 from pipeline.store.store import KEPT, RunStore, has_table, new_folder_id, shards_of
 from pipeline.text import storable
 
@@ -267,20 +267,13 @@ def recorded(options: RunOptions) -> RunOptions:
 
 def _new_record(options: RunOptions, plan: Plan, problems: Problems, run_id: str, *, virtual: bool, command: Sequence[str]) -> RunFile:
     """The `run.json` of a new run, before its first session, with `options` as they are recorded."""
-    found = problems.fingerprint
     return RunFile(
         folder_id=new_folder_id(),
         run_id=run_id,
         status="running",
         options=options,
         source=source_of(plan),
-        input=RunInput(
-            sha256=found.sha256,
-            rows=found.rows,
-            bad_rows=found.bad_rows,
-            chains=found.chains(options.samples),
-            samples=max(options.samples, found.own_most),
-        ),
+        input=problems.counts(options.samples),
         virtual_time=virtual,
         versions=versions(),
         host=host(),

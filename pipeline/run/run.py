@@ -189,9 +189,9 @@ def finish(run: Prepared, record: RunFile, error: BaseException | None, totals: 
     fields of the session."""
     stopped = isinstance(error, Interrupted) or (error is not None and not isinstance(error, Exception))
     status: Status = "finished" if error is None else "interrupted" if stopped else "failed"
-    session = structs.replace(record.sessions[-1], status=status, **measured)
+    sessions = (*record.sessions[:-1], structs.replace(record.sessions[-1], status=status, **measured))
     failure = _sentence(error) if status == "failed" else None
-    record = structs.replace(record, status=status, error=failure, totals=totals).with_session(session)
+    record = structs.replace(record, status=status, error=failure, totals=totals, sessions=sessions)
     if run.folder is None:
         return record
     if run.options.served:

@@ -13,7 +13,6 @@ from typing import Any
 
 import msgspec
 import pyarrow as pa
-from msgspec import Struct
 
 from pipeline.data.files import Flaw, Record
 from pipeline.data.problems import DEFAULT, ChainSettings, Problem
@@ -23,33 +22,12 @@ from pipeline.graph.prompts import Message
 from pipeline.options import MAX_ROWS, RowSet
 from pipeline.store.folder import PROBLEMS
 from pipeline.store.rows import ProblemRow, columns_of, schema_of
-from pipeline.store.run_file import RunFile
+from pipeline.store.run_file import RunFile, RunInput
 from pipeline.store.store import KEPT, ROWS_AT_ONCE, new_part, read_batches
 
 SCHEMA = schema_of(ProblemRow)
 _HISTORY = msgspec.json.Decoder(tuple[Message, ...])
 _SETTINGS = msgspec.json.Decoder(ChainSettings)
-
-
-class Fingerprint(Struct, frozen=True):
-    """What identifies the problems of a run, and how many there are."""
-
-    sha256: str
-    """SHA-256 of all rows of the input, hexadecimal."""
-    rows: int
-    """Rows asked for, bad ones included."""
-    bad_rows: int = 0
-    """Those of them that hold no problem."""
-    own_rows: int = 0
-    """Those of them that say how many samples they want."""
-    own_samples: int = 0
-    """How many these want together."""
-    own_most: int = 0
-    """The most that one of them wants."""
-
-    def chains(self, samples: int) -> int:
-        """The number of chains where all other problems have that many samples."""
-        return (self.rows - self.own_rows) * samples + self.own_samples
 
 
 class Problems:
@@ -68,16 +46,16 @@ class Problems:
         """Each problem with its whole row: the values of all columns of the input."""
         return ((self._item(row), _record(row["input"])) for row in self._rows(SCHEMA.names))
 
-    @cached_property
-    def fingerprint(self) -> Fingerprint:
-        """Which problems there are up to the limit."""
+    def counts(self, samples: int) -> RunInput:
+        """The problems up to the limit as `run.json` counts them, with `samples` chains of each that does not say itself how many."""
         rows = good = 0
-        samples: list[int] = []
+        own = list[int]()
         for batch in self._batches(["flaw", "settings"]):
             rows, good = rows + batch.num_rows, good + batch["flaw"].null_count
             found = (_SETTINGS.decode(text).samples for text in batch["settings"].drop_null().to_pylist())
-            samples += [each for each in found if each is not None]
-        return Fingerprint(self._sha256, rows, rows - good, len(samples), sum(samples), max(samples, default=0))
+            own += [each for each in found if each is not None]
+        chains = (rows - len(own)) * samples + sum(own)
+        return RunInput(sha256=self._sha256, rows=rows, bad_rows=rows - good, chains=chains, samples=max([samples, *own]))
 
     @cached_property
     def graders(self) -> frozenset[str]:

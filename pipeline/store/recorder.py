@@ -15,8 +15,8 @@ from anyio import CancelScope, Event, to_thread
 from msgspec import Struct
 
 from pipeline.errors import RunFolderError
-from pipeline.store.rows import CallRow, ChainRow, ProblemRow, StepRow
-from pipeline.store.store import RunStore
+from pipeline.store.rows import TABLES, CallRow, ChainRow, ProblemRow, StepRow
+from pipeline.store.store import KEPT, RunStore
 
 WRITE_EVERY_S = 1.0
 """Most seconds that a row waits before writing begins, by the real clock; on virtual time this holds while rows come."""
@@ -24,6 +24,8 @@ WRITE_ROWS = 1024
 """When this many rows wait they are written at once, before `WRITE_EVERY_S` has passed."""
 MOST_ROWS = 8192
 """`room` waits while at least this many rows are unwritten."""
+ORDER = (KEPT, *TABLES)
+"""The tables in the order in which they are written: the rows of one rest on those of the tables before it."""
 CLOSE_S = 60.0
 """Most seconds for writing the last rows and the footers at the end."""
 
@@ -33,7 +35,7 @@ class Recorder:
 
     def __init__(self, store: RunStore, virtual: bool) -> None:
         self._store, self._virtual = store, virtual
-        self._rows = _no_rows()
+        self._rows = {table: list[Struct]() for table in ORDER}
         self._unwritten = self._being_written = 0
         self.written = 0
         """Rows that the store has written."""
@@ -113,7 +115,7 @@ class Recorder:
     async def _drain(self) -> None:
         """Hand all waiting rows to the store."""
         async with self._writing:
-            rows, self._rows = self._rows, _no_rows()
+            rows, self._rows = self._rows, {table: list[Struct]() for table in ORDER}
             self._being_written, self._unwritten = self._unwritten, 0
             self._any_waiting, self._enough_waiting = Event(), Event()
             try:
@@ -139,11 +141,6 @@ class Recorder:
         except RunFolderError as error:
             self.error = self.error or error
             raise
-
-
-def _no_rows() -> dict[str, list[Struct]]:
-    """For the tables in the order in which they are written: the rows of one rest on those of the tables before it."""
-    return {"problems": [], "calls": [], "steps": [], "chains": []}
 
 
 @asynccontextmanager

@@ -32,7 +32,6 @@ class ResumeMismatch(ChainError):
 
     def __init__(self, step_index: int) -> None:
         super().__init__(f"step {step_index} differs from the one in the run folder; some of its calls are missing")
-        self.step_index = step_index
 
 
 class ResumedCall(AnsweredCall, frozen=True, kw_only=True):

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
-from msgspec import Struct, structs
+from msgspec import Struct
 
 from pipeline.engine import EngineStatistics, Fact
 from pipeline.errors import GraphError, InputError, RunFolderError, boundary
@@ -200,10 +200,6 @@ class RunFile(Struct, frozen=True, kw_only=True):
     def model(self, role: str) -> str:
         """The name of a role's model; the role itself where its engine has none."""
         return str(getattr(self.plan.engines.get(role), "model", "") or role)
-
-    def with_session(self, session: Session) -> "RunFile":
-        """This run file with `session` as its last one."""
-        return structs.replace(self, sessions=(*self.sessions[:-1], session))
 
 
 @cache

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.grading.answers import LONGEST, Grade, Kind, form_of
+from pipeline.grading.answers import LONGEST, Grade, form_of
 from pipeline.grading.grader import Grader
 from pipeline.grading.stated import stated_in
 from tests.support.grading_pairs import PAIRS
@@ -20,6 +20,8 @@ from tests.support.grading_pairs import PAIRS
 SYMMETRIC = {"order and signs", "factorials and large numbers", "tiny and huge values", "scientific notation", "expressions"}
 DATA_SETS = {"gsm8k": 1319, "math500": 500, "gaokao2023en": 383, "amc23": 40, "aime24": 30, "college_math": 2818, "olympiadbench": 675}
 """The number of references that are not empty."""
+KINDS = {"gsm8k": "numeric"}
+"""How answers to a data set are graded, where not as mathematics."""
 
 
 @pytest.fixture(scope="module")
@@ -85,15 +87,11 @@ def references(shared: Path, name: str) -> list[str]:
     return [text for text in found if text]  # two of GaoKao's are empty: such a problem is not graded
 
 
-def kind_of(name: str) -> Kind:
-    return "numeric" if name == "gsm8k" else "math"
-
-
 @pytest.mark.parametrize("name", DATA_SETS)
 def test_every_reference_equals_itself(grader: Grader, shared: Path, name: str) -> None:
     own = references(shared, name)
     assert len(own) == DATA_SETS[name]
-    assert [text for text in own if grader.grade(kind_of(name), f" {text} ", text).correct is not True] == []
+    assert [text for text in own if grader.grade(KINDS.get(name, "math"), f" {text} ", text).correct is not True] == []
 
 
 @pytest.mark.slow
@@ -103,7 +101,7 @@ def test_hardly_any_reference_equals_its_neighbour(grader: Grader, shared: Path,
     pairs = [pair for pair in dict.fromkeys(pairwise(references(shared, name))) if pair[0] != pair[1]]
     pairs = pairs[:: max(1, len(pairs) // 100)]
     with ThreadPoolExecutor(2) as threads:
-        grades = list(threads.map(lambda pair: grader.grade(kind_of(name), *pair), pairs))
+        grades = list(threads.map(lambda pair: grader.grade(KINDS.get(name, "math"), *pair), pairs))
     right = [pair for pair, grade in zip(pairs, grades, strict=True) if grade.correct]
     assert len(right) <= 0.02 * len(pairs), right
     assert all(grade.correct is not None for grade in grades)
@@ -148,11 +146,13 @@ def test_why_there_was_no_comparison_is_said(quick: Grader) -> None:
 
 
 @pytest.mark.slow
-def test_a_worker_that_is_killed_is_replaced_and_its_question_answered() -> None:
+def test_a_worker_that_is_killed_is_replaced_when_one_is_asked() -> None:
     with Grader(limit_s=60) as grader:
         assert grader.grade("math", r"\sqrt{8}", r"2\sqrt2").correct
         pid = grader.processes[0].pid
         os.kill(pid, signal.SIGKILL)
+        assert grader.grade("math", r"\sqrt{8}", r"2\sqrt2").correct
+        assert [each.pid for each in grader.processes] == [pid], "a grade is remembered"
         assert grader.grade("math", r"\sqrt{18}", r"3\sqrt2").correct
         assert [each.pid for each in grader.processes] != [pid]
 
@@ -198,16 +198,6 @@ def test_without_math_verify_there_is_no_grade_and_a_reason(monkeypatch: pytest.
         grade = grader.grade("math", r"\sqrt{8}", r"2\sqrt2")
         assert grade == Grade(None, why="the grader cannot start: ImportError: not for this machine")
         assert grader.grade("math", r"\sqrt{18}", r"3\sqrt2") == grade
-
-
-@pytest.mark.slow
-def test_a_grade_is_remembered() -> None:
-    with Grader() as grader:
-        assert grader.grade("math", r"\sqrt{98}", r"7\sqrt{2}").correct
-        pid = grader.processes[0].pid
-        os.kill(pid, signal.SIGKILL)
-        assert grader.grade("math", r"\sqrt{98}", r"7\sqrt{2}").correct
-        assert grader.processes[0].pid == pid, "no worker was asked"
 
 
 @pytest.mark.slow

@@ -57,7 +57,7 @@ def folder_of(folder: Path, *rows: Any) -> Path:
     path = folder / "problems.csv"
     path.write_text("name,text\na,Problem A?\nb,Problem B?\n")
     columns = {"problem": "text", "problem_id": "name"}
-    sha256 = keep_problems(folder, read_files([path], columns)).fingerprint.sha256
+    sha256 = keep_problems(folder, read_files([path], columns)).counts(1).sha256
     read = {"sha256": sha256, "rows": 2, "chains": 2, "samples": 1}
     return write_run_json(folder, stages=STAGES, engines=ENGINES, columns=columns, input=read)
 

@@ -36,7 +36,7 @@ def test_the_folder_gives_back_what_the_input_says(tmp_path: Path, part: RowSet)
     items = [item for item, _ in read_files([path], None, part) if item.row <= (part.limit or 99)]
     kept = keep_problems(tmp_path, read_files([path], None, part), part.limit)
     assert sayings(kept) == sayings(kept) == sayings(items)
-    assert (kept.fingerprint.rows, kept.fingerprint.bad_rows) == (len(items), sum(isinstance(item, BadRow) for item in items))
+    assert ((found := kept.counts(1)).rows, found.bad_rows) == (len(items), sum(isinstance(item, BadRow) for item in items))
     records = dict(enumerate(rows_of(path), 1))
     for item, record in kept.with_records():
         assert record == records[item.row] or (isinstance(record, Flaw) and isinstance(records[item.row], Flaw))
@@ -46,9 +46,7 @@ def test_what_lines_of_a_batch_want_is_counted(tmp_path: Path) -> None:
     from tests.support.requests import request, write_batch
 
     kept = keep_problems(tmp_path, read_files([write_batch(tmp_path / "p.jsonl", [request("a", n=3), request("b"), request("c", n=2)])]))
-    found = kept.fingerprint
-    assert (found.rows, found.own_rows, found.own_samples, found.own_most) == (3, 2, 5, 3)
-    assert (found.chains(1), found.chains(4)) == (6, 9)
+    assert [(found.rows, found.chains, found.samples) for found in map(kept.counts, (1, 4))] == [(3, 6, 3), (3, 9, 4)]
     assert list(kept) == list(read_problems(tmp_path / "p.jsonl"))
 
 

@@ -13,6 +13,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from pipeline.errors import RunFolderError
+from pipeline.runtime.virtual_loop import VirtualLoop
 from pipeline.store import recorder as module
 from pipeline.store.recorder import open_recorder
 from pipeline.store.rows import CallRow, ChainRow, StepRow
@@ -30,9 +31,10 @@ def rows_of(folder: Path, *tables: str) -> list[int]:
     return [int(pq.read_table(folder / table).num_rows) for table in tables]
 
 
-async def record_some(folder: Path, virtual: bool) -> None:
-    call = blank(CallRow)
-    async with open_recorder(RunStore(folder), virtual) as recorder:
+@pytest.mark.parametrize(("virtual", "anyio_backend"), [(True, ("asyncio", {"loop_factory": VirtualLoop})), (False, "asyncio")])
+async def test_rows_arrive_in_order(tmp_path: Path, virtual: bool) -> None:
+    call, started, threads = blank(CallRow), anyio.current_time(), set(threading.enumerate())
+    async with open_recorder(RunStore(tmp_path), virtual) as recorder:
         for index in range(3000):
             recorder.call(replace(call, call_index=index))
             if index % 1000 == 0:
@@ -41,20 +43,11 @@ async def record_some(folder: Path, virtual: bool) -> None:
                 await recorder.room()
         await recorder.aclose()  # and once more at the end
     assert (recorder.waiting, recorder.written) == (0, 3006)
-    assert pq.read_table(folder / "calls")["call_index"].to_pylist() == list(range(3000))
-    assert rows_of(folder, "steps", "chains") == [3, 3]
-
-
-@REAL
-async def test_rows_arrive_in_order_in_real_time(tmp_path: Path) -> None:
-    await record_some(tmp_path, virtual=False)
-
-
-async def test_rows_arrive_in_order_in_virtual_time(tmp_path: Path) -> None:
-    started, threads = anyio.current_time(), set(threading.enumerate())
-    await record_some(tmp_path, virtual=True)
-    assert anyio.current_time() == started, "the clock stood still"
-    assert set(threading.enumerate()) <= threads, "others may have ended"
+    assert pq.read_table(tmp_path / "calls")["call_index"].to_pylist() == list(range(3000))
+    assert rows_of(tmp_path, "steps", "chains") == [3, 3]
+    if virtual:
+        assert anyio.current_time() == started, "the clock stood still"
+        assert set(threading.enumerate()) <= threads, "others may have ended"
 
 
 async def test_virtual_rows_are_written_as_they_pile_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

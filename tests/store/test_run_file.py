@@ -35,7 +35,7 @@ def test_a_run_comes_back_as_it_was_written(tmp_path: Path, graph: Path, engines
     """`sim-instant` has rates without bounds."""
     session = Session(started_unix_ns=5, ended_unix_ns=7, engine_statistics={"target": STATISTICS})
     plan = plan_of(graph, engines)
-    run = structs.replace(RUN, source=source_of(plan), host=host()).with_session(session)
+    run = structs.replace(RUN, source=source_of(plan), host=host(), sessions=(session,))
     run.write(tmp_path)
     assert (RunFile.read(tmp_path), RunFile.read(tmp_path).plan) == (run, plan)
     assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
