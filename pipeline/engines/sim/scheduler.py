@@ -184,7 +184,7 @@ class Scheduler:
 
     @property
     def waiting(self) -> int:
-        """Jobs in the queue."""
+        """Queued jobs."""
         return len(self._queue)
 
     @property
@@ -208,7 +208,7 @@ class Scheduler:
         return not self.forecast[0].chunks
 
     def finishes_job(self) -> bool:
-        """True if a job finishes at the end of the forecast."""
+        """True if a job ends with the forecast."""
         end = self._iteration + sum(each.iterations for each in self.forecast)
         return any(finish.ends_job for finish in self._ending(end))
 
