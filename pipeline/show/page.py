@@ -26,20 +26,13 @@ from pipeline.show.plot import Shares, path
 from pipeline.show.problems import ORDERS, VERDICTS
 from pipeline.text import sanitize
 
-GENERATOR = "pipeline view"
-"""The content of the `generator` element that identifies a page made here."""
 _HERE = Path(__file__).parent
 
 
 def page(template: str, title: str, **values: Any) -> str:
     """The HTML of a page; `values` are what its template names, with defaults for `run`, `root`, `active` and `served`."""
     defaults = {"run": "", "root": "", "active": False, "served": False}
-    return str(_environment().get_template(template).render(defaults | values, title=title, generator=GENERATOR, policy=policy()))
-
-
-def is_page(start: str) -> bool:
-    """Whether `start`, the first characters of a file, are those of a page made by `page`."""
-    return f'<meta name="generator" content="{GENERATOR}">' in start
+    return str(_environment().get_template(template).render(defaults | values, title=title, policy=policy()))
 
 
 @cache

@@ -30,12 +30,13 @@ _FOUND = """
     WHERE ($search = '' OR contains(lower(chain_id), lower($search)) OR contains(lower(answer), lower($search))
            OR input_row IN (SELECT input_row FROM problems WHERE contains(lower(problem), lower($search))))"""
 _COUNTS = f"SELECT verdict, count(*) AS count FROM ({_FOUND}) GROUP BY verdict"
+# The column `steps` is selected by a pattern: a query that has the name of a table as a word opens the table and checks its files.
 _PAGE = f"""
 WITH page AS (
     SELECT * FROM ({_FOUND}) WHERE $verdict = '' OR verdict = $verdict ORDER BY {{order}} LIMIT $most OFFSET $skipped),
 texts AS (SELECT input_row, left(problem, {EXCERPT}) AS problem FROM problems WHERE input_row IN (SELECT input_row FROM page))
 SELECT chain_id, verdict, coalesce(texts.problem, '') AS problem, left(coalesce(answer, ''), {EXCERPT}) AS answer,
-       left(coalesce(reference_answer, ''), {EXCERPT}) AS reference, steps, accepted_steps, fallback_steps, unverified_steps,
+       left(coalesce(reference_answer, ''), {EXCERPT}) AS reference, columns('^step.$'), accepted_steps, fallback_steps, unverified_steps,
        thought_tokens, chain_time_s
 FROM page LEFT JOIN texts USING (input_row) ORDER BY {{order}}"""
 _NEIGHBOURS = f"""

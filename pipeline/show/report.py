@@ -1,7 +1,4 @@
-"""Runs and sweeps as one file: run folders or the folder of a sweep enter, the HTML of one page leaves, and is written to a file.
-
-The file is replaced as a whole or not at all, and only where it was such a page or not there.
-"""
+"""Runs and sweeps as one page: run folders or the folder of a sweep enter, HTML leaves."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -17,25 +14,19 @@ from pipeline.analysis.compare.studies import SWEEP, Study, grouped, read_study,
 from pipeline.analysis.points import Point, read_points
 from pipeline.analysis.run_list import RunState, run_state
 from pipeline.analysis.sweep_tables import crossings, sweep_tables
-from pipeline.errors import InputError, UsageError, reason
-from pipeline.files import new_file
+from pipeline.errors import InputError, UsageError
 from pipeline.show.curves import latency_and_accuracy, sweep_charts
-from pipeline.show.page import is_page, page
+from pipeline.show.page import page
 from pipeline.show.problems import AskedChains, FoundChains, chain_page, worth_reading
 from pipeline.show.sections import RunFigures, Section, run_figures, settings
 from pipeline.show.transcripts import Transcript, read_transcripts
 from pipeline.store.query import Query
 from pipeline.store.run_file import RunFile
 
-NAME = "report.html"
-_START = 4096
-"""How many bytes of a file are read to see whether it is a page."""
 CACHE_KEPT = (
     "An engine of this sweep could not reset its prefix cache between points: later points may have hit prompts of earlier ones and "
     "look faster than they are."
 )
-
-
 LISTED, READ = 1_000, 30
 """Problems of a run that a file lists, and those of them that it has in full."""
 
@@ -149,33 +140,3 @@ def _about(points: list[Point]) -> str:
     runs = f"{repeats} interleaved runs each" if repeats > 1 else "one run each"
     warm = "" if points[0].simulated else "; engines were warmed up, prefix caches reset between points"
     return f"{len(points)} points of {chains:,} chains, {runs}{warm}."
-
-
-def check_place(path: Path) -> None:
-    """Raise `UsageError` where no page may be written to `path`, before anything is read or drawn."""
-    if path.is_dir():
-        raise UsageError(f"--output {path}: is a directory; expected a file, such as {path / NAME}")
-    if not path.absolute().parent.is_dir():
-        raise UsageError(f"--output {path}: no such directory: {path.absolute().parent}")
-    try:
-        with path.open("rb") as file:
-            ours = is_page(file.read(_START).decode(errors="replace"))
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        raise _unwritable(path, error) from error
-    if not ours:
-        raise UsageError(f"{path}: exists and is not a page of this program; choose another file with --output")
-
-
-def write(path: Path, text: str) -> None:
-    """Write `text` to `path`, replacing what was there; raises `UsageError` where that cannot be done."""
-    try:
-        with new_file(path) as draft:
-            draft.write_text(text, encoding="utf-8", errors="backslashreplace")
-    except OSError as error:
-        raise _unwritable(path, error) from error
-
-
-def _unwritable(path: Path, error: OSError) -> UsageError:
-    return UsageError(f"{path}: cannot be written: {reason(error)}; choose another file with --output")

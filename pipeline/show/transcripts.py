@@ -10,7 +10,6 @@ from msgspec import Struct
 
 from pipeline.analysis.quality.option_mass import LOW
 from pipeline.analysis.quality.step_counts import scale_of
-from pipeline.analysis.time.thinking import queued_s
 from pipeline.engines.registry import backend_of
 from pipeline.errors import PipelineError
 from pipeline.store.query import Query
@@ -109,8 +108,7 @@ def read_transcripts(db: Query, chains: Sequence[str]) -> list[Transcript]:
             kept.append(name)
             left -= sum(len(step.text) + sum(len(each.text) for each in step.candidates) for step in steps[name])
     problems = _problems(db, [rows[name]["input_row"] for name in kept])
-    queued = queued_s(db, kept)
-    return [_transcript(rows[name], problems, steps[name], queued[name]) for name in kept]
+    return [_transcript(rows[name], problems, steps[name]) for name in kept]
 
 
 def unused_drafts(db: Query, run: RunFile, chain: str) -> list[str]:
@@ -133,7 +131,7 @@ def _problems(db: Query, rows: Sequence[int]) -> dict[int, str]:
     return dict(db.stream(asked, rows=list(rows)))
 
 
-def _transcript(row: Mapping[str, Any], problems: Mapping[int, str], steps: Sequence[ShownStep], queued: float) -> Transcript:
+def _transcript(row: Mapping[str, Any], problems: Mapping[int, str], steps: Sequence[ShownStep]) -> Transcript:
     failed, cancelled = row["error_type"] is not None, row["stop_reason"] == "cancelled"
     error = f"{row['error_type']} in {row['error_stage'] or 'reading the input'}: {row['error_message'] or ''}"
     unverified = f", {row['unverified_steps']} unverified" if row["unverified_steps"] else ""
@@ -145,7 +143,7 @@ def _transcript(row: Mapping[str, Any], problems: Mapping[int, str], steps: Sequ
         answer_text=_maybe(row["answer_text"]),
         reference=_maybe(row["reference_answer"]),
         ended=shown(error if failed else row["stop_reason"]),
-        facts=f"{row['chain_time_s']:.3g} s ({queued:.3g} s queued); {row['steps']} steps, {row['accepted_steps']} accepted, "
+        facts=f"{row['chain_time_s']:.3g} s; {row['steps']} steps, {row['accepted_steps']} accepted, "
         f"{row['fallback_steps']} fallback{unverified}; {row['thought_tokens']:,} tokens of thought",
         steps=tuple(steps),
     )

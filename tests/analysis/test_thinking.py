@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.analysis.time.thinking import Thinking, queued_s, read_thinking
+from pipeline.analysis.time.thinking import Thinking, read_thinking
 from pipeline.stages.answer import AnswerSpec
 from pipeline.stages.draft import DraftSpec
 from pipeline.stages.generate import GenerateSpec
@@ -58,13 +58,3 @@ def test_the_thought_of_a_whole_response_has_its_tokens_share_of_the_decode_time
 def test_a_run_without_calls_thinks_for_no_time(tmp_path: Path) -> None:
     run = write(tmp_path, chains=[chain("p#0", 0, 1, problem_id="p")])
     assert read_thinking(Query(run), plan_of(answer=AnswerSpec(engine="target"))) == [Thinking("p")]
-
-
-def test_queues_of_calls_at_once_count_once(tmp_path: Path) -> None:
-    calls = [
-        call("a", "d", 0, 2, 9, queue_time_s=1.0),
-        call("a", "d", 1, 4, 9),
-        call("a", "t", 6, 6, 9, queue_time_s=0.5),
-        call("b", "t", 6, 7, 9),
-    ]
-    assert queued_s(Query(write(tmp_path, calls=calls)), ["a", "c"]) == {"a": pytest.approx(4.5), "c": 0}

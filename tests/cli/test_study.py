@@ -41,7 +41,7 @@ def test_a_study_prints_what_it_would_run_and_then_its_table(tmp_path: Path, cap
     assert "SpecCoT" in text
     assert run_command(["study", str(file), "--output", str(folder), "--resume"]) == 0
     assert capfd.readouterr().out == out
-    assert run_command(["view", str(folder), "-o", str(folder / "report.html")]) == 0
+    assert run_command(["view", str(folder), "-o", str(folder / "report.html"), "--overwrite"]) == 0
 
 
 @pytest.mark.slow

@@ -53,7 +53,7 @@ def test_pages_are_written_to_a_file(tmp_path: Path) -> None:
     one, two = (solve_short(tmp_path, name).folder for name in ("one", "two"))
     done = pipeline("view", "one", "-o", "one.html", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith("view: one.html (")
+    assert done.stdout.startswith("page: one.html (")
     assert "<title>Run one</title>" in (tmp_path / "one.html").read_text()
     assert pipeline("view", one, two, "-o", "both.html", cwd=tmp_path).returncode == 0
     assert "<h2>Comparison</h2>" in (tmp_path / "both.html").read_text()
@@ -63,9 +63,8 @@ def test_pages_are_written_to_a_file(tmp_path: Path) -> None:
     ("arguments", "says"),
     [
         (["nowhere", "-o", "x.html"], "nowhere: no such directory; expected a run folder"),
-        ([".", ".", "-o", "no/x.html"], "--output no/x.html: no such directory"),
-        ([".", "-o", "notes"], "notes: exists and is not a page of this program; choose another file with --output"),
-        ([".", "-o", "."], "--output .: is a directory; expected a file"),
+        ([".", ".", "-o", "no/x.html"], "no/x.html: not writable; choose another file with --output"),
+        ([".", "-o", "notes"], "notes: file exists; choose another file with --output, or add --overwrite"),
         ([".", "."], "several runs are compared in a file: add -o FILE, or name one folder"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

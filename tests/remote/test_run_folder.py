@@ -126,7 +126,7 @@ def test_what_a_command_writes_is_uploaded(store: ObjectServer, stored: str, pre
 @pytest.mark.slow
 def test_a_report_of_a_url_is_written_here(stored: str, tmp_path: Path) -> None:
     done = pipeline("view", stored, "-o", "report.html", cwd=tmp_path)
-    assert done.stdout.startswith("view: report.html ("), done.stderr
+    assert done.stdout.startswith("page: report.html ("), done.stderr
     assert "<html" in (tmp_path / "report.html").read_text()[:1000]
 
 

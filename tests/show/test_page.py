@@ -1,16 +1,11 @@
-"""Pages of any sections, and the file they are written to."""
+"""Pages of any sections."""
 
 import re
-from pathlib import Path
-
-import pytest
 
 from pipeline.analysis.compare.cells import Table
-from pipeline.errors import UsageError
-from pipeline.show.page import is_page, numeric, page
+from pipeline.show.page import numeric, page
 from pipeline.show.plot import Chart, ChartAxis, Mark, Panel, Shares
 from pipeline.show.problems import AskedChains
-from pipeline.show.report import check_place, write
 from pipeline.show.sections import Section
 
 HOSTILE = "</script><i>"
@@ -65,33 +60,3 @@ def test_columns_of_numbers_are_known() -> None:
     rows = (("a", "1,000", "-", "baseline", "x 1"), ("b", "-0.5%", "-", "+3", "2"))
     assert numeric(Table("", ("",) * 5, rows)) == [False, True, False, True, False]
     assert numeric(Table("", ("", ""), ())) == [False, False]
-
-
-def test_a_page_is_known_by_its_start() -> None:
-    assert is_page(shown("x", [])[:4096])
-    assert not is_page("<!doctype html><html>")
-
-
-def test_only_a_page_is_replaced(tmp_path: Path) -> None:
-    path = tmp_path / "report.html"
-    path.write_text("my notes")
-    with pytest.raises(UsageError, match=r"report.html: exists and is not a page of this program; choose another file with --output"):
-        check_place(path)
-    write(path, shown("first", []))
-    check_place(path)
-    write(path, shown("second", []))
-    assert "<title>second</title>" in path.read_text()
-    assert [each.name for each in tmp_path.iterdir()] == ["report.html"]
-
-
-@pytest.mark.parametrize(
-    ("output", "says"), [(".", "is a directory; expected a file"), ("nowhere/x.html", "no such directory")], ids=["folder", "no folder"]
-)
-def test_places_where_no_page_can_be(tmp_path: Path, output: str, says: str) -> None:
-    with pytest.raises(UsageError, match=says):
-        check_place(tmp_path / output)
-
-
-def test_what_cannot_be_written_is_said_and_leaves_nothing(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"cannot be written: no such file or directory; choose another file with --output"):
-        write(tmp_path / "gone/report.html", "x")

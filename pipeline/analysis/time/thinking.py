@@ -1,9 +1,7 @@
-"""How long chains think and wait: a run folder enters, seconds for each problem or chain leave.
+"""How long chains think: a run folder enters, seconds for each problem leave.
 
 The thinking stage is what SCoT 4.2 times: from the chain's first call to the end of its thought, without the answer.
 """
-
-from collections.abc import Sequence
 
 from msgspec import Struct
 
@@ -20,11 +18,6 @@ class Thinking(Struct, frozen=True):
     problem_id: str
     seconds: float = 0.0
     """From a chain's first call to the end of its thought, added up over the finished chains."""
-
-
-class _Queued(Struct, frozen=True):
-    chain_id: str
-    seconds: float
 
 
 def read_thinking(db: Query, plan: Plan, among: str = "chains") -> list[Thinking]:
@@ -54,24 +47,3 @@ finished AS (
 SELECT problem_id, coalesce(sum(seconds), 0) AS seconds FROM finished LEFT JOIN thoughts USING (chain_id)
 WHERE stop_reason NOT IN {UNFINISHED} GROUP BY problem_id ORDER BY problem_id
 """
-
-
-_QUEUED = f"""
-WITH spans AS (
-    SELECT chain_id, {READY} AS since, submit_unix_ns + (coalesce(queue_time_s, 0) * 1e9)::BIGINT AS until
-    FROM calls WHERE chain_id IN (SELECT unnest($chains::VARCHAR[]))),
-seen AS (
-    SELECT chain_id, since, max(until) OVER (PARTITION BY chain_id) AS last,
-           max(until) OVER (PARTITION BY chain_id ORDER BY since ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS before
-    FROM spans),
-merged AS (
-    SELECT chain_id, since, coalesce(lead(before) OVER (PARTITION BY chain_id ORDER BY since), last) AS until
-    FROM seen WHERE before IS NULL OR since > before)
-SELECT chain_id, sum(until - since) / 1e9 AS seconds FROM merged GROUP BY chain_id
-"""
-
-
-def queued_s(db: Query, chains: Sequence[str]) -> dict[str, float]:
-    """Seconds in which at least one call of each of these `chains` was queued, here or at an engine that reports it."""
-    rows = db.rows(_QUEUED, _Queued, chains=list(chains))
-    return dict.fromkeys(chains, 0.0) | {each.chain_id: each.seconds for each in rows}

@@ -135,7 +135,7 @@ def _list(runs: Sequence[Path], as_json: bool) -> None:
         for state in states:
             print_line(msgspec.json.encode(state).decode())
         return
-    columns = ("run", "graph", "models", "state", "chains", "accuracy", "chains/s", "size")
+    columns = ("run", "graph", "models", "state", "chains", "accuracy", "problems/s", "size")
     print_table(Table("Runs", columns, tuple(tuple(_cells(state)) for state in states)), PlainConsole())
 
 

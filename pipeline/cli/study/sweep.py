@@ -27,7 +27,7 @@ from pipeline.cli.options import (
     with_models,
     with_preset,
 )
-from pipeline.cli.runs.pages import load
+from pipeline.cli.runs.pages import write_page
 from pipeline.cli.signals import restored_handlers, stop_at_first_signal
 from pipeline.cli.terminal import print_error, print_notice, print_page, printed
 from pipeline.errors import MissingExtra
@@ -173,16 +173,12 @@ def print_tables(parts: Sequence[str | Table]) -> None:
 
 
 def write_report(folder: Path) -> None:
-    """Write the sweep's report; without the extra that draws the curves, print how to get it."""
+    """Write the sweep's page; without the extra that pages need, print how to get it."""
     try:
-        page = load("report")
+        write_page([folder], folder / "report.html")
+        print_notice(f"page: {folder / 'report.html'}")
     except MissingExtra as error:
-        print_notice(f"no report: {error}; then pipeline view {folder} -o {folder / 'report.html'}")
-        return
-    place = folder / page.NAME
-    page.check_place(place)
-    page.write(place, page.report([folder]))
-    print_notice(f"report: {place}")
+        print_notice(f"no page: {error}; then pipeline view {folder}")
 
 
 def print_point(number: int, planned: int, point: Point) -> None:
