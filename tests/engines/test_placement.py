@@ -10,14 +10,12 @@ import pytest
 
 from pipeline.engines.models import ModelCard
 from pipeline.engines.placement import pairs, place, put_on_gpus
-from pipeline.engines.tokenizer import HFTokenizer
 from pipeline.engines.vllm.spec import VllmSpec
 from pipeline.errors import UsageError
 from pipeline.system.machine import GIB, Gpu
-from tests.support.paths import MODELS
+from tests.support.served import TOKENIZER
 from tests.support.small_server import VLLM, SmallServer, small_server
 
-TOKENIZER = HFTokenizer(str(MODELS / "tiny-target"))
 SMALL = {"target": "bundled:tiny-target", "draft": "bundled:tiny-draft"}
 CARDS = {
     "target": ModelCard(weights_bytes=61 * GIB, dtype="bfloat16", layers=64, heads=40, kv_values=131072, max_model_len=40960),

@@ -7,7 +7,7 @@ follows from its number or from its request alone, so that the same run meets th
 import math
 import os
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from hashlib import blake2b
 from typing import Any
@@ -15,7 +15,7 @@ from typing import Any
 import anyio
 from msgspec import Struct, structs
 
-from pipeline.engine import Backend, Completion, Engine, Request
+from pipeline.engine import Backend, Candidate, Completion, Engine, Request
 from pipeline.engines.sim.engine import BACKEND as SIM
 from pipeline.engines.sim.engine import open_sim
 from pipeline.engines.sim.spec import SimSpec
@@ -90,46 +90,41 @@ class FaultyEngine:
         self._start()
 
     def _garbled(self, request: Request, completion: Completion) -> Completion:
-        """The completion as the engine returns it; a share of them are made invalid, each in one of the ways of `_GARBAGE`."""
+        """The completion as the engine returns it; a share of them are made invalid, each in one of the ways of `_spoilt`."""
         attempt = self._attempts[request.request_id]
         self._attempts[request.request_id] += 1
         digest = blake2b(f"{request.request_id}\0{request.seed}\0{attempt}".encode(), digest_size=8).digest()
         draw, kind = int.from_bytes(digest[:7]) / (1 << 56), digest[7]
-        return _GARBAGE[kind % len(_GARBAGE)](completion) if draw < self._faults.garbage_share else completion
+        return _spoilt(completion, kind) if draw < self._faults.garbage_share else completion
 
 
 def _after(calls: int, limit: int | None) -> bool:
     return limit is not None and calls > limit
 
 
-def _nothing(completion: Completion) -> Completion:
-    return structs.replace(completion, candidates=(), option_logprobs=(), scored_logprobs=())
+def _spoilt(completion: Completion, kind: int) -> Completion:
+    """No answer, in one of four ways: nothing at all; ids of no token, and a log probability too many; what are no numbers; and texts that
+    are empty and did not end by themselves."""
 
+    def each(**change: Any) -> tuple[Candidate, ...]:
+        return tuple(structs.replace(candidate, **change) for candidate in completion.candidates)
 
-def _never_asked_for(completion: Completion) -> Completion:
-    """Ids that are no options and no tokens of the model, and a log probability too many."""
-    candidates = tuple(structs.replace(candidate, ids=(VOCAB_SIZE,)) for candidate in completion.candidates)
-    return structs.replace(completion, candidates=candidates, scored_logprobs=(*completion.scored_logprobs, 0.0))
-
-
-def _not_a_number(completion: Completion) -> Completion:
-    return structs.replace(
-        completion,
-        candidates=tuple(structs.replace(candidate, cumulative_logprob=math.nan) for candidate in completion.candidates),
-        option_logprobs=(math.nan,) * len(completion.option_logprobs),
-        scored_logprobs=(math.nan,) * len(completion.scored_logprobs),
-    )
-
-
-def _empty(completion: Completion) -> Completion:
-    """Candidates without any text that did not end by themselves."""
-    empty = {"ids": (), "text": "", "finish_reason": "length", "stop_reason": None}
-    candidates = tuple(structs.replace(candidate, **empty) for candidate in completion.candidates)
-    usage = structs.replace(completion.usage, output_tokens=0)
-    return structs.replace(completion, candidates=candidates, scored_logprobs=completion.scored_logprobs[:-1], usage=usage)
-
-
-_GARBAGE: tuple[Callable[[Completion], Completion], ...] = (_nothing, _never_asked_for, _not_a_number, _empty)
+    options, scored = completion.option_logprobs, completion.scored_logprobs
+    changes: list[dict[str, Any]] = [
+        {"candidates": (), "option_logprobs": (), "scored_logprobs": ()},
+        {"candidates": each(ids=(VOCAB_SIZE,)), "scored_logprobs": (*scored, 0.0)},
+        {
+            "candidates": each(cumulative_logprob=math.nan),
+            "option_logprobs": (math.nan,) * len(options),
+            "scored_logprobs": (math.nan,) * len(scored),
+        },
+        {
+            "candidates": each(ids=(), text="", finish_reason="length", stop_reason=None),
+            "scored_logprobs": scored[:-1],
+            "usage": structs.replace(completion.usage, output_tokens=0),
+        },
+    ]
+    return structs.replace(completion, **changes[kind % len(changes)])
 
 
 @asynccontextmanager

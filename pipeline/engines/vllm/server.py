@@ -153,7 +153,7 @@ class VllmServer:
     async def _output(self, request_id: str, request: Request, params: Any) -> Any:
         # In the form that vLLM's renderer leaves: nothing is left for another thread.
         prompt = {"type": "token", "prompt_token_ids": [*request.prompt_ids]}
-        adapter = self.adapters.get(request.adapter)
+        adapter = self.adapters.get(request.adapter or "")
         last = None
         async for output in self._engine.generate(prompt, params, request_id=request_id, lora_request=adapter, priority=request.priority):
             last = output

@@ -93,7 +93,7 @@ def _options(ids: Sequence[int], speculates: bool) -> dict[str, Any]:
     return terms | {"logprobs": MAX_LOGPROBS}
 
 
-def lora_requests(spec: VllmSpec) -> dict[str | None, LoRARequest]:
+def lora_requests(spec: VllmSpec) -> dict[str, LoRARequest]:
     """vLLM's words for each of the adapters, by its name."""
     return {name: LoRARequest(name, number, str(adapter_folder(path))) for number, (name, path) in enumerate(spec.adapters.items(), 1)}
 
