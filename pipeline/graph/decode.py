@@ -93,10 +93,16 @@ def check_name(name: str, of: str, keys: Keys) -> None:
         raise WrongValue(keys, f"{name!r} is not a valid name of {of}; {expected}")
 
 
+def named(value: Any, of: str, keys: Keys) -> dict[str, Any]:
+    """The mapping at `keys`, whose keys are names; raises `WrongValue`."""
+    for name in mapping(value, keys):
+        check_name(name, of, (*keys, name))
+    return mapping(value, keys)
+
+
 def decode_graph(values: FileMapping, kinds: Kinds, backends: Backends) -> GraphSpec:
     """The spec of a graph that is filled in, whose rules nobody has checked; raises `WrongValue`."""
-    for name in values["params"]:
-        check_name(name, "a param", ("params", name))
+    params = dict(named(values["params"], "a param", ("params",)))
     engines = decode_engines(values.get("engines"), backends, ("engines",))
     prompts, sampling = decode(values["prompts"], Prompts, ("prompts",)), decode(values["sampling"], Sampling, ("sampling",))
     defaults = msgspec.to_builtins(sampling)
@@ -104,29 +110,25 @@ def decode_graph(values: FileMapping, kinds: Kinds, backends: Backends) -> Graph
     def block(value: Any, keys: Keys) -> dict[str, StageSpec]:
         if not mapping(value, keys):
             raise WrongValue(keys, "holds no stage")
-        for name in value:
-            check_name(name, "a stage", (*keys, name))
-        return {name: stage(value[name], (*keys, name)) for name in value}
+        return {name: stage(each, (*keys, name)) for name, each in named(value, "a stage", keys).items()}
 
     def stage(value: Any, keys: Keys) -> StageSpec:
         kind = tagged(value, "kind", kinds, keys)
-        if (own := value.get("prompts")) is not None and decode(own, Prompts, (*keys, "prompts")).thought != prompts.thought:
-            what = "all stages of a graph share one pair of reasoning tags; set it in the graph's `prompts`"
-            raise WrongValue((*keys, "prompts", "thought"), what)
         if kind is RepeatSpec:
             return structs.replace(decode({**value, "stages": {}}, kind, keys), stages=block(value.get("stages"), (*keys, "stages")))
-        return decode({**(defaults if issubclass(kind, SamplingSpec) else {}), **value}, kind, keys)
+        spec = decode({**(defaults if issubclass(kind, SamplingSpec) else {}), **value}, kind, keys)
+        if spec.prompts is not None and spec.prompts.thought != prompts.thought:
+            raise WrongValue((*keys, "prompts", "thought"), "differs from the graph's; all stages share one pair of reasoning tags")
+        return spec
 
     stages = block(values.get("stages"), ("stages",))
-    name, params = values["name"], dict(values["params"])
-    return GraphSpec(name=name, params=params, engines=engines, prompts=prompts, sampling=sampling, stages=stages)
+    return GraphSpec(name=values["name"], params=params, engines=engines, prompts=prompts, sampling=sampling, stages=stages)
 
 
 def decode_engines(value: Any, backends: Backends, keys: Keys = ()) -> dict[str, EngineSpec]:
     """The engines at `keys`, by role; raises `WrongValue`."""
-    for role in mapping(value, keys):
-        check_name(role, "a role", (*keys, role))
-    return {role: decode(each, tagged(each, "backend", backends, (*keys, role)), (*keys, role)) for role, each in value.items()}
+    roles = {role: (each, (*keys, role)) for role, each in named(value, "a role", keys).items()}
+    return {role: decode(each, tagged(each, "backend", backends, at), at) for role, (each, at) in roles.items()}
 
 
 def _shown(keys: Keys) -> str:

@@ -73,14 +73,6 @@ class FileMapping(dict[str, Any]):
         file = "" if place.startswith(OPTION) else place.rpartition(", line ")[0]
         return read_file(str(self[key]), kind, beside=Path(file).parent)
 
-    def underlay(self, other: "FileMapping") -> None:
-        """Take what is left out here from the `other`, also in the mappings within both."""
-        for key, value in other.items():
-            if key not in self:
-                self.put((key,), value, other.places.get(key, other.place))
-            elif isinstance(self[key], FileMapping) and isinstance(value, FileMapping):
-                self[key].underlay(value)
-
 
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
     """Makes mappings that know their lines in `file`, and no objects."""

@@ -219,15 +219,11 @@ def _fill(values: FileMapping, inside: Any, key: Any, keys: Keys) -> set[str]:
 
 
 def _fill_files(values: FileMapping) -> None:
-    """Replace the names of prompts files by what is in them, and write into each stage what the file of its reward model says. A stage's
-    block of prompts takes what it leaves out from that of the graph."""
+    """Replace the names of prompts files by what is in them, and write into each stage what the file of its reward model says."""
     for keys, inside in [((), values), *_stages(values)]:
-        prompts = inside.get("prompts")
-        if isinstance(prompts, str):
+        if isinstance(inside.get("prompts"), str):
             file = _named(inside, "prompts", "prompts file", keys)
             inside.put(("prompts",), file, inside.places.get("prompts", inside.place))
-        elif keys and isinstance(prompts, FileMapping) and isinstance(values["prompts"], FileMapping):
-            prompts.underlay(values["prompts"])
         if isinstance(inside.get("prm"), str):
             _fill_reward(values, inside, keys)
 

@@ -13,16 +13,10 @@ from typing import Any
 from pipeline.errors import GraphError, UsageError, reason
 from pipeline.graph.spec import EngineSpec, RepeatSpec, StageSpec, TrialSpec
 
-_STAGES = ("generate", "draft", "gate", "choose", "score", "reward", "vote", "answer")
-STAGE_KINDS = {kind: f"pipeline.stages.{kind}:KIND" for kind in _STAGES} | {
-    "likelihood": "pipeline.stages.score:LIKELIHOOD",
-    "trial": "pipeline.stages.answer:TRIAL",
-}
-ENGINE_SPECS = {
-    name: f"pipeline.engines.{name}.spec:{spec}"
-    for name, spec in {"torch": "TorchSpec", "vllm": "VllmSpec", "openai": "OpenAISpec", "sim": "SimSpec"}.items()
-}
-_BACKEND_MODULES = {"torch": "torch.backend", "vllm": "vllm.backend", "openai": "openai.engine", "sim": "sim.engine"}
+_STAGES = {kind: f"{kind}:KIND" for kind in ("generate", "draft", "gate", "choose", "score", "reward", "vote", "answer")}
+_STAGES |= {"likelihood": "score:LIKELIHOOD", "trial": "answer:TRIAL"}
+_SPECS = {"torch": "TorchSpec", "vllm": "VllmSpec", "openai": "OpenAISpec", "sim": "SimSpec"}
+_MODULES = {"torch": "backend", "vllm": "backend", "openai": "engine", "sim": "engine"}
 STAGES, ENGINES = "pipeline.stages", "pipeline.engines"
 """The groups of entry points."""
 
@@ -33,7 +27,7 @@ _registered: dict[str, Any] = {}
 def register(kind: Any) -> None:
     """Register a `StageKind` in this process, where it replaces an earlier one; raises `UsageError` where a built-in one has its name."""
     name = kind.name
-    if name in STAGE_KINDS or name == _tag(RepeatSpec):
+    if name in _STAGES or name == _tag(RepeatSpec):
         raise UsageError(f"{name!r} is a built-in kind of stage; choose another name")
     _registered[name] = kind
     stage_kinds.cache_clear()
@@ -47,7 +41,7 @@ def registered_alone() -> frozenset[str]:
 @cache
 def stage_kinds() -> dict[str, Any]:
     """Every known `pipeline.stages.base.StageKind`, by the word that names it under `kind`."""
-    found = [*_entries(STAGES)[0], *_registered.values(), *(_load(reference) for reference in STAGE_KINDS.values())]
+    found = [*_entries(STAGES)[0], *_registered.values(), *(_load(f"pipeline.stages.{reference}") for reference in _STAGES.values())]
     return {kind.name: kind for kind in found}
 
 
@@ -59,15 +53,15 @@ def stage_specs() -> dict[str, type[StageSpec]]:
 @cache
 def engine_specs() -> dict[str, type[EngineSpec]]:
     """The spec of every engine that an engines file may hold, by the word that names it under `backend`."""
-    announced = (backend.spec for backend in _entries(ENGINES)[0])
-    return {_tag(spec): spec for spec in (*announced, *(_load(reference) for reference in ENGINE_SPECS.values()))}
+    built_in = {name: _load(f"pipeline.engines.{name}.spec:{spec}") for name, spec in _SPECS.items()}
+    return {_tag(backend.spec): backend.spec for backend in _entries(ENGINES)[0]} | built_in
 
 
 @cache
 def engine_backend(name: str) -> Any:
     """The `pipeline.engine.Backend` called `name`, which must be a key of `engine_specs()`."""
-    if name in _BACKEND_MODULES:
-        return _load(f"pipeline.engines.{_BACKEND_MODULES[name]}:BACKEND")
+    if name in _MODULES:
+        return _load(f"pipeline.engines.{name}.{_MODULES[name]}:BACKEND")
     return next(backend for backend in _entries(ENGINES)[0] if _tag(backend.spec) == name)
 
 

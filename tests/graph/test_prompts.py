@@ -41,11 +41,11 @@ def test_every_bundled_file_is_whole_and_is_a_preset_of_a_graph(tmp_path: Path, 
     assert graph_with(tmp_path, f"prompts: {name}").prompts == prompts
 
 
-def test_a_stage_s_block_goes_before_that_of_its_graph(tmp_path: Path) -> None:
+def test_a_stage_s_block_replaces_that_of_its_graph(tmp_path: Path) -> None:
     plan = graph_with(tmp_path, 'prompts: {system: "Be brief.", choose: {prefill: "Best: "}}', '{choose: {turn: "{{candidates}}Which?"}}')
-    own = stage_of(plan, "verify").prompts
-    assert (own.system, own.choose.prefill, own.choose.turn) == ("Be brief.", "Best: ", "{{candidates}}Which?")
-    assert plan.prompts.choose.turn == DEFAULT_PROMPTS.choose.turn
+    own, default = stage_of(plan, "verify").prompts, DEFAULT_PROMPTS
+    assert (own.system, own.choose.prefill, own.choose.turn) == (None, default.choose.prefill, "{{candidates}}Which?")
+    assert (plan.prompts.system, plan.prompts.choose.prefill, plan.prompts.choose.turn) == ("Be brief.", "Best: ", default.choose.turn)
 
 
 def test_a_text_may_begin_with_a_dollar_sign(tmp_path: Path) -> None:
@@ -57,12 +57,10 @@ def test_a_text_may_begin_with_a_dollar_sign(tmp_path: Path) -> None:
 
 
 def test_a_stage_cannot_have_other_marks_of_a_thought_than_its_graph(tmp_path: Path) -> None:
-    with pytest.raises(GraphError, match=r"verify\.prompts\.thought: all stages of a graph share one pair of reasoning tags"):
-        graph_with(tmp_path, verify="{thought: {open: <a>, close: </a>}}")
-    assert (
-        stage_of(graph_with(tmp_path, "prompts: {thought: {open: <a>, close: </a>}}", "{system: Hm.}"), "verify").prompts.thought.open
-        == "<a>"
-    )
+    marks = "{thought: {open: <a>, close: </a>}}"
+    with pytest.raises(GraphError, match=r"verify\.prompts\.thought: differs from the graph's; all stages share one pair of"):
+        graph_with(tmp_path, verify=marks)
+    assert stage_of(graph_with(tmp_path, f"prompts: {marks}", marks), "verify").prompts.thought.open == "<a>"
 
 
 @pytest.mark.parametrize(
