@@ -29,12 +29,10 @@ from pipeline.data.inputs import rows_in_memory
 from pipeline.data.problems import Frame, Problem
 from pipeline.engine import Engine
 from pipeline.engines.registry import notices
-from pipeline.engines.sim.replay import bindings
 from pipeline.errors import MissingExtra, Unfinished, UsageError, nearest
 from pipeline.grading.plugins import FunctionGrader, Same, register_grader
 from pipeline.graph.files import setting
 from pipeline.graph.load import PRESET, load_preset
-from pipeline.graph.load import load_graph as load_bound
 from pipeline.graph.plan import Plan
 from pipeline.graph.plugins import register
 from pipeline.graph.spec import EngineSpec
@@ -59,7 +57,7 @@ from pipeline.remote.folder import written_folder
 from pipeline.remote.url import is_url
 from pipeline.run.loop import loop_options
 from pipeline.run.observer import Observer
-from pipeline.run.prepare import Prepared, checked, load_plan, on_replicas, prepare
+from pipeline.run.prepare import Prepared, load_plan, on_replicas, prepare
 from pipeline.run.run import SessionResult
 from pipeline.run.run import solve as solve_run
 from pipeline.run.stream import ChainStream, MemoryRows, as_task, in_thread, progress_shown
@@ -205,8 +203,7 @@ def load_graph(graph: Graph, engines: Engines | None = None, **bound: Unpack[Gra
         register(each if isinstance(each, StageKind) else judge(each))
     if given.get("models"):
         engines, _ = _placed(source, engines, given)
-    named = bindings(Path(engines)) if isinstance(engines, str | Path) else engines and _roles(engines)
-    return checked(load_bound(source, named, _settings(given)))
+    return load_plan(source, Path(engines) if isinstance(engines, str | Path) else engines and _roles(engines), _settings(given))
 
 
 def _placed(

@@ -32,9 +32,9 @@ from pipeline.options import ABOUT, MAY_DRIFT, RunOptions
 from pipeline.remote.inputs import fetch_problems
 from pipeline.store.folder import FILE, hold_default, hold_output
 from pipeline.store.kept_problems import Problems, keep_problems, solved_problems
-from pipeline.store.resume import ResumeState, forget_mismatched, read_resume_state
+from pipeline.store.resume import ResumeState, read_resume_state
 from pipeline.store.run_file import RunFile, host, versions
-from pipeline.store.store import KEPT, RunStore, has_table, new_folder_id, shards_of
+from pipeline.store.store import KEPT, has_table, new_folder_id, shards_of
 from pipeline.text import storable
 
 RUNS = Path("runs")
@@ -86,14 +86,10 @@ class Prepared(Struct, frozen=True, kw_only=True):
                 (folder / FILE).unlink(missing_ok=True)
 
 
-def load_plan(graph: Path, engines: Path | Mapping[str, Any] | None = None, settings: tuple[str, ...] = ()) -> Plan:
-    """The compiled plan of a graph file on an engines file, on what one would hold, or on `replay:RUN`; raises `UsageError`."""
-    bound = engines if isinstance(engines, Mapping) else bindings(engines)
-    return checked(load_graph(graph, engines=bound, settings=settings))
-
-
-def checked(plan: Plan) -> Plan:
-    """`plan`, whose simulated engines fit together; raises `GraphError` where they do not."""
+def load_plan(graph: Path | Mapping[str, Any], engines: Path | Mapping[str, Any] | None = None, settings: tuple[str, ...] = ()) -> Plan:
+    """The compiled plan of a graph file on an engines file or on `replay:RUN`, or of what such files hold. Raises `UsageError`, also where
+    its simulated engines do not fit together."""
+    plan = load_graph(graph, engines=engines if isinstance(engines, Mapping) else bindings(engines), settings=settings)
     devices_of({role: engine for role, engine in plan.engines.items() if isinstance(engine, SimSpec)})
     return plan
 
@@ -142,21 +138,19 @@ def prepare(
                 record=record,
                 starts_unix_ns=starts_unix_ns,
             )
-            yield run if folder is None or old is None else _resumed(run, folder, old)
+            yield run if old is None else _resumed(run, old)
 
 
-def _resumed(run: Prepared, folder: Path, old: RunFile) -> Prepared:
-    """The run with what earlier sessions left in its folder; write-ahead files are made parts first."""
-    now = run.record.input
+def _resumed(run: Prepared, old: RunFile) -> Prepared:
+    """The run with what earlier sessions left in its folder, whose record is `old`."""
+    folder, now = run.folder, run.record.input
+    assert folder is not None
     most = max(now.samples, old.input.samples)  # of a problem that a limit leaves out now as well
     record = structs.replace(run.record, folder_id=old.folder_id, input=structs.replace(now, samples=most))
     check_drift(folder, old, record, run.options.allow_drift)
     if is_over(old, run.options):
         return structs.replace(run, record=old, nothing_to_do=True)
-    RunStore(folder).recover()
-    if run.options.retry_failed:
-        forget_mismatched(folder, old)
-    state = read_resume_state(folder, most, run.options.retry_failed, [each.started_unix_ns for each in old.sessions])
+    state = read_resume_state(folder, old, most, run.options.retry_failed)
     *before, last = old.sessions
     if last.status == "running":  # it was killed: it ended with the last call in the trace
         last = structs.replace(last, status="killed", ended_unix_ns=max(last.started_unix_ns, state.last_call_unix_ns or 0))

@@ -144,12 +144,16 @@ def taken_again(retry_failed: bool) -> list[str]:
     return ["cancelled", "error"] if retry_failed else ["cancelled"]
 
 
-def read_resume_state(folder: Path, samples: int, retry_failed: bool, sessions: Sequence[int]) -> ResumeState:
-    """What earlier `sessions`, which started at these instants, left in the folder of a run of `samples` chains for each problem.
+def read_resume_state(folder: Path, run: RunFile, samples: int, retry_failed: bool) -> ResumeState:
+    """What earlier sessions left in the folder of a `run` of `samples` chains for each problem; write-ahead files are made parts first.
 
     In memory are the places of the chains that are over, and the rows of those that were begun: at most as many as were live when the run
     ended. Raises `InputError` where the tables cannot be read.
     """
+    RunStore(folder).recover()
+    if retry_failed:
+        _forget_mismatched(folder, run)
+    sessions = [each.started_unix_ns for each in run.sessions]
     with Query(folder) as query:
         query.execute("CREATE TEMP TABLE ended AS FROM chains WHERE stop_reason NOT IN $again", again=taken_again(retry_failed))
         for table, rows in query.stream(LACKING):
@@ -182,7 +186,7 @@ def drop_unfinished(folder: Path, retry_failed: bool) -> None:
     RunStore(folder).rewrite("chains", partial(_without, "stop_reason", taken_again(retry_failed)))
 
 
-def forget_mismatched(folder: Path, run: RunFile) -> None:
+def _forget_mismatched(folder: Path, run: RunFile) -> None:
     """Remove all rows of the chains that failed because a resumed step came out differently, so that they begin anew.
 
     Rows that rest on others go first, and the `run.json` of a finished run says before that it was interrupted, so that the run can
