@@ -19,10 +19,7 @@ class Call:
         self.stage, self.order, self.request = stage, order, request
         self.started = False
         self.in_flight_engine = self.waiting_engine = 0
-
-    def begin(self, in_flight: int, waiting: int) -> None:
-        """It has started; then so many calls are in flight at the engine, itself included, and so many wait."""
-        self.started, self.in_flight_engine, self.waiting_engine = True, in_flight, waiting
+        """The calls in flight at the engine when it started, itself included, and those that waited."""
 
 
 class _Stage:
@@ -161,4 +158,4 @@ class Lane:
         if self._room is not None:
             self._room.begin(call.stage, call.request)
         self.in_flight += 1
-        call.begin(self.in_flight, self.waiting)
+        call.started, call.in_flight_engine, call.waiting_engine = True, self.in_flight, self.waiting

@@ -11,7 +11,6 @@ from pipeline.graph.prompts import (
     DEFAULT_PROMPTS,
     DELIMITER,
     INSTRUCTION,
-    SCORE_PREFILL,
     Example,
     Message,
     Prompts,
@@ -56,15 +55,6 @@ def test_a_choice_starts_with_exactly_the_ids_of_the_context(builder: PromptBuil
     assert "[1] Tom buys 2.\n\n[2] </think>\n\n[3] cut off\n\n" in turn
     assert turn.endswith("<|assistant|><think>\n\n</think>\n\n" + CHOOSE_PREFILL)
     assert [builder.tokenizer.decode([id_]) for id_ in prompt.option_ids] == ["0", "1", "2", "3"]
-
-
-def test_a_score_shows_the_candidate_in_its_place(builder: PromptBuilder) -> None:
-    context = context_of(builder)
-    candidate = builder.tokenizer.encode("Tom buys 2.\n\n")
-    prompt = builder.score(context, candidate)
-    assert list(prompt.ids[: len(context) + len(candidate)]) == context + candidate
-    assert builder.tokenizer.decode(prompt.ids).endswith(SCORE_PREFILL)
-    assert [builder.tokenizer.decode([id_]) for id_ in prompt.option_ids] == list("0123456789")
 
 
 def test_a_template_without_thoughts_needs_none(tmp_path: Path) -> None:

@@ -123,27 +123,21 @@ def thought_of(*texts: str, thought_end: str = "") -> Thought:
     return thought
 
 
-def test_guidance_and_what_continues_it_are_one_step() -> None:
-    guided = thought_of("Tom has")
-    assert (guided.steps, guided.steps_of(" 3 pens.\n\n")) == ([], ["Tom has 3 pens."])
-    guided.commit(" 3 pens.\n\n")
-    assert (guided.steps, guided.steps_of("He buys")) == (["Tom has 3 pens."], ["He buys"])
-
-
 @pytest.mark.parametrize(
-    ("text", "steps"),
+    ("before", "text", "steps"),
     [
-        ("a\n\nb\n\nc", ["a", "b", "c"]),
-        ("a\n\n\n\n \n\nb\n\n", ["a", "b"]),
-        ("\n\na\nstill a\n\n", ["a\nstill a"]),
-        ("", []),
-        (" \n", []),
-        ("so 4.\n</think>\n\nThe answer is\n\n4", ["so 4."]),
-        ("</think>", []),
+        ("first.\n\n", "a\n\nb\n\nc", ["a", "b", "c"]),
+        ("first.\n\n", "a\n\n\n\n \n\nb\n\n", ["a", "b"]),
+        ("first.\n\n", "\n\na\nstill a\n\n", ["a\nstill a"]),
+        ("first.\n\n", "", []),
+        ("first.\n\n", " \n", []),
+        ("first.\n\n", "so 4.\n</think>\n\nThe answer is\n\n4", ["so 4."]),
+        ("first.\n\n", "</think>", []),
+        ("Tom has", " 3 pens.\n\n", ["Tom has 3 pens."]),
     ],
 )
-def test_the_steps_of_a_text(text: str, steps: list[str]) -> None:
-    assert thought_of("first.\n\n").steps_of(text) == steps
+def test_the_steps_of_a_text(before: str, text: str, steps: list[str]) -> None:
+    assert thought_of(before).steps_of(text) == steps
 
 
 def test_the_end_of_a_thought_is_a_step_where_the_model_knows_it() -> None:

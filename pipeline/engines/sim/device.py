@@ -23,7 +23,6 @@ class SimDevice:
     """The simulated accelerator that `spec` describes, with the engines that share it."""
 
     def __init__(self, spec: SimDeviceSpec) -> None:
-        self.spec = spec
         self._sharing = Sharing(spec.waits_for)
         self.shares = self._sharing.shares
 
@@ -81,7 +80,7 @@ class SimDevice:
             scheduler.forecast.clear()  # none of it was computed
         elif scheduler.forecast and not share.is_cut:
             work = share.work_at(now)
-            share.catch_up(work)
+            scheduler.catch_up(work, share.time)
             share.is_cut = scheduler.cut(work)
             if not share.is_cut:
                 share.boundary_clock = share.boundary_time = now

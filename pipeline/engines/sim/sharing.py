@@ -64,10 +64,6 @@ class Share:
         pace = self.pace
         return min(pace.work + max(now - pace.since, 0.0) / pace.slowdown, pace.until, self.scheduler.end)
 
-    def catch_up(self, work: float) -> None:
-        """Move the boundary of the scheduler over the segments that end by `work`."""
-        self.scheduler.catch_up(work, self.time)
-
 
 def waits(kernels_s: Sequence[float], kernel_wait: float) -> list[float]:
     """How many seconds a second of each engine's work takes if each of its kernels waits for the share `kernel_wait` of a kernel of every
@@ -130,7 +126,7 @@ class Sharing:
 
     def _begin_segment(self, share: Share, now: float, work: float) -> None:
         """An engine under CUDA MPS comes to `work` at `now`, where a segment begins."""
-        share.catch_up(work)
+        share.scheduler.catch_up(work, share.time)
         pace, segment = share.pace, share.scheduler.forecast[0]
         pace.kernel_s, pace.until = (segment.end - segment.start) / (segment.iterations * segment.cost.layers), segment.end
         self._renew(now, share, work)
@@ -145,7 +141,7 @@ class Sharing:
                 together = share is at or self._kernel_wait is None
                 reached = work if together else share.work_at(now) if scheduler.forecast else scheduler.work
                 if scheduler.forecast:
-                    share.catch_up(reached)
+                    scheduler.catch_up(reached, share.time)
                 pace.work, pace.since, pace.slowdown = reached, max(now, pace.since), slowdown
 
     def _slowdowns(self, busy: Sequence[Share]) -> list[float]:
