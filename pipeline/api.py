@@ -355,7 +355,7 @@ def _called(graph: Graph, problems: Input, options: RunKeywords, *, virtual: boo
     plan = load_graph(graph, planned or engines, **{name: value for name, value in bound.items() if name != "models"})
     said += notices(plan.engines) if opened is None else []
     stored = isinstance(output, str) and is_url(output)
-    with written_folder(str(output), said.append, new=not given.get("resume")) if stored else nullcontext(output) as folder:
+    with written_folder(str(output), new=not given.get("resume")) if stored else nullcontext(output) as folder:
         graders = [register_grader(each).name for each in given.pop("graders", ())]
         values = {
             "graph": plan.name if (no_graph := not isinstance(graph, str | Path)) else str(graph),

@@ -41,7 +41,6 @@ DOORS = {
     "starlette": ["show/pages", "serve/"],
     "uvicorn": ["show/pages", "serve/server"],
     "numba": ["analysis/time/occupancy"],
-    "scipy": ["calibration/"],
     "math_verify": ["grading/expressions"],
     "latex2sympy2_extended": ["grading/expressions"],
     "sympy": ["grading/expressions"],

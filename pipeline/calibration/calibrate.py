@@ -4,18 +4,16 @@ engines file that `pipeline run --engines` takes.
 Devices are taken from `run.json`, the sizes of models from their files; only rates are fitted.
 """
 
-import textwrap
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 from msgspec import Struct, structs
 
-from pipeline.analysis.resources import devices_of, engine_facts, replica_count
+from pipeline.analysis.resources import devices_of, engine_facts
 from pipeline.calibration.fit import Fit, fit_device
-from pipeline.calibration.recorded import Lengths, read_calls, read_lengths, text_of
+from pipeline.calibration.recorded import read_calls, read_lengths, text_of
 from pipeline.engines.hub import NotOnHub
 from pipeline.engines.models import DTYPE_BYTES, read_card, resolve
 from pipeline.engines.sim.spec import SimDeviceSpec, SimSpec
@@ -24,13 +22,11 @@ from pipeline.graph.files import BUNDLED, written
 from pipeline.store.run_file import RunFile
 from pipeline.text import one_line
 
-COMMENT_WIDTH = 118
-"""Characters of a line of the comment at the head of the file."""
 MAX_CALLS = 1500
 """The number of calls of each engine that are fitted by default."""
 WORST_ERROR = 0.5
 """A fit is too bad to predict from where the times of a device's calls are off by more on average, as the mean of |ln|."""
-UNIT_RATES: dict[str, Any] = {"flops_per_s": 1e12, "bytes_per_s": 1e12, "overhead_s": 1e-3}
+UNIT_RATES: dict[str, Any] = {"flops_per_s": 1e12, "prompt_flops_per_s": None, "bytes_per_s": 1e12, "overhead_s": 1e-3}
 """Rates of a device before the fit, which does not depend on them."""
 FIELDS = (
     *("model", "max_in_flight", "device", "parameters", "bytes_per_parameter", "layers", "kv_bytes_per_token", "kv_cache_tokens"),
@@ -50,8 +46,6 @@ class Calibration(Struct, frozen=True, kw_only=True):
     """By the device's name."""
     calls: dict[str, int]
     """Number of calls that were fitted, by role."""
-    lengths: Lengths
-    """Of the first run."""
 
     @property
     def bad(self) -> dict[str, float]:
@@ -83,13 +77,15 @@ def calibrate(folders: Sequence[Path], max_calls: int = MAX_CALLS) -> Calibratio
         specs=fitted,
         fits=fits,
         calls={role: sum(len(calls.get(role, ())) for calls in traces) for role in roles},
-        lengths=lengths,
     )
 
 
 def engines_file(found: Calibration) -> str:
     """The text of the file, which `pipeline run --engines` takes."""
-    lines = [f"# {part}" for line in _about(found) for part in textwrap.wrap(line, COMMENT_WIDTH, break_on_hyphens=False)]
+    first = found.runs[0]
+    names = ", ".join(f"{one_line(run.run_id)} (batch size {run.options.batch_size})" for run in found.runs)
+    lines = [f"# Fitted by `pipeline calibrate` to {names}, on {first.host.cores} cores of {one_line(first.host.processor)}."]
+    lines += [f"# {one_line(line)}" for line in fit_lines(found)]
     for role, spec in found.specs.items():
         fields = {"backend": "sim", **_fields(spec)}
         lines += [f"{role}:", *(f"  {name}: {written(value)}" for name, value in fields.items())]
@@ -101,47 +97,7 @@ def fit_lines(found: Calibration) -> Iterator[str]:
     for device, fit in found.fits.items():
         roles = [role for role, spec in found.specs.items() if spec.device.name == device]
         calls = ", ".join(f"{found.calls[role]:,} calls of {role}" for role in roles)
-        ratios = ", ".join(f"{role} {stage} {ratio:.2f}" for role, stages in fit.stages.items() for stage, ratio in stages.items())
-        error = f"a call's time is off by {fit.error:.1%} on average (mean |ln|)"
-        yield f"{device}: {calls}; {error}; simulated over recorded seconds: {ratios}"
-
-
-def not_known(found: Calibration) -> Iterator[str]:
-    """A sentence for each figure of the file that the first run does not tell."""
-    shared = Counter(spec.device.name for spec in found.specs.values())
-    for device in {spec.device.name: spec.device for spec in found.specs.values()}.values():
-        if device.sharing == "mps" and shared[device.name] > 1:
-            said = f"`kernel_wait` of {device.name} is {device.waits_for:g}"
-            yield f"How long kernels waited for each other under CUDA MPS is not fitted: {said}."
-    lengths = found.lengths
-    if (accepted := lengths.acceptance) is None:
-        yield "No step of the run was verified: how often drafts are right is not known, and is the simulator's default in the file."
-    elif lengths.unverified:
-        read, total = lengths.verified, lengths.verified + lengths.unverified
-        yield (
-            f"A gate let {lengths.unverified:,} of {total:,} steps pass unverified. How many would have been accepted is not known: of the "
-            f"verified ones {accepted:.1%} were; of all {lengths.of_all:.1%} are taken to be, if its gate has an AUC of "
-            f"{lengths.gate_auc:g} is true, which is assumed; anything from {accepted * read / total:.1%} to "
-            f"{(accepted * read + lengths.unverified) / total:.1%} is possible."
-        )
-    if lengths.gate_auc is not None:
-        yield "How sure simulated drafts look is not fitted: the same threshold of a gate lets another share of them pass."
-
-
-def _about(found: Calibration) -> Iterator[str]:
-    first, host = found.runs[0], found.runs[0].host
-    parts = (f", one of {count} replicas" if (count := replica_count(run)) > 1 else "" for run in found.runs)
-    names = ", ".join(
-        f"{one_line(run.run_id)} (batch size {run.options.batch_size}{part})" for run, part in zip(found.runs, parts, strict=True)
-    )
-    on = f"{first.options.schedule}, on {host.cores} cores of {one_line(host.processor)}"
-    yield f"Simulated engines with rates fitted by `pipeline calibrate` to {names}, {on}."
-    yield (
-        "The rates of a device are those that explain the calls' times best, not a maker's; sizes are those of the models' files, "
-        "lengths and, but for what is said below, acceptance those of the run."
-    )
-    yield from map(one_line, fit_lines(found))
-    yield from not_known(found)
+        yield f"{device}: {calls}; a call's time is off by {fit.error:.1%} on average (mean |ln|)"
 
 
 def _fields(spec: SimSpec) -> dict[str, Any]:
@@ -161,7 +117,7 @@ def _check_same(folders: Sequence[Path], runs: Sequence[RunFile]) -> None:
         for role, given in run.engines.items():
             if runs[0].engines.get(role, given) != given:
                 raise UsageError(f"{folder}: its engine {role!r} differs from {folders[0]}; use runs on the same engines")
-        if _sharing(run) != _sharing(runs[0]):
+        if run.host.cuda_mps != runs[0].host.cuda_mps:
             raise UsageError(f"of {folder} and {folders[0]} one was under CUDA MPS and one not; use runs that shared a GPU alike")
 
 
@@ -173,10 +129,11 @@ def _spec(folder: Path, run: RunFile, role: str) -> SimSpec:
     given: Mapping[str, Any] = {**run.engines[role], **(run.engines[role].get("args") or {}), **facts}
     size, own_length = _size(folder, role, given)
     seqs, length = given.get("max_num_seqs") or given["max_in_flight"], given.get("max_model_len") or own_length or 32768
+    sharing: Any = "mps" if run.host.cuda_mps else "time_slices"
     return SimSpec(
         model=str(given["model"]).removeprefix(BUNDLED),
         max_in_flight=given["max_in_flight"],
-        device=SimDeviceSpec(name="+".join(devices_of(role, engine_facts(run)[role])), sharing=_sharing(run), **UNIT_RATES),
+        device=SimDeviceSpec(name="+".join(devices_of(role, engine_facts(run)[role])), sharing=sharing, **UNIT_RATES),
         kv_cache_tokens=int(given.get("kv_cache_tokens") or 2 * seqs * length),
         max_num_seqs=seqs,
         max_num_batched_tokens=int(given.get("max_num_batched_tokens") or 8192),
@@ -184,11 +141,6 @@ def _spec(folder: Path, run: RunFile, role: str) -> SimSpec:
         adapters=tuple(run.engines[role].get("adapters") or ()),
         **size,
     )
-
-
-def _sharing(run: RunFile) -> Literal["time_slices", "mps"]:
-    """How the engines of one device shared it: its kernels overlapped where CUDA MPS ran."""
-    return "mps" if run.host.cuda_mps else "time_slices"
 
 
 def _size(folder: Path, role: str, given: Mapping[str, Any]) -> tuple[dict[str, Any], int | None]:

@@ -5,7 +5,7 @@ The orchestration is not simulated, so that waiting in it cannot make up for a w
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from heapq import heappop, heappush
 from itertools import product
 from typing import Any, TypeAlias
@@ -19,7 +19,6 @@ from pipeline.engines.sim.cache import Node, PrefixCache
 from pipeline.engines.sim.device import SimDevice
 from pipeline.engines.sim.scheduler import Job, Scheduler
 from pipeline.engines.sim.spec import SimDeviceSpec, SimSpec
-from pipeline.errors import MissingExtra
 
 EVALUATIONS = 250
 """The maximum number of simulations of all calls in the last search of a fit."""
@@ -35,8 +34,6 @@ class Fit(Struct, frozen=True):
     device: SimDeviceSpec
     error: float
     """Mean of |ln(simulated / recorded)| over the calls: 0.1 is about 10 %."""
-    stages: dict[str, dict[str, float]]
-    """By role and stage, simulated over recorded seconds in flight, both added up over the calls."""
 
 
 class RecordedCache(PrefixCache):
@@ -63,27 +60,51 @@ class RecordedCache(PrefixCache):
 def fit_device(specs: Mapping[str, SimSpec], traces: Sequence[Calls]) -> Fit:
     """Fit the rates of the device that the engines `specs` share; `traces` are their calls in one or several runs.
 
-    Searches with Nelder and Mead's method over the logarithms of the five figures, shortly from each of the best points of a coarse grid,
-    then from the best that was found.
+    Searches over the logarithms of the four figures: shortly from each of the best points of a coarse grid, then from the best that was
+    found.
     """
-    minimize = _scipy().minimize
 
     def error_at(point: Array) -> float:
         return error_of(_with_rates(specs, point), traces)
 
-    def search(start: Array, size: float, most: int) -> Any:
-        options = {
-            "maxfev": most,
-            "xatol": 0.005,
-            "fatol": 1e-4,
-            "initial_simplex": np.vstack([start, *(start + size * np.eye(len(start)))]),
-        }
-        return minimize(error_at, start, method="Nelder-Mead", options=options)
-
     starts = sorted(_grid(specs, traces), key=error_at)[:STARTS]
-    tried = min((search(start, 0.7, TRIED) for start in starts), key=lambda each: each.fun)
-    best = _with_rates(specs, search(tried.x, 0.2, EVALUATIONS).x)
-    return Fit(next(iter(best.values())).device, error_of(best, traces), _by_stage(best, traces))
+    tried = min((nelder_mead(error_at, start, 0.7, TRIED) for start in starts), key=error_at)
+    best = _with_rates(specs, nelder_mead(error_at, tried, 0.2, EVALUATIONS))
+    return Fit(next(iter(best.values())).device, error_of(best, traces))
+
+
+def nelder_mead(function: Callable[[Array], float], start: Array, size: float, most: int) -> Array:
+    """The point with the least value that Nelder and Mead's method (1965) finds within about `most` evaluations of `function`.
+
+    It begins with a simplex of this `size` at `start`, and ends early where its points and their values hardly differ.
+    """
+    points = [start, *(start + size * np.eye(len(start)))]
+    known = [(function(point), point) for point in points]
+    evaluated = len(known)
+    while evaluated < most:
+        known.sort(key=lambda each: each[0])
+        (least, best), (worst, last) = known[0], known[-1]
+        if worst - least < 1e-4 and max(np.abs(point - best).max() for _, point in known) < 0.005:
+            break
+        centre = np.mean([point for _, point in known[:-1]], axis=0)
+
+        def tried(factor: float, centre: Array = centre, last: Array = last) -> tuple[float, Array]:
+            point = centre + factor * (centre - last)
+            return function(point), point
+
+        found = tried(1)
+        evaluated += 1
+        if found[0] < least or found[0] >= known[-2][0]:
+            further = tried(2 if found[0] < least else 0.5 if found[0] < worst else -0.5)
+            evaluated += 1
+            found = min(found, further, key=lambda each: each[0])
+        if found[0] < worst:
+            known[-1] = found
+        else:
+            known[1:] = [(function(point := (each + best) / 2), point) for _, each in known[1:]]
+            evaluated += len(start)
+    lowest: Array = min(known, key=lambda each: each[0])[1]
+    return lowest
 
 
 def error_of(specs: Mapping[str, SimSpec], traces: Sequence[Calls]) -> float:
@@ -129,38 +150,15 @@ def _grid(specs: Mapping[str, SimSpec], traces: Sequence[Calls]) -> list[Array]:
     largest = max(spec.parameters for spec in specs.values())
     weights = max(spec.parameters * spec.bytes_per_parameter for spec in specs.values())
     shares = product((0.003, 0.03, 0.3, 3.0), (0.2, 1.0), (0.1, 0.5, 1.0))
-    return [
-        np.log(np.array([largest / a, largest / a, weights / b, iteration_s**2 * c, iteration_s**2 * c / 64]) / iteration_s)
-        for a, b, c in shares
-    ]
+    return [np.log(np.array([largest / a, weights / b, iteration_s**2 * c, iteration_s**2 * c / 64]) / iteration_s) for a, b, c in shares]
 
 
 def _with_rates(specs: Mapping[str, SimSpec], point: Array) -> dict[str, SimSpec]:
-    flops, prompts, rate, overhead, sequence = (float(value) for value in np.exp(np.clip(point, -40, 60)))
+    flops, rate, overhead, sequence = (float(value) for value in np.exp(np.clip(point, -40, 60)))
     fitted = {
         "flops_per_s": flops,
-        "prompt_flops_per_s": prompts,
         "bytes_per_s": rate,
         "overhead_s": min(overhead, 1e5),
         "sequence_s": min(sequence, 1e5),
     }
     return {role: structs.replace(spec, device=structs.replace(spec.device, **fitted)) for role, spec in specs.items()}
-
-
-def _by_stage(specs: Mapping[str, SimSpec], traces: Sequence[Calls]) -> dict[str, dict[str, float]]:
-    sums: dict[str, dict[str, Array]] = {}
-    for calls in traces:
-        simulated, counted = simulate(specs, calls), undisturbed(calls)
-        for role, ours in simulated.items():
-            for call, seconds, counts in zip(calls[role], ours, counted[role], strict=True):
-                both = sums.setdefault(role, {}).setdefault(call.stage, np.zeros(2))
-                both += counts * np.array([seconds, call.duration_s])
-    return {role: {stage: float(ours / theirs) for stage, (ours, theirs) in stages.items() if theirs} for role, stages in sums.items()}
-
-
-def _scipy() -> Any:
-    try:
-        from scipy import optimize
-    except ImportError as error:
-        raise MissingExtra("calibrating", "scipy", "studies") from error
-    return optimize

@@ -6,18 +6,15 @@ Calls have their time of arrival, tokens and duration; lengths become a `SimText
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from statistics import NormalDist
 from typing import Any
 
 import numpy as np
 from msgspec import Struct, structs
 
 from pipeline.analysis.arrays import Array
-from pipeline.engines.sim.output import GATE_AUC
 from pipeline.engines.sim.spec import SimTextSpec
 from pipeline.errors import InputError
 from pipeline.graph.plan import Plan
-from pipeline.stages.gate import GateSpec
 from pipeline.store.query import Query
 
 ROUNDING_NS = 2
@@ -58,9 +55,7 @@ written AS (
 these and another text was written; where their number is not that
 of the roles that draft, all are of the first of these."""
 VERDICTS = """
-SELECT count(verify_kind), count(*) FILTER (decision = 'accepted'), sum(len(candidate_tokens)) FILTER (verify_kind IS NOT NULL),
-       count(*) FILTER (decision = 'unverified')
-FROM spoken
+SELECT count(verify_kind), count(*) FILTER (decision = 'accepted'), sum(len(candidate_tokens)) FILTER (verify_kind IS NOT NULL) FROM spoken
 """
 THOUGHTS = "SELECT 'thought' AS role, steps AS length FROM chains WHERE finished"
 ANSWERS = "SELECT avg(output_tokens) FROM calls WHERE error_type IS NULL AND list_contains($stages::VARCHAR[], stage)"
@@ -156,23 +151,10 @@ class Lengths(Struct, frozen=True, kw_only=True):
     """Mean tokens of an answer."""
     acceptance: float | None
     """Share of the verified steps that were accepted, 0 to 1."""
-    verified: int
-    unverified: int
-    """Steps of the draft that nobody verified, because a gate let them pass."""
-    gate_auc: float | None
-    """The assumed area under the gate's ROC curve: below 0.5 of one that flags sure steps, 0.5 of several and of one that counts
-    repetitions; None: there is none."""
     candidates: float
     """Mean number of candidates of a verified step."""
     correlation: float
     """Correlation of the logarithms of the lengths of a step's candidates, which also stands for the correlation of their being right."""
-
-    @property
-    def of_all(self) -> float | None:
-        """The acceptance that all steps would have had, had those that nobody read been verified too: an estimate where there are any."""
-        if self.acceptance is None or self.gate_auc is None or not self.unverified:
-            return self.acceptance
-        return acceptance_of_all(self.acceptance, self.unverified / (self.unverified + self.verified), self.gate_auc)
 
 
 def read_lengths(run: Path, plan: Plan) -> Lengths:
@@ -180,7 +162,7 @@ def read_lengths(run: Path, plan: Plan) -> Lengths:
     drafters = list(plan.drafters)
     answering = [stage.name for stage in plan.stages() if stage.spec.purpose == "answer"]
     with Query(run) as db:
-        [(verified, accepted, drafted, unverified)] = db.stream(f"{STEPS} {VERDICTS}", drafters=drafters)
+        [(verified, accepted, drafted)] = db.stream(f"{STEPS} {VERDICTS}", drafters=drafters)
         return Lengths(
             drafters=frozenset(drafters),
             steps=_moments(db, THOUGHTS).get("thought"),
@@ -188,9 +170,6 @@ def read_lengths(run: Path, plan: Plan) -> Lengths:
             answer_tokens=db.scalar(ANSWERS, stages=answering),
             acceptance=accepted / verified if verified else None,
             candidates=drafted / verified if verified else 1.0,
-            verified=verified,
-            unverified=unverified,
-            gate_auc=_gate_auc(plan),
             correlation=_correlation(db),
         )
 
@@ -202,13 +181,6 @@ def _correlation(db: Query) -> float:
         return CORRELATION
     whole = np.concatenate(logs).var()
     return float(np.clip(1 - np.mean([each.var(ddof=1) for each in logs]) / whole, 0, 1)) if whole else 1.0
-
-
-def _gate_auc(plan: Plan) -> float | None:
-    gates = [stage.spec for stage in plan.stages() if stage.spec.gates]
-    if len(gates) != 1 or not isinstance(gates[0], GateSpec) or not gates[0].reads_logprobs:
-        return 0.5 if gates else None
-    return GATE_AUC if gates[0].flags == "unsure" else 1 - GATE_AUC
 
 
 def _moments(db: Query, lengths: str, **params: Any) -> dict[str, Moments]:
@@ -227,27 +199,10 @@ def text_of(role: str, lengths: Lengths) -> SimTextSpec:
         text = structs.replace(text, step_tokens_mean=max(found.mean, 1.01), step_tokens_sigma=min(found.sigma, 3.0))
     if lengths.answer_tokens is not None:
         text = structs.replace(text, answer_tokens=max(round(lengths.answer_tokens), 1))
-    if lengths.of_all is None:
+    if lengths.acceptance is None:
         return text
-    accuracy = accuracy_for(lengths.of_all, lengths.candidates, lengths.correlation) if role in lengths.drafters else 1.0
+    accuracy = accuracy_for(lengths.acceptance, lengths.candidates, lengths.correlation) if role in lengths.drafters else 1.0
     return structs.replace(text, step_accuracy=accuracy, verifier_accuracy=1.0)
-
-
-def acceptance_of_all(acceptance: float, unverified: float, auc: float) -> float:
-    """The acceptance of all steps, given the `acceptance` of those that a gate flagged and the share `unverified` that passed it.
-
-    The gate's statistic is taken for normal with variance 1, with a mean that is d = sqrt(2) times the normal quantile of `auc` higher of
-    steps that would be accepted, as simulated drafts have it. It flags below some z: so a share p of all steps would be accepted where
-    p N(z - d) = acceptance (1 - unverified) and (1 - p) N(z) = (1 - acceptance) (1 - unverified). Both p sum to 1 at one z, by halving.
-    """
-    normal = NormalDist()
-    shift, read = math.sqrt(2) * normal.inv_cdf(auc), 1 - unverified
-    low, high = min(shift, 0.0) - 8, max(shift, 0.0) + 8
-    for _ in range(60):
-        z = (low + high) / 2
-        whole = acceptance * read / normal.cdf(z - shift) + (1 - acceptance) * read / normal.cdf(z)
-        low, high = (z, high) if whole > 1 else (low, z)
-    return min(acceptance * read / normal.cdf(high - shift), 1.0)
 
 
 def accuracy_for(acceptance: float, candidates: float, correlation: float) -> float:

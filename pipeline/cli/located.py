@@ -46,7 +46,7 @@ class LocalPath(click.Path):
 
 
 class RunFolder(click.Path):
-    """A run folder that a command reads, by path or URL; one that it `writes` is uploaded at its end."""
+    """A run folder that a command reads, by path or URL; one that it `writes` is on this machine."""
 
     def __init__(self, *, writes: bool = False) -> None:
         super().__init__(path_type=Path)
@@ -56,8 +56,8 @@ class RunFolder(click.Path):
         if not _is_to_be_opened(value, ctx):
             return Located(Path(value))
         if self._writes:
-            return written_run(value, new=False)
-        folder, fetch = import_module("pipeline.remote.folder").fetched_folder(value, print_notice)
+            self.fail(f"{value}: a URL, where only a path of this machine can be used", param, ctx)
+        folder, fetch = _opened(ctx).enter_context(import_module("pipeline.remote.folder").read_folder(value))
         if fetch is not None:
             _opened(ctx).urls[str(folder)] = str(parse_url(value))
         return Located(folder, "" if fetch is None else str(parse_url(value)), fetch)
@@ -80,7 +80,7 @@ def written_run(text: str, *, new: bool) -> Located:
     """The run folder that a command writes, by path or URL, until the command ends; `new`: there is no run yet. Raises `UsageError`."""
     if not is_url(text):
         return Located(Path(text))
-    folder: Path = _opened().enter_context(import_module("pipeline.remote.folder").written_folder(text, print_notice, new=new))
+    folder: Path = _opened().enter_context(import_module("pipeline.remote.folder").written_folder(text, new=new))
     _opened().urls[str(folder)] = text.rstrip("/")
     return Located(folder, text.rstrip("/"))
 

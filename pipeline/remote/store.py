@@ -88,17 +88,11 @@ class RemoteFiles:
             raise StoreError(where, (said[2] or said[0]).partition(" (Request ID")[0].partition("\n")[0]) from error
 
 
-def endpoint(url: Url) -> str:
-    """The address of the server of a URL, where the environment names one; else empty."""
-    names = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL") if url.scheme == "s3" else ("STORAGE_EMULATOR_HOST",)
-    return next((os.environ[name] for name in names if os.environ.get(name)), "")
-
-
 def _s3() -> fs.FileSystem:
     return fs.S3FileSystem(
         anonymous=_is_yes("AWS_NO_SIGN_REQUEST"),
         region=os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION"),
-        endpoint_override=endpoint(Url("s3", "", "")) or None,
+        endpoint_override=os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL"),
         connect_timeout=CONNECT_S,
         request_timeout=REQUEST_S,
         retry_strategy=fs.AwsStandardS3RetryStrategy(max_attempts=ATTEMPTS),

@@ -21,7 +21,7 @@ from pipeline.graph.decode import WrongValue
 from pipeline.graph.files import ARITH, setting, shown, written
 from pipeline.graph.load import PRESET, GraphNames, load_preset, load_reward_model, outline
 from pipeline.graph.spec import Param
-from pipeline.rewards.score import score_run
+from pipeline.rewards import score_run
 from pipeline.sweep.plan import PlannedPoint, SweepOptions, SweepPlan, SweepSystem, combinations, planned_points, together
 from pipeline.sweep.study_file import DataEntry, EnginesEntry, StudyFile, StudyPart, TableEntry, read_study_file
 from pipeline.sweep.systems import read_systems, remarks, unknown_setting

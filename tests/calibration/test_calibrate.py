@@ -5,7 +5,6 @@ import math
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import NormalDist
 
 import msgspec
 import numpy as np
@@ -13,12 +12,11 @@ import pytest
 
 from pipeline.analysis.resources import engine_facts
 from pipeline.analysis.summary import summarize
-from pipeline.calibration.calibrate import Calibration, calibrate, engines_file, fit_lines, not_known
-from pipeline.calibration.fit import error_of, simulate
+from pipeline.calibration.calibrate import Calibration, calibrate, engines_file
+from pipeline.calibration.fit import error_of, nelder_mead, simulate
 from pipeline.calibration.recorded import (
     CORRELATION,
     TimedCall,
-    acceptance_of_all,
     accuracy_for,
     durations,
     read_calls,
@@ -43,9 +41,9 @@ pytestmark = pytest.mark.slow  # whole runs
 ROOT = Path(__file__).parent.parent.parent
 SIM = ROOT / "graphs/engines/sim-2xh100.yaml"
 SPECCOT = ROOT / "graphs/speccot.yaml"
-OWN = {"prompt_flops_per_s": 6e14, "sequence_s": 3e-4}
+OWN = {"flops_per_s": 6e14, "sequence_s": 3e-4}
 SETTINGS = tuple(f"engines.*.device.{name}={rate}" for name, rate in OWN.items())
-TRUE = SimDeviceSpec(name="h100-0+1", flops_per_s=1.18e15, bytes_per_s=4.82e12, overhead_s=0.0032, **OWN)  # type: ignore[arg-type]
+TRUE = SimDeviceSpec(name="h100-0+1", bytes_per_s=4.82e12, overhead_s=0.0032, **OWN)  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")
@@ -69,13 +67,11 @@ def test_the_rates_that_made_a_run_are_found_again(recorded: list[Path]) -> None
     found = calibrate(recorded, max_calls=120)
     assert list(found.fits) == [TRUE.name]
     fit = found.fits[TRUE.name]
-    for name in ("prompt_flops_per_s", "bytes_per_s", "overhead_s", "sequence_s"):
+    for name in ("flops_per_s", "bytes_per_s", "overhead_s", "sequence_s"):
         assert getattr(fit.device, name) == pytest.approx(getattr(TRUE, name), rel=0.25), name
     assert fit.error < 0.12
-    assert all(0.85 < ratio < 1.15 for stages in fit.stages.values() for ratio in stages.values())
     device = msgspec.structs.replace(fit.device, fit_error=fit.error)
     assert {role: spec.device for role, spec in found.specs.items()} == dict.fromkeys(("draft", "target"), device)
-    assert "simulated over recorded seconds: target guidance" in next(fit_lines(found))
 
 
 @pytest.fixture(scope="module")
@@ -114,20 +110,24 @@ def test_the_file_keeps_the_error_of_its_fit_which_stands_beside_what_is_predict
     assert f"off by {error:.1%} on average" in notices(RunFile.read(tmp_path / "run"), "finished")[1]
 
 
-def test_a_bad_fit_is_not_written_without_force(
-    recorded: list[Path], fitted: Calibration, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_bad_fit_is_not_written(recorded: list[Path], fitted: Calibration, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert fitted.bad == {}
     monkeypatch.setattr("pipeline.calibration.calibrate.WORST_ERROR", 0.2)
     folder, output = tmp_path / "run", tmp_path / "fit.yaml"
     shutil.copytree(recorded[1], folder)
     one = {"parameters": 1.0, "max_num_batched_tokens": 16, "max_num_seqs": 1}
     edit_engines(folder, draft={"parameters": 1e14}, target=one)  # rates of one device hardly explain it
-    arguments = ["calibrate", str(folder), "--max-calls", "60", "--output", str(output)]
-    assert run_command(arguments) == 2
+    assert run_command(["calibrate", str(folder), "--max-calls", "60", "--output", str(output)]) == 2
     assert not output.exists()
-    assert run_command([*arguments, "--force"]) == 0
-    assert '"fit_error": ' in output.read_text()
+
+
+def test_the_least_point_of_a_curved_valley_is_found() -> None:
+    """Rosenbrock's function, for which the method is known to need many steps."""
+    found = nelder_mead(lambda point: float(100 * (point[1] - point[0] ** 2) ** 2 + (1 - point[0]) ** 2), np.array([-1.2, 1.0]), 0.5, 400)
+    assert found == pytest.approx([1, 1], abs=0.05)
+    evaluated: list[float] = []
+    nelder_mead(lambda point: evaluated.append(0.0) or float(np.abs(point).sum()), np.ones(5), 0.5, 30)  # type: ignore[func-returns-value]
+    assert 30 <= len(evaluated) <= 36
 
 
 def test_the_rates_that_made_a_run_explain_it(recorded: list[Path]) -> None:
@@ -200,38 +200,6 @@ def test_an_accuracy_gives_the_acceptance_that_it_is_for() -> None:
     assert accuracy_for(0.0, 5, CORRELATION) == 0.0
 
 
-@pytest.mark.parametrize(("accuracy", "auc", "z"), [(0.8, 0.75, 0.1), (0.5, 0.9, 1.2), (0.8, 0.25, -0.5), (0.3, 0.5, 0.0)])
-def test_from_what_a_gate_flagged_follows_the_acceptance_of_all(accuracy: float, auc: float, z: float) -> None:
-    normal = NormalDist()
-    right = accuracy * normal.cdf(z - math.sqrt(2) * normal.inv_cdf(auc))
-    read = right + (1 - accuracy) * normal.cdf(z)
-    assert acceptance_of_all(right / read, 1 - read, auc) == pytest.approx(accuracy, abs=1e-6)
-
-
-def test_nothing_unread_is_the_acceptance_itself() -> None:
-    assert acceptance_of_all(0.4, 0.0, 0.75) == pytest.approx(0.4, abs=1e-6)
-    assert [acceptance_of_all(each, 0.5, 0.75) for each in (0.0, 1.0)] == pytest.approx([0.0, 1.0])
-
-
-def test_of_a_gated_run_the_acceptance_of_unread_steps_is_estimated_and_said_to_be(tmp_path: Path) -> None:
-    problems = write_problems(tmp_path, 60)
-    for name, settings in (("specreason", ()), ("gated", ("sure=-0.25",))):
-        options = {"settings": ("engines.*.text.step_accuracy=0.7", *settings), "engines": SIM, "input": (str(problems),), "batch_size": 16}
-        run(RunOptions(graph=ROOT / f"graphs/{name}.yaml", output=tmp_path / name, **options))
-    whole, gated = (read_lengths(tmp_path / name, RunFile.read(tmp_path / name).plan) for name in ("specreason", "gated"))
-    assert gated.unverified > 100
-    assert whole.acceptance is not None
-    assert gated.acceptance is not None
-    assert gated.acceptance < whole.acceptance - 0.05
-    assert gated.of_all == pytest.approx(whole.acceptance, abs=0.04)
-    found = calibrate([tmp_path / "gated"], max_calls=30)
-    [unverified, sure] = not_known(found)
-    assert unverified in " ".join(line.removeprefix("# ") for line in engines_file(found).splitlines())
-    assert f"let {gated.unverified:,} of {gated.unverified + gated.verified:,} steps pass unverified" in unverified
-    assert "another share" in sure
-    assert not list(not_known(calibrate([tmp_path / "specreason"], max_calls=30)))
-
-
 def test_runs_of_other_engines_are_refused(recorded: list[Path], tmp_path: Path) -> None:
     other = tmp_path / "other"
     run(
@@ -264,16 +232,6 @@ def test_sizes_and_layers_are_those_of_the_models_files(recorded: list[Path], tm
         config = json.loads((ROOT / f"pipeline/models/tiny-{role}/config.json").read_bytes())
         assert spec.layers == config["num_hidden_layers"]
     assert engines_file(found).count("layers: ") == 2
-
-
-def test_that_waits_under_mps_are_not_fitted_is_said(fitted: Calibration) -> None:
-    assert not any("kernel_wait" in each for each in not_known(fitted))
-    specs = {
-        role: msgspec.structs.replace(spec, device=msgspec.structs.replace(spec.device, sharing="mps"))
-        for role, spec in fitted.specs.items()
-    }
-    [said] = not_known(msgspec.structs.replace(fitted, specs=specs))
-    assert said.endswith("is not fitted: `kernel_wait` of h100-0+1 is 0.55.")
 
 
 def test_a_run_whose_calls_took_no_time_is_refused(tmp_path: Path) -> None:

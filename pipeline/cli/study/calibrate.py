@@ -4,11 +4,11 @@ from pathlib import Path
 
 import click
 
-from pipeline.calibration.calibrate import MAX_CALLS, WORST_ERROR, engines_file, fit_lines, not_known
+from pipeline.calibration.calibrate import MAX_CALLS, WORST_ERROR, engines_file, fit_lines
 from pipeline.calibration.calibrate import calibrate as calibrated
 from pipeline.cli.commands import command, option
 from pipeline.cli.located import Located, RunFolder
-from pipeline.cli.terminal import print_line, print_notice
+from pipeline.cli.terminal import print_line
 from pipeline.errors import UsageError, reason
 from pipeline.files import new_file
 from pipeline.store.query import check_readable
@@ -25,8 +25,7 @@ from pipeline.store.query import check_readable
     show_default=True,
     help="Maximum number of calls of an engine in a run.",
 )
-@option("--force", is_flag=True, help=f"Write the file even if calls are off by more than {WORST_ERROR:.0%} on average.")
-def calibrate(runs: tuple[Located, ...], output: Path | None, max_calls: int, force: bool) -> None:
+def calibrate(runs: tuple[Located, ...], output: Path | None, max_calls: int) -> None:
     """Fit simulated engines to the traces of RUN..., and report the fit error. A replay of RUN uses the fitted costs.
 
     Give runs at small and at large batch sizes: one batch size alone does not identify all rates. The file keeps the fit error, which is
@@ -37,11 +36,11 @@ def calibrate(runs: tuple[Located, ...], output: Path | None, max_calls: int, fo
     found = calibrated(folders, max_calls)
     for line in fit_lines(found):
         print_line(line)
-    if found.bad and not force:
+    if found.bad:
         worst = ", ".join(f"calls of {device} are off by {error:.1%}" for device, error in found.bad.items())
         raise UsageError(
             f"{worst} on average, more than {WORST_ERROR:.0%}: no file was written; fit runs at a small and a large batch "
-            "size without other load, or add --force"
+            "size without other load"
         )
     path = output or (Path() if runs[0].url else folders[0]) / "calibration.yaml"
     try:
@@ -49,6 +48,4 @@ def calibrate(runs: tuple[Located, ...], output: Path | None, max_calls: int, fo
             draft.write_text(engines_file(found), encoding="utf-8")
     except OSError as error:
         raise UsageError(f"--output {path}: cannot be written: {reason(error)}") from error
-    for sentence in not_known(found):
-        print_notice(sentence)
     print_line(f"engines file: {path}")

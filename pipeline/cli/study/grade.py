@@ -14,7 +14,7 @@ from pipeline.cli.console import PlainConsole
 from pipeline.cli.located import Located, RunFolder
 from pipeline.cli.terminal import print_line, print_page
 from pipeline.grading.grader import LIMIT_S
-from pipeline.rewards.score import OnProgress, ScoringResult, score_run
+from pipeline.rewards import OnProgress, ScoringResult, score_run
 from pipeline.run.regrade import Regrade, regrade
 from pipeline.store.query import check_readable
 from pipeline.text import one_line
@@ -95,10 +95,7 @@ def watched(run: str) -> Iterator[OnProgress]:
 
 def reward_lines(scored: ScoringResult, run: str) -> list[str]:
     """The lines to print: the mean rewards, and how many texts have none."""
-    lines = [
-        f"{scored.run}: {scored.steps:,} steps and {scored.candidates:,} candidates scored by {scored.model}",
-        f"{scored.requests:,} requests in {scored.wall_s:,.1f} s",
-    ]
+    lines = [f"{scored.run}: {scored.steps:,} steps and {scored.candidates:,} candidates scored by {scored.model}"]
     if scored.quality:
         lines.append(f"{'mean reward':<28}{'steps':>9}{'drafted':>10}{'committed':>11}")
     for decision, title in _MEANS.items():

@@ -10,7 +10,7 @@ import pytest
 from pipeline.data.reading import read_files
 from pipeline.errors import InputError
 from pipeline.options import RunOptions
-from pipeline.rewards.steps import StepText, StepToScore, problem_texts, steps_to_score
+from pipeline.rewards import StepText, StepToScore, problem_texts, steps_to_score
 from pipeline.run.run import run as solve
 from pipeline.store.kept_problems import keep_problems, solved_problems
 from pipeline.store.query import Query
@@ -22,7 +22,7 @@ from tests.support.run_files import write_run_json
 
 pytestmark = pytest.mark.slow  # whole runs
 
-ROOT = Path(__file__).parent.parent.parent
+ROOT = Path(__file__).parent.parent
 SIM = ROOT / "graphs/engines/sim-2xh100.yaml"
 STAGES = {"draft": {"kind": "draft", "engine": "small", "candidates": 2, "max_tokens": 9}}
 ENGINES: dict[str, Any] = {"small": {}, "large": {}}

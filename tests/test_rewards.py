@@ -28,8 +28,7 @@ from pipeline.errors import (
 )
 from pipeline.graph.rewards import TextPrompt
 from pipeline.reasoning.reward_prompts import RewardPromptBuilder
-from pipeline.rewards.score import QUALITY, MeanRewards, Reward, Scorer, ScoringResult, score_run
-from pipeline.rewards.steps import StepText, StepToScore
+from pipeline.rewards import QUALITY, MeanRewards, Reward, Scorer, ScoringResult, StepText, StepToScore, score_run
 from pipeline.store.query import Query
 from pipeline.store.rows import RewardRow
 from pipeline.store.store import RunStore
@@ -37,7 +36,7 @@ from tests.support.commands import pipeline
 from tests.support.rows import blank
 from tests.support.runs import SolveTestSet
 
-ROOT = Path(__file__).parent.parent.parent
+ROOT = Path(__file__).parent.parent
 PRM = ROOT / "graphs/rewards/prm-tiny.yaml"
 TEST_SET = ROOT / "datasets/arith/test.parquet"
 SIM = SimSpec(
@@ -106,7 +105,9 @@ async def score(steps: list[StepToScore], fail: Fail = nothing) -> tuple[Scores,
     async with open_engines({"reward": SIM}) as engines:
         engine = Watched(engines["reward"], fail)
         found: Scores = []
-        await Scorer(engine, SIM, RewardPromptBuilder(engine.tokenizer, PROMPT, "test")).run(steps, lambda *scored: found.append(scored))
+        await Scorer(engine, SIM, RewardPromptBuilder(engine.tokenizer, PROMPT, "test")).run(
+            iter(steps), lambda *scored: found.append(scored)
+        )
     return found, engine
 
 
@@ -284,8 +285,6 @@ def test_what_is_printed() -> None:
         model="m",
         steps=1200,
         candidates=5000,
-        requests=2000,
-        wall_s=2.0,
         quality={
             each.decision: each
             for each in (
@@ -298,7 +297,7 @@ def test_what_is_printed() -> None:
         errors={"ContextOverflow": 3},
         first_error="too long",
     )
-    assert reward_lines(scored, "runs/r")[2:] == [
+    assert reward_lines(scored, "runs/r")[1:] == [
         "mean reward                     steps   drafted  committed",
         "  drafted steps                 1,010    0.2500          -",
         "  of these, one selected        1,000    0.5000     0.7500",

@@ -1,0 +1,280 @@
+"""`pipeline score RUN --prm FILE`: scores every drafted and committed step of a run folder with a process reward model
+(SpecCoT A.1, Table 5). A run folder enters, its table `rewards` leaves; nothing else in it is touched.
+
+A candidate text that was drafted several times is scored once. A text of several steps, such as a whole thought, is scored
+after each of them and gets the least of these rewards.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import groupby, islice
+from pathlib import Path
+from typing import Any
+
+import anyio
+from msgspec import Struct
+
+from pipeline.data.problems import Problem
+from pipeline.engine import Engine, Request
+from pipeline.engines.registry import open_engines, virtual_time
+from pipeline.errors import ChainError, GraphError, InputError, Interrupted, RunError
+from pipeline.graph.load import load_reward_model
+from pipeline.graph.plan import Plan
+from pipeline.graph.rewards import RewardSpec
+from pipeline.graph.spec import EngineSpec
+from pipeline.reasoning.reward_prompts import RewardPromptBuilder, Thought
+from pipeline.runtime.clock import Clock
+from pipeline.runtime.retry import RetryingCaller
+from pipeline.stages.choose import probabilities
+from pipeline.store.folder import hold
+from pipeline.store.kept_problems import Problems, solved_problems
+from pipeline.store.query import Query
+from pipeline.store.rows import RewardRow
+from pipeline.store.run_file import RunFile
+from pipeline.store.store import RunStore
+from pipeline.tasks import unwrapped
+
+WINDOW = 1024
+"""Steps that are scored together, and written in their order."""
+QUALITY = """
+    SELECT coalesce(decision, 'all') AS decision, count(*) AS steps, avg(drafted) AS drafted, avg(committed) AS committed
+    FROM (
+        SELECT any_value(decision) AS decision, avg(reward) FILTER (WHERE candidate_index IS NOT NULL) AS drafted,
+            max(reward) FILTER (WHERE selected) AS committed
+        FROM rewards GROUP BY chain_id, step_index HAVING count(candidate_index) > 0
+    )
+    GROUP BY ROLLUP (decision) ORDER BY decision
+"""
+PLACE = ("problem_id", "chain_id", "sample_index", "step_index", "decision")
+"""What a reward row repeats of its step's."""
+STEPS = f"""
+    SELECT {", ".join(PLACE)}, source_engine, chosen_candidate, step_text, candidate_texts
+    FROM steps ORDER BY chain_id, step_index
+"""
+OnProgress = Callable[[int, int], None]
+"""Called with the number of steps scored so far and the number of all steps."""
+Keep = Callable[["StepToScore", Mapping[str, "Reward"]], None]
+"""Called with each step and the reward of each of its texts."""
+
+
+class StepText(Struct, frozen=True):
+    """One text of a step: a candidate, or the committed text where it is no candidate."""
+
+    text: str
+    candidate_index: int | None
+    """Index among the step's candidates; None where the text is none of them."""
+    selected: bool
+    """True if it was committed."""
+    source_engine: str
+    """The role that wrote it."""
+
+
+class StepToScore(Struct, frozen=True, kw_only=True):
+    """One committed step and what was drafted for it."""
+
+    place: dict[str, Any]
+    """The fields `PLACE` of its row."""
+    problem: str
+    before: tuple[str, ...]
+    """The steps of the thought that precede this one."""
+    texts: tuple[StepText, ...]
+    """Its candidates, and the committed text where it is none of them."""
+    steps: dict[str, list[str]]
+    """By text: the steps that it is made of, the first one with the beginning that the thought holds already."""
+
+
+class Unscored(ChainError):
+    """A text cannot be given a reward."""
+
+
+class Reward(Struct, frozen=True):
+    """The reward of one text."""
+
+    value: float | None
+    """0 to 1; None where the text could not be scored."""
+    error: ChainError | None = None
+    """Why there is no value."""
+
+
+class MeanRewards(Struct, frozen=True):
+    """Mean rewards over the steps that were drafted and have one decision, or over all."""
+
+    decision: str
+    """A decision, or `all`. The committed text of an `accepted` step is the candidate that the verifier selected, in a `fallback` step it
+    replaced the candidates."""
+    steps: int
+    drafted: float | None
+    """Mean over the steps of the mean of their candidates, each as often as it was drafted."""
+    committed: float | None
+    """Mean over the steps of what was committed."""
+
+
+class ScoringResult(Struct, frozen=True, kw_only=True):
+    """The outcome of scoring a run folder."""
+
+    run: str
+    """The name of the run folder."""
+    model: str
+    """The reward model."""
+    steps: int
+    """Committed steps, guidance included."""
+    candidates: int
+    """Drafted candidates of these steps."""
+    quality: dict[str, MeanRewards]
+    """Mean rewards by `MeanRewards.decision`."""
+    errors: dict[str, int]
+    """The number of texts without a reward, by the type of error."""
+    first_error: str | None
+    """The message of the first of these errors."""
+
+
+def score_run(run: Path, prm: Path, *, settings: Sequence[str] = (), watch: OnProgress = lambda done, total: None) -> ScoringResult:
+    """Score the steps of the run folder `run` with the model of the file `prm`, and write them there as the table `rewards`.
+
+    Raises `UsageError` before an engine starts where the file, the folder or its input is wrong, `EngineDead` when the
+    engine is lost, `RunError` where no step at all could be scored. An earlier table is replaced whole or stays.
+    """
+    spec = load_reward_model(prm, settings)
+    if virtual_time({"reward": spec.reward}, str(prm)):
+        raise GraphError(f"{prm}: $.reward", "is simulated, so its rewards would be meaningless; expected a backend that serves a model")
+    file, model = RunFile.read(run), str(getattr(spec.reward, "model", "reward"))
+    errors, first_error, scored = Counter[str](), None, 0
+    with Query(run) as query, hold(run):
+        total = int(query.scalar("SELECT count(*) FROM steps"))
+        if not total:
+            raise InputError(str(run), "holds no steps to score")
+        problems = problem_texts(query, file.plan, solved_problems(run, file))
+        steps = steps_to_score(query, file.plan, problems, spec.prompt.thought_end)
+        with RunStore(run).rewards() as add:
+
+            def keep(step: StepToScore, rewards: Mapping[str, Reward]) -> None:
+                nonlocal first_error, scored
+                failed = [reward.error for reward in rewards.values() if reward.error is not None]
+                errors.update(type(error).__name__ for error in failed)
+                first_error, scored = first_error or next(map(str, failed), None), scored + len(rewards) - len(failed)
+                add(_rows(step, rewards, run_id=file.run_id, model=model))
+
+            try:
+                anyio.run(_score, spec, str(prm), steps, keep, lambda done: watch(done, total))
+            except KeyboardInterrupt:
+                raise Interrupted from None
+            if not scored:
+                raise RunError(f"{run}: none of its {total:,} steps could be scored; the first one: {first_error}")
+    with Query(run) as query:
+        quality = query.rows(QUALITY, MeanRewards)
+        candidates = int(query.scalar("SELECT count(candidate_index) FROM rewards"))
+    return ScoringResult(
+        run=run.resolve().name,
+        model=model,
+        steps=total,
+        candidates=candidates,
+        quality={each.decision: each for each in quality},
+        errors=dict(errors.most_common()),
+        first_error=first_error,
+    )
+
+
+def _rows(step: StepToScore, rewards: Mapping[str, Reward], **common: Any) -> list[RewardRow]:
+    """A row for each candidate, and one for the committed text where it is none of them."""
+    found = []
+    for text in step.texts:
+        reward, said = rewards[text.text], {name: getattr(text, name) for name in ("candidate_index", "selected", "source_engine")}
+        error = None if reward.error is None else str(reward.error)
+        found.append(RewardRow(**common, **step.place, **said, reward=reward.value, reward_error=error))
+    return found
+
+
+def problem_texts(query: Query, plan: Plan, problems: Problems) -> dict[str, str]:
+    """The text of each problem that has steps, by its id; raises `InputError` for one that is not among `problems`."""
+    needed = set(query.columns("SELECT DISTINCT problem_id FROM steps")["problem_id"])
+    found = {item.problem_id: item.told(plan.prompts) for item in problems if isinstance(item, Problem) and item.problem_id in needed}
+    if missing := sorted(needed - found.keys()):
+        raise InputError(str(problems.name), f"holds no problem {missing[0]!r}, of which this run has steps")
+    return found
+
+
+def steps_to_score(query: Query, plan: Plan, problems: Mapping[str, str], thought_end: str = "") -> Iterator[StepToScore]:
+    """All steps of a run, chain by chain; `problems` has the text of each problem by its id."""
+    rows = (row for batch in query.batches(STEPS, 1024) for row in batch.to_pylist())
+    for _, of_chain in groupby(rows, key=lambda row: row["chain_id"]):
+        thought = Thought(thought_end, plan.prompts)
+        for row in of_chain:
+            texts = _texts_of(row, plan.drafters)
+            yield StepToScore(
+                place={name: row[name] for name in PLACE},
+                problem=problems[row["problem_id"]],
+                before=tuple(thought.steps),
+                texts=texts,
+                steps={text: thought.steps_of(text) for text in dict.fromkeys(each.text for each in texts)},
+            )
+            thought.commit(row["step_text"])
+
+
+def _texts_of(row: Mapping[str, Any], roles: Sequence[str]) -> tuple[StepText, ...]:
+    """The candidates of a step, and its committed text where it is none of them; `roles` drafted the candidates."""
+    texts, chosen, writer = row["candidate_texts"], row["chosen_candidate"], row["source_engine"]
+    each = roles if len(roles) == len(texts) else [roles[0] if roles else writer] * len(texts)
+    said = [StepText(text, i, i == chosen, writer if i == chosen else each[i]) for i, text in enumerate(texts)]
+    return (*said, *([StepText(row["step_text"], None, True, writer)] if chosen is None else []))
+
+
+async def _score(spec: RewardSpec, where: str, steps: Iterator[StepToScore], keep: Keep, watch: Callable[[int], None]) -> None:
+    async with open_engines({"reward": spec.reward}) as engines:
+        builder = RewardPromptBuilder(engines["reward"].tokenizer, spec.prompt, where)
+        await Scorer(engines["reward"], spec.reward, builder, watch).run(steps, keep)
+
+
+class Scorer:
+    """Scores steps with one reward model, at most `max_in_flight` requests at once."""
+
+    def __init__(
+        self, engine: Engine, spec: EngineSpec, builder: RewardPromptBuilder, watch: Callable[[int], None] = lambda done: None
+    ) -> None:
+        """watch: called with the number of steps that are scored."""
+        self._builder, self._watch = builder, watch
+        self._slots = anyio.CapacityLimiter(spec.max_in_flight)
+        self._caller = RetryingCaller(engine, spec, Clock(time.time_ns()))
+        self._done = 0
+
+    async def run(self, steps: Iterator[StepToScore], keep: Keep) -> None:
+        """Score `steps` and call `keep` with each of them, in order, and the reward of each of its texts. Raises `RunError`."""
+        with unwrapped():
+            async with anyio.create_task_group() as watchers:
+                watchers.start_soon(self._caller.watch)
+                while window := list(islice(steps, WINDOW)):
+                    found: list[dict[str, Reward]] = [{} for _ in window]
+                    async with anyio.create_task_group() as tasks:
+                        for step, rewards in zip(window, found, strict=True):
+                            tasks.start_soon(self._score_step, step, rewards)
+                    for step, rewards in zip(window, found, strict=True):
+                        keep(step, rewards)
+                watchers.cancel_scope.cancel()
+
+    async def _score_step(self, step: StepToScore, rewards: dict[str, Reward]) -> None:
+        """Put the reward of each text into `rewards`; a `ChainError` becomes a reward without a value."""
+        for number, (text, parts) in enumerate(step.steps.items()):
+            try:
+                if not parts:
+                    raise Unscored("the text says nothing")
+                rewards[text] = Reward(min([await self._ask(step, parts[: i + 1], f"{number}.{i}") for i in range(len(parts))]))
+            except ChainError as error:
+                rewards[text] = Reward(None, error)
+        self._done += 1
+        self._watch(self._done)
+
+    async def _ask(self, step: StepToScore, parts: Sequence[str], name: str) -> float:
+        """P(good) / (P(good) + P(bad)) after the last of `parts`."""
+        request = Request(
+            request_id=f"{step.place['chain_id']}/{step.place['step_index']}/reward.{name}",
+            prompt_ids=self._builder.ids(step.problem, [*step.before, *parts]),
+            max_tokens=1,
+            option_ids=self._builder.option_ids,
+            affinity=step.place["chain_id"],
+        )
+        async with self._slots:
+            completion = await self._caller.ask(request)
+        (good, _), mass = probabilities(completion.option_logprobs)
+        if not mass:
+            raise Unscored("the model gives neither answer any probability")
+        return good

@@ -1,0 +1,212 @@
+"""Runs whose folder or input is a URL, on one machine and on several, against a real server."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import pipeline as api
+from pipeline.data.files import files_of
+from pipeline.errors import RunFolderError, StoreError, UsageError
+from pipeline.remote import folder as remote
+from pipeline.remote.inputs import fetch_problems
+from pipeline.remote.store import RemoteFiles
+from pipeline.remote.url import Url
+from pipeline.store.rows import CallRow, ChainRow, StepRow
+from pipeline.store.run_file import RunFile
+from pipeline.store.store import RunStore, read_batches, read_rows
+from tests.support.commands import pipeline
+from tests.support.hanging_together import check_hangs_together
+from tests.support.paths import ROOT, SIM, TEST_SET
+from tests.support.runs import said, solve, write_problems
+
+COMMAND = ("run", "speccot", "--engines", SIM)
+CHAINS = 200
+SMALL_PARTS = (
+    "import pipeline.store.store as store, pipeline.remote.folder as folder;"
+    "store.PART_BYTES, folder.EVERY_S = 1 << 18, 0.05;"
+    "from pipeline.cli.main import main; main()"
+)
+
+
+@pytest.fixture(name="url")
+def _url(store: Any, prefix: str) -> str:
+    return f"s3://runs/{prefix}"
+
+
+def names(store: Any, prefix: str) -> list[str]:
+    """The names of the objects below `prefix`, without it."""
+    found = store.list_objects_v2(Bucket="runs", Prefix=f"{prefix}/").get("Contents", [])
+    return sorted(each["Key"].removeprefix(f"{prefix}/") for each in found)
+
+
+def put(store: Any, prefix: str, **files: bytes) -> None:
+    for name, content in files.items():
+        store.put_object(Bucket="runs", Key=f"{prefix}/{name}", Body=content)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "found"),
+    [
+        ("a.csv", ["a.csv"]),
+        ("", ["a.csv", "b.csv"]),
+        ("?.csv", ["a.csv", "b.csv"]),
+        ("*/part.csv", ["x/part.csv", "y/part.csv"]),
+        ("**/*.csv", ["a.csv", "b.csv", "x/part.csv", "y/part.csv"]),
+        ("c.csv", "there is no such file"),
+        ("*.jsonl", "no file matches this pattern"),
+        ("z", "has no file that ends in .parquet"),
+    ],
+)
+def test_inputs_are_a_file_a_folder_or_a_pattern(
+    store: Any, prefix: str, url: str, tmp_path: Path, pattern: str, found: list[str] | str
+) -> None:
+    put(store, prefix, **{name: name.encode() for name in ("b.csv", "a.csv", "a.txt", "y/part.csv", "x/part.csv", "z/notes.txt")})
+    if isinstance(found, str):
+        with pytest.raises(UsageError, match=found):
+            fetch_problems(f"{url}/{pattern}", tmp_path)
+    else:
+        assert [file.read_text() for file in files_of(fetch_problems(f"{url}/{pattern}", tmp_path))] == found
+
+
+def test_a_store_that_fails_says_why(store: Any, prefix: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(store, prefix, x=b"private")
+    with pytest.raises(StoreError, match="there is no bucket 'nobody'"):
+        RemoteFiles(Url("s3", "nobody", "x")).list()
+    monkeypatch.setenv("AWS_NO_SIGN_REQUEST", "yes")
+    with pytest.raises(StoreError, match="ACCESS_DENIED"):
+        RemoteFiles(Url("s3", "runs", prefix)).read("x")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    monkeypatch.setattr("pipeline.remote.store.ATTEMPTS", 1)
+    with pytest.raises(StoreError, match="Could not connect to server"):
+        RemoteFiles(Url("s3", "runs", "x")).list()
+
+
+@pytest.mark.slow
+def test_a_run_is_written_read_and_resumed_by_url(store: Any, prefix: str, url: str, tmp_path: Path) -> None:
+    put(store, prefix, **{"problems.jsonl": write_problems(tmp_path).read_bytes()})
+    done = pipeline(*COMMAND, f"{url}/problems.jsonl", "--limit", "4", "--output", f"{url}/run")
+    assert done.returncode == 0, done.stderr
+    here = tmp_path / "first/s3/runs" / prefix / "run"
+    files = {path.relative_to(here).as_posix() for path in here.rglob("*") if path.is_file()} - {"run.lock"}
+    assert names(store, f"{prefix}/run") == sorted(files)
+    assert RunFile.read(here).options.input == (f"{url}/problems.jsonl",)
+    shutil.rmtree(here)
+    done = pipeline("resume", f"{url}/run", "--limit", "12")
+    assert done.returncode == 0, done.stderr
+    assert said(RunFolder(here)) == said(solve(tmp_path, "local", input=tmp_path / "problems.jsonl"))
+    for command, expected in {
+        ("show", f"{url}/run"): "12 of 12 solved",
+        ("show", f"{url}/run", "--follow"): "run: finished, 12/12 chains",
+        ("export", f"{url}/run", "-o", tmp_path / "answers.csv"): "12 problems",
+        ("view", f"{url}/run", "-o", tmp_path / "report.html"): "report.html (",
+    }.items():
+        shown = pipeline(*command)
+        assert (expected in shown.stdout, shown.returncode) == (True, 0), shown.stderr
+    for command in (("grade", f"{url}/run"), ("export", "x", "-o", url)):
+        assert "a URL, where only a path of this machine can be used" in pipeline(*command).stderr
+    missing = pipeline("show", f"{url}/none")
+    assert missing.stderr == f"error: {url}/none: there is no run; expected a folder with a run.json\n"
+    with pytest.raises(UsageError, match=f"{url}/run: already contains a run; choose another URL"):
+        api.solve("speccot", ["1+1?"], engines=SIM, output=f"{url}/run")
+    with pytest.raises(UsageError, match=f"{url}: holds other files and no run"):
+        api.solve("speccot", ["1+1?"], engines=SIM, output=url)
+
+
+class RunFolder:
+    """As what `said` takes."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+
+def test_what_is_not_uploaded_is_uploaded_by_a_resume(store: Any, tmp_path: Path) -> None:
+    store.create_bucket(Bucket="gone")
+    written = remote.written_folder("s3://gone/run", new=True)
+    shutil.copytree(solve(tmp_path, "run", input=write_problems(tmp_path, 2)).folder, written.__enter__())
+    store.delete_bucket(Bucket="gone")
+    with pytest.raises(RunFolderError, match="not everything is uploaded; `pipeline resume s3://gone/run` uploads the rest of /"):
+        written.__exit__(None, None, None)
+    store.create_bucket(Bucket="gone")
+    with remote.written_folder("s3://gone/run", new=False):
+        pass
+    with remote.read_folder("s3://gone/run") as (there, _):
+        check_hangs_together(there, 2)
+
+
+def whole_chains(folder: Path) -> int:
+    """The number of chains in the folder, each of which has the calls and steps that it counts."""
+    found = {
+        table: [row for batch in read_batches(folder, table, ["chain_id", *more]) for row in batch.to_pylist()]
+        for table, more in {"calls": (), "steps": ("step_index",), "chains": ("calls", "steps")}.items()
+    }
+    calls = Counter(row["chain_id"] for row in found["calls"])
+    steps = Counter(row["chain_id"] for row in found["steps"] if row["step_index"])
+    assert all((calls[row["chain_id"]], steps[row["chain_id"]]) == (row["calls"], row["steps"]) for row in found["chains"])
+    return len(found["chains"])
+
+
+@pytest.mark.slow
+def test_at_every_moment_the_copy_has_whole_chains(store: Any, prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A chain is written before each request of an upload, and another machine downloads after it."""
+    monkeypatch.setattr("pipeline.store.store.PART_BYTES", 1 << 16)
+    run = solve(tmp_path, "run", input=write_problems(tmp_path, 40)).folder
+    copy, other = (remote._RunCopy(Url("s3", "runs", prefix), tmp_path / name) for name in ("here", "there"))
+    kinds, seen = {"calls": CallRow, "steps": StepRow, "chains": ChainRow}, set[int]()
+    rows = {table: read_rows(run, kind, table) for table, kind in kinds.items()}
+    chains = iter(rows["chains"])
+    copy.folder.mkdir(parents=True)
+    shutil.copy(run / "run.json", copy.folder)
+    writer, upload = RunStore(copy.folder), RemoteFiles.upload
+
+    def write_and_look(files: RemoteFiles, name: str, chunks: Iterator[bytes]) -> None:
+        if (chain := next(chains, None)) is not None:
+            for table in kinds:
+                writer.append(table, [row for row in rows[table] if row.chain_id == chain.chain_id])
+            writer.make_parts()
+        upload(files, name, chunks)
+        if "run.json" in names(store, prefix):
+            other.download()
+            seen.add(whole_chains(other.folder))
+
+    monkeypatch.setattr(RemoteFiles, "upload", write_and_look)
+    while max(seen, default=0) < 30:
+        copy.upload()
+    assert len(seen) > 3
+
+
+@pytest.mark.slow
+def test_a_killed_run_is_continued_by_another_machine(
+    store: Any, prefix: str, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["run", "speccot", TEST_SET, "--engines", SIM, "--limit", CHAINS, "--batch-size", 16, "--output", url, "--quiet"]
+    process = subprocess.Popen([sys.executable, "-c", SMALL_PARTS, *map(str, words)], cwd=ROOT)
+    try:
+        while not {"chains/wal-00000.arrows", "calls/part-00000.parquet"} <= {
+            re.sub(r"-[0-9a-f]{6,}", "", name) for name in names(store, prefix)
+        }:
+            assert process.poll() is None
+            threading.Event().wait(0.02)
+    finally:
+        process.kill()
+        process.wait()
+    assert json.loads(store.get_object(Bucket="runs", Key=f"{prefix}/run.json")["Body"].read())["status"] == "running"
+    monkeypatch.setenv("PIPELINE_STAGING", str(tmp_path / "second"))
+    what = r"another machine is at work in it: its run.json was written \d+ s ago; wait for its end, or 180 s if that machine is gone"
+    assert re.fullmatch(rf"error: {url}: {what}\n", pipeline("resume", url).stderr)
+    monkeypatch.setattr(remote, "ALIVE_S", 0.0)
+    done = pipeline("resume", url)
+    assert done.returncode == 0, done.stderr
+    here = tmp_path / "second/s3/runs" / prefix
+    assert [session.status for session in RunFile.read(here).sessions] == ["killed", "finished"]
+    with remote.read_folder(url) as (there, _):
+        check_hangs_together(there, CHAINS)
+        assert said(RunFolder(there)) == said(solve(tmp_path, "whole", input=TEST_SET, limit=CHAINS, batch_size=16))
