@@ -18,7 +18,7 @@ from pipeline.analysis.simulated import of_engines
 from pipeline.analysis.study import Analysis, analyse_work
 from pipeline.analysis.time.work import read_work
 from pipeline.show import charts
-from pipeline.show.gantt import chain_charts
+from pipeline.show.gantt import draw_chains, read_gantt
 from pipeline.show.plot import Chart, Shares
 from pipeline.store.query import Query
 from pipeline.store.run_file import Host, RunFile
@@ -74,7 +74,7 @@ def run_figures(folder: Path, db: Query) -> RunFigures:
     analysis, summary, counts = analyse_work(work, BINS), summary_of(folder, work), count_steps(db)
     told, busy, sections = headline(summary), any(each.total_busy_s for each in analysis.occupancy.engines.values()), []
     if busy:
-        sections = [Section(title="Every problem over time", charts=chain_charts(db, stages)), _engines(analysis)]
+        sections = [Section(title="Every problem over time", charts=[draw_chains(read_gantt(db), stages)]), _engines(analysis)]
         sections.append(Section(title="Tokens by outcome", charts=charts.tokens(analysis.ledger)))
     if steps := charts.steps(counts):
         sections.append(Section(title="Steps", charts=steps))

@@ -16,8 +16,8 @@ from pipeline.store.query import Query
 from pipeline.store.run_file import RunFile
 from pipeline.text import sanitize
 
-MAX_TRANSCRIPTS = 8_000_000
-"""Limit of the characters in all transcripts of a run together; those of chains after the one that reaches it are left out."""
+MAX_TRANSCRIPTS = 400_000
+"""Limit of the characters in all transcripts of a page together; those of chains after the one that reaches it are left out."""
 MAX_TEXT = 40_000
 """Limit of the characters in one text; the middle of a longer one is left out."""
 WANTED = "chain_id IN (SELECT unnest($chains::VARCHAR[]))"

@@ -8,9 +8,8 @@ from msgspec.structs import asdict
 
 from pipeline.analysis.time.work import read_work
 from pipeline.reasoning.chain import Scale
-from pipeline.show import gantt as charts
 from pipeline.show import transcripts as transcripts_module
-from pipeline.show.gantt import ALIVE, FAILED, QUEUED, WAITING, Gantt, read_charts
+from pipeline.show.gantt import ALIVE, FAILED, QUEUED, WAITING, Gantt, read_gantt
 from pipeline.show.problems import worth_reading
 from pipeline.show.transcripts import MAX_TEXT, Transcript, option_probabilities, read_transcripts, shown, step_of
 from pipeline.store.query import Query
@@ -43,10 +42,10 @@ def folder(tmp_path: Path) -> Path:
     )
 
 
-def drawn(folder: Path, **limits: int) -> list[Gantt]:
+def drawn(folder: Path, **limits: int) -> Gantt:
     with Query(folder) as db:
         read_work(db)
-        return read_charts(db, **limits)
+        return read_gantt(db, **limits)
 
 
 def spans(gantt: Gantt) -> dict[str, list[tuple[int, float, float]]]:
@@ -70,7 +69,7 @@ def test_kinds_take_a_third_each_and_leave_the_rest_to_the_others(tmp_path: Path
 
 
 def test_spans_are_waiting_queueing_and_stages(folder: Path) -> None:
-    [gantt] = drawn(folder)
+    gantt = drawn(folder)
     assert gantt.names == ["a", "b", "c", "late"]
     assert spans(gantt) == {
         ALIVE: [(0, 0, 10), (1, 1, 31), (2, 2, 3), (3, 20, 45)],
@@ -82,16 +81,15 @@ def test_spans_are_waiting_queueing_and_stages(folder: Path) -> None:
     }
 
 
-def test_of_too_many_chains_an_even_sample_is_drawn_and_some_that_follow_each_other(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(charts, "CHOSEN", charts.CHOSEN.replace(str(charts.CONSECUTIVE), "3"))
-    sample, some = drawn(folder, max_chains=2)
-    assert (sample.names, some.names) == (["a", "c"], ["a", "b", "c"])
+def test_of_too_many_chains_an_even_sample_is_drawn(folder: Path) -> None:
+    sample = drawn(folder, max_chains=2)
+    assert (sample.names, sample.ended) == (["a", "c"], 4)
     assert spans(sample)[ALIVE] == [(0, 0, 10), (1, 2, 3)]
-    assert drawn(folder, max_calls=3)[0].names == sample.names, "one and a half calls a chain"
+    assert drawn(folder, max_calls=3).names == sample.names, "one and a half calls a chain"
 
 
 def test_no_chain_no_span(tmp_path: Path) -> None:
-    assert drawn(write(tmp_path)) == [Gantt([], {})]
+    assert drawn(write(tmp_path)) == Gantt([], {})
 
 
 def choice(**fields: Any) -> dict[str, Any]:

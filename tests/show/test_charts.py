@@ -144,9 +144,9 @@ def test_each_chain_is_a_row_from_the_top() -> None:
         "draft": KindSpans(np.array([0, 1]), np.array([0.0, 2.0]), np.array([1.0, 5.0])),
         WAITING: KindSpans(np.array([1]), np.array([1.5]), np.array([2.0])),
     }
-    chart = draw_chains(Gantt(["a<b>", "b"], spans), "All", ["draft", "verify"])
+    chart = draw_chains(Gantt(["a<b>", "b"], spans, ended=2), ["draft", "verify"])
     [panel] = chart.panels
-    assert (chart.x.high, panel.rows) == (6.0, ["a<b>", "b"])
+    assert (chart.title, chart.x.high, panel.rows) == ("All 2 chains that ended", 6.0, ["a<b>", "b"])
     assert list(chart.legend) == [ALIVE, "draft", WAITING]
     assert list(named(chart)["draft"].y) == [1, 0]
 

@@ -59,6 +59,7 @@ def test_a_small_run_has_all_tiles_and_sections(ran: Path) -> None:
     tiles = {tile.label: tile for tile in found.tiles}
     assert tiles["accuracy"].figure.endswith("%")
     assert float(tiles["problems/s"].figure) > 0
+    assert len(report([ran])) < 1e6, "a page of some chains is small"
     assert tiles["speed-up"].figure == "-"
     assert found.notices[-1].startswith("failed: "), "what went wrong is said above the figures"
 
