@@ -85,14 +85,9 @@ def _takes(function: Same, *arguments: object) -> bool:
     return True
 
 
-def registered_grader(name: str | None) -> FunctionGrader | None:
+def registered_grader(name: str) -> FunctionGrader | None:
     """The grader that this process has registered under this name."""
-    return _graders.get(name or "")
-
-
-def takes_problem(name: str | None) -> bool:
-    """True if a grader of this process wants the row of the problem, too."""
-    return (found := registered_grader(name)) is not None and found.takes_problem
+    return _graders.get(name)
 
 
 def graders_of_this_process() -> frozenset[str]:

@@ -22,7 +22,7 @@ from pipeline.engines.sim.device import devices_of
 from pipeline.engines.sim.replay import bindings
 from pipeline.engines.sim.spec import SimSpec
 from pipeline.errors import InputError, UsageError
-from pipeline.grading.plugins import GRADER_KINDS, grader_names, graders_of_this_process, takes_problem
+from pipeline.grading.plugins import GRADER_KINDS, grader_names, graders_of_this_process, registered_grader
 from pipeline.graph.files import ARITH, REPLAY, find_file, replayed
 from pipeline.graph.load import load_graph, source_of
 from pipeline.graph.plan import Plan
@@ -67,7 +67,7 @@ class Prepared(Struct, frozen=True, kw_only=True):
 
     def problem_rows(self) -> dict[int, Mapping[str, Any]]:
         """The whole rows of the problems by their numbers, if a grader of this process wants them."""
-        if not any(map(takes_problem, self.problems.graders)):
+        if not any(own.takes_problem for own in map(registered_grader, self.problems.graders) if own):
             return {}
         return {item.row: record for item, record in self.problems.with_records() if not isinstance(record, Flaw)}
 
