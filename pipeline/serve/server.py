@@ -4,7 +4,6 @@ The server is a task in the event loop of the run. Simulated engines take the ti
 left to do would jump over what is still on its way to the server.
 """
 
-import asyncio
 import resource
 import socket
 from collections.abc import Callable, Iterator, Sequence
@@ -15,7 +14,6 @@ from typing import Any
 import anyio
 import uvicorn
 from msgspec import Struct, structs
-from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 from pipeline.engines.registry import notices
 from pipeline.graph.plan import Plan
@@ -34,15 +32,11 @@ from pipeline.store.kept_problems import Problems
 from pipeline.tasks import unwrapped
 
 BACKLOG = 512
-"""Connections that wait to be taken, as far as the system allows; as many are taken before the first of them may be ended."""
+"""Connections that wait to be taken, as far as the system allows."""
 MOST_FILES = 65_536
 """Connections and other files that may be open, as far as the system allows."""
-CONNECTED = 0.75
-"""The share of these that connections may be; the rest is the run's."""
-HEAD_S = 10.0
-"""Most seconds in which a connection asks for nothing: that the head of its request takes, or what follows an answer."""
-UNREAD_S = 30.0
-"""Most seconds in which a client reads nothing of an answer that waits for it."""
+IDLE_S = 10
+"""Most seconds between two requests of a connection."""
 LEAVE_S = 5
 """Most seconds in which connections end when the server does."""
 STOPPING = "the server is being stopped"
@@ -71,8 +65,9 @@ class GraphServer:
         own = ServerSelf(run.plan.name, lambda: self.phase, lambda: metrics(run.plan, self._work, self.desk))
         app = new_app(own, ChatEndpoint(self.desk, limits, own.model), access_to(address))
         settings: dict[str, Any] = {"lifespan": "off", "log_config": None, "access_log": False, "ws": "none", "server_header": False}
-        settings["http"] = _Connection
-        self._uvicorn = _QuietServer(uvicorn.Config(app, backlog=BACKLOG, timeout_graceful_shutdown=LEAVE_S, **settings))
+        self._uvicorn = _QuietServer(
+            uvicorn.Config(app, backlog=BACKLOG, timeout_keep_alive=IDLE_S, timeout_graceful_shutdown=LEAVE_S, **settings)
+        )
 
     @property
     def phase(self) -> Phase:
@@ -137,36 +132,6 @@ class _ServerStop(Stop):
     def abort(self) -> None:
         self._server.desk.close(STOPPING)
         self._stop.abort()
-
-
-class _Connection(H11Protocol):
-    """A connection that ends where its client asks for nothing or reads nothing, or where there are too many: so none is held for nothing.
-
-    uvicorn bounds the bytes of a head, but no time: before a first request not even the idle one.
-    """
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        if len(self.connections) > CONNECTED * resource.getrlimit(resource.RLIMIT_NOFILE)[0]:
-            transport.abort()
-        self._expect_after(None)
-
-    def on_response_complete(self) -> None:
-        answered = self.cycle
-        super().on_response_complete()
-        self._expect_after(answered)
-
-    def pause_writing(self) -> None:
-        super().pause_writing()
-        self._unread = self.loop.call_later(UNREAD_S, self.transport.abort)
-
-    def resume_writing(self) -> None:
-        super().resume_writing()
-        self._unread.cancel()
-
-    def _expect_after(self, answered: RequestResponseCycle | None) -> None:
-        """End the connection unless a request follows the one that is `answered`."""
-        self.loop.call_later(HEAD_S, lambda: self.transport.abort() if self.cycle is answered else None)
 
 
 class _QuietServer(uvicorn.Server):
