@@ -223,19 +223,17 @@ class Fleet:
 
     def _options(self, shard: Path) -> RunOptions:
         """The options of a shard's own run."""
-        given, recorded = self._ready.options, self._ready.record.options
-        index, count = int(shard.name), len(self._shards)
+        given, index, count = self._ready.options, int(shard.name), len(self._shards)
         if given.shard is not None:  # whose problems are those of several smaller ones
             outer = shard_of(given.shard)
             index, count = outer.index + outer.count * index, outer.count * count
         return structs.replace(
-            given,
-            graph=recorded.graph,
-            engines=recorded.engines,
-            input=recorded.input,
+            self._ready.record.options,
             output=shard.absolute(),
             shard=f"{index}/{count}",
             resume=True,
+            retry_failed=given.retry_failed,
+            allow_drift=given.allow_drift,
             replicas=1,
             cluster=None,
             baseline=False,

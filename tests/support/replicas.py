@@ -6,7 +6,7 @@ from typing import Any
 from pipeline.cluster.replicas import solve_on_replicas
 from pipeline.options import RunOptions
 from pipeline.run.run import SessionResult, run
-from tests.support.paths import ROOT, SIM
+from tests.support import runs
 from tests.support.runs import write_problems
 
 BRIEF = ("engines.*.text.steps_mean=3", "engines.*.text.step_tokens_mean=20")
@@ -15,8 +15,7 @@ BRIEF = ("engines.*.text.steps_mean=3", "engines.*.text.step_tokens_mean=20")
 
 def options_of(folder: Path, name: str, problems: Path, **more: Any) -> RunOptions:
     """A simulated run of `problems` into `folder`/`name`."""
-    known: dict[str, Any] = {"settings": BRIEF, "batch_size": 4, "seed": 7}
-    return RunOptions(graph=ROOT / "graphs/speccot.yaml", engines=SIM, input=(str(problems),), output=folder / name, **{**known, **more})
+    return runs.options_of(folder, name, input=problems, **{"settings": BRIEF, "batch_size": 4, "seed": 7} | more)
 
 
 def on_replicas(options: RunOptions, **more: Any) -> SessionResult:
