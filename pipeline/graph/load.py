@@ -1,4 +1,4 @@
-"""From a graph file and an engines file to a plan: what belongs to the graph is put into one document, decoded, checked, compiled.
+"""From a graph file and an engines file to a plan: what belongs to the graph is put into one mapping, decoded, checked, compiled.
 
 The first flaw is raised with the file, the line, the path and the remedy.
 """

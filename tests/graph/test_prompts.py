@@ -11,7 +11,7 @@ from pipeline.graph.files import bundled_files, read_file
 from pipeline.graph.plan import Plan
 from pipeline.graph.prompts import DEFAULT_PROMPTS, Example, Prompts
 from pipeline.run.prepare import load_plan
-from tests.support.paths import ROOT
+from tests.support.paths import ROOT, SIM
 
 SPECCOT = "\n".join(line for line in (ROOT / "graphs/speccot.yaml").read_text().splitlines() if not line.lstrip().startswith("prompts:"))
 
@@ -28,10 +28,20 @@ def stage_of(plan: Plan, name: str) -> Any:
     return next(node.spec for node in plan.stages() if node.name == name)
 
 
-def test_a_setting_may_name_a_file_in_the_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "mine.yaml").write_text("system: Be brief.")
+def test_a_file_is_next_to_the_file_that_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for folder in (tmp_path, tmp_path / "mine"):
+        folder.mkdir(exist_ok=True)
+        (folder / "prompts.yaml").write_text(f"system: Of {folder.name}.")
+    engines, preset = tmp_path / "mine/engines.yaml", tmp_path / "mine/preset.yaml"
+    engines.write_text(f"params: {{speccot: {{prompts: prompts.yaml}}}}\n{SIM.read_text()}")
+    preset.write_text("set: {prompts: prompts.yaml}")
     monkeypatch.chdir(tmp_path)
-    assert load_plan(Path("speccot"), settings=("prompts=mine.yaml",)).prompts.system == "Be brief."
+
+    def system(engines: Path | None, *settings: str) -> str | None:
+        return load_plan(Path("speccot"), engines, settings).prompts.system
+
+    assert system(engines) == system(None, f"preset={preset}") == "Of mine."
+    assert system(engines, "prompts=prompts.yaml") == f"Of {tmp_path.name}."
 
 
 @pytest.mark.parametrize("name", bundled_files("prompts file"))
@@ -87,6 +97,7 @@ def test_an_engines_file_names_the_prompts_that_suit_its_judge(engines: str, pro
         ('{score: {form: alone, turn: "{{problem}}"}}', r"\$\.prompts\.score\.turn: has no placeholder for the thought"),
         ('{choose: {labels: ["1", "2", "1"]}}', r"\$\.prompts\.choose\.labels: names '1' twice"),
         ('{score: {labels: ["1", "2"]}}', r"\$\.prompts\.score\.labels: expected `array` of length >= 10"),
+        ("{examples: [{problem: a}]}", r"\$\.prompts\.examples\[0\]: the key `reply` is missing"),
         ("{like: specreason}", r"\$\.prompts: unknown key `like`"),
         ("specrason", r"\$\.prompts: no prompts file is named `specrason` and there is no such file; did you mean `specreason`"),
         ("7", r"\$\.prompts: expected a mapping, got `int`"),
@@ -98,13 +109,6 @@ def test_what_is_wrong_is_one_sentence(tmp_path: Path, prompts: str, what: str) 
     if prompts.startswith("{"):
         with pytest.raises(GraphError, match=what.replace(r"\$\.prompts", r"\$\.stages\.reason\.stages\.verify\.prompts")):
             graph_with(tmp_path, "", prompts)
-
-
-def test_examples_are_pairs(tmp_path: Path) -> None:
-    found = graph_with(tmp_path, 'prompts: {examples: [{problem: "1 + 1?", reply: "It is 2."}]}').prompts
-    assert found.examples == (Example(problem="1 + 1?", reply="It is 2."),)
-    with pytest.raises(GraphError, match=r"\$\.prompts\.examples\[0\]: the key `reply` is missing"):
-        graph_with(tmp_path, 'prompts: {examples: [{problem: "1 + 1?"}]}')
 
 
 @pytest.mark.parametrize(
