@@ -192,7 +192,7 @@ class TestModels:
         """A run of two replicas that has recorded some chains, with all its processes."""
         words = ("--engines", "tiny", "--set", "engines.*.device=cpu", "--replicas", "2", "--batch-size", "4")
         given = ("--input", TEST_SET, "--limit", str(limit), "--output", folder)
-        with begun("run", "speccot", *given, *words, chains=limit) as process:
+        with begun("run", "speccot", *given, *words) as process:
             _until(lambda: any(each.stat().st_size > 2048 for each in folder.glob("shards/*/chains/wal-*")))
             driver = psutil.Process(process.pid)
             first, other = (set(each.cpu_affinity()) for each in workers_of(driver))

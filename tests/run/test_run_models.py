@@ -24,7 +24,7 @@ from tests.support.runs import rows, solve_on
 def test_engines_killed_and_stopped_in_mid_run_are_restarted_and_its_answers_stay_right(tmp_path: Path) -> None:
     """One of the two is killed, the other one stands still."""
     limits = [option for role in ("draft", "target") for option in ("--set", f"engines.{role}.hang_s=8")]
-    with running(tmp_path / "out", "--limit", "24", "--set", "temperature=0", *limits, chains=24) as process:
+    with running(tmp_path / "out", "--limit", "24", "--set", "temperature=0", *limits) as process:
         workers = psutil.Process(process.pid).children(recursive=True)
         workers[0].kill()
         workers[1].send_signal(signal.SIGSTOP)

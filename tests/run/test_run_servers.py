@@ -112,7 +112,7 @@ def test_a_run_that_is_suspended_for_longer_than_timeout_s_goes_on(tmp_path: Pat
     small.always = small_server.late(0.5)
     engines = servers_file(tmp_path, model="tiny", more=", timeout_s: 3, max_retries: 0", **both(small))
     limits = ["--engines", str(engines), "--limit", "4", "--set", "max_steps=1"]
-    with running(tmp_path / "out", *limits, chains=4) as process:
+    with running(tmp_path / "out", *limits) as process:
         small.wait_for(lambda seen: small.bodies[-1]["max_tokens"] > 1)
         os.kill(process.pid, signal.SIGSTOP)
         Event().wait(4.0)

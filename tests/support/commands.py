@@ -33,22 +33,20 @@ def spawned(*arguments: str | Path, cwd: Path = ROOT) -> CompletedProcess[str]:
 
 
 @contextmanager
-def running(out: Path, *arguments: str, chains: int = 500, graph: str = "speccot") -> Iterator[subprocess.Popen[str]]:
+def running(out: Path, *arguments: str, graph: str = "speccot") -> Iterator[subprocess.Popen[str]]:
     """A run that has begun: its engines are open and its chains live."""
-    with begun("run", f"graphs/{graph}.yaml", "--input", TEST_SET, "--output", out, *arguments, chains=chains) as process:
+    with begun("run", f"graphs/{graph}.yaml", "--input", TEST_SET, "--output", out, *arguments) as process:
         yield process
 
 
 @contextmanager
-def begun(*arguments: str | Path, chains: int | None) -> Iterator[subprocess.Popen[str]]:
-    """A command that carries out or resumes a run of so many chains, once they are live; with `None` from its start on."""
-    command = [*COMMAND, *map(str, arguments), *([] if chains is None else ["--verbose"])]
-    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+def begun(*arguments: str | Path) -> Iterator[subprocess.Popen[str]]:
+    """A command that carries out or resumes a run, once its engines are open."""
+    process = subprocess.Popen([*COMMAND, *map(str, arguments)], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None
     assert process.stderr is not None
     try:
-        if chains is not None:
-            assert any(line.startswith(f"solving {chains:,} chains") for line in process.stderr)  # notices may come before it
+        assert any(line.startswith("engines ready") for line in process.stderr)  # notices may come before it
         yield process
     finally:
         process.kill()
