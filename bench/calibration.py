@@ -30,12 +30,11 @@ from bench import sharing, token_level
 from bench.figures import KEPT, RESULTS, ROOT, Results, begin, origin, page_digest, results_of
 from bench.runs import swept, whole, write_problems
 from bench.scaling import TABLE_6, TABLE_6_PROBLEMS
-from pipeline.analysis.compare.cells import Table
-from pipeline.analysis.compare.written import markdown_table
+from pipeline.analysis.facts import sentence, stated
 from pipeline.analysis.points import Point, curves, read_points, spread
-from pipeline.analysis.simulated import sentence, stated
 from pipeline.analysis.summary import summarize
 from pipeline.analysis.sweep_tables import ranged
+from pipeline.analysis.tables import Table, markdown_table
 from pipeline.calibration.calibrate import calibrate, engines_file, fit_lines
 from pipeline.calibration.recorded import CORRELATION, accuracy_for
 from pipeline.engines.sim.roofline import Roofline
@@ -316,7 +315,7 @@ def _said(errors: dict[Key, tuple[float, float]], held: int, medians: dict[str, 
 
 def state(**errors: float) -> None:
     """Write errors into the package, which states them next to every simulated speed."""
-    path = ROOT / "pipeline/analysis/simulated.py"
+    path = ROOT / "pipeline/analysis/facts.py"
     for name, value in errors.items():
         path.write_text(re.sub(rf"^{name.upper()}(.*) = .*$", rf"{name.upper()}\1 = {value:.2f}", path.read_text(), flags=re.MULTILINE))
 

@@ -21,12 +21,10 @@ from msgspec import structs
 
 from bench.figures import RESULTS, ROOT, Results, begin, go_on, grid, origin, results_of
 from bench.runs import say, whole, write_problems
-from pipeline.analysis.compare.cells import number, percent, plain
-from pipeline.analysis.compare.compare import compare
-from pipeline.analysis.compare.figures import Compared
-from pipeline.analysis.compare.runs import RunTable, read_runs
-from pipeline.analysis.compare.studies import Place
-from pipeline.analysis.simulated import stated
+from pipeline.analysis.compare import Comparison, Run, compare, read_runs
+from pipeline.analysis.facts import stated
+from pipeline.analysis.studies import Place
+from pipeline.analysis.tables import number, percent, plain
 from pipeline.graph.files import shown
 from pipeline.run.observer import Observer
 from pipeline.sweep.plan import PlannedPoint, SweepPlan
@@ -92,7 +90,7 @@ def read_sites(plan: SweepPlan, result: SweepResult) -> list[dict[str, Any]]:
     return [site for family, systems in families(plan).items() if (site := _site(family, systems, tables))]
 
 
-def _site(family: str, systems: Mapping[str, Sequence[PlannedPoint]], tables: Mapping[str, RunTable]) -> dict[str, Any] | None:
+def _site(family: str, systems: Mapping[str, Sequence[PlannedPoint]], tables: Mapping[str, Run]) -> dict[str, Any] | None:
     name, _, kind = family.rpartition(" ")
     runs = {
         system: [tables[each.name] for each in points] for system, points in systems.items() if all(each.name in tables for each in points)
@@ -100,38 +98,39 @@ def _site(family: str, systems: Mapping[str, Sequence[PlannedPoint]], tables: Ma
     if not runs:
         return None
     means = [structs.replace(mean_of(same), name=system) for system, same in runs.items()]
-    simulated, noise = any(run.simulated for run in means), noise_of(list(runs.values()))
-    sizes = sorted({run.batch_size for run in means})
+    simulated, noise = any(run.file.virtual_time for run in means), noise_of(list(runs.values()))
+    found = compare(means)
+    sizes = sorted({run.file.options.batch_size for run in means})
     size = " to ".join(str(each) for each in dict.fromkeys((sizes[0], sizes[-1])))
     where = "simulated" if simulated else max(run.resources for run in means).label
     return {
         "site": f"sim {name}" if simulated else name,
         "kind": kind,
-        "point": f"batch size {size}, {max(len(run.problem_ids) for run in means)} problems, {where}",
+        "point": f"batch size {size}, {max(len(run.sums['problem']) for run in means)} problems, {where}",
         "noise": None if noise is None else plain(noise),
-        "rows": [" | ".join(_row(run)) for run in compare(means).runs],
+        "rows": [" | ".join(_row(run, found)) for run in means],
     }
 
 
-def _row(run: Compared) -> Iterator[str]:
-    yield from (run.run, percent(run.accuracy), number(run.tokens), number(run.latency_s), plain(run.table.wall_time_s))
-    over = run.over_baseline
-    yield from ("-",) * 3 if over.over == run.run else map(number, (over.speed_up, over.token_factor, over.rate_factor))
-    yield percent(run.fallback_rate)
+def _row(run: Run, found: Comparison) -> Iterator[str]:
+    of, over = run.figures, found.over_baseline(run)
+    yield from (run.name, percent(of["accuracy"]), number(of["tokens"]), number(of["latency_s"]), plain(run.wall_time_s))
+    yield from ("-",) * 3 if over["over"] == run.name else (number(over[name]) for name in ("speed_up", "token_factor", "rate_factor"))
+    yield percent(of["fallback_rate"])
 
 
-def mean_of(runs: Sequence[RunTable]) -> RunTable:
+def mean_of(runs: Sequence[Run]) -> Run:
     """One run with the mean times of repeated ones; all else is that of the first."""
-    latency, wall = np.mean([run.latency_s for run in runs], axis=0), float(np.mean([run.wall_time_s for run in runs]))
-    return runs[0] if len(runs) == 1 else structs.replace(runs[0], latency_s=latency, wall_time_s=wall)
+    latency, wall = np.mean([run.sums["latency_s"] for run in runs], axis=0), float(np.mean([run.mean_wall_time_s for run in runs]))
+    return runs[0] if len(runs) == 1 else structs.replace(runs[0], sums=runs[0].sums | {"latency_s": latency}, mean_wall_time_s=wall)
 
 
-def noise_of(repeats: Sequence[Sequence[RunTable]]) -> float | None:
+def noise_of(repeats: Sequence[Sequence[Run]]) -> float | None:
     """The factor within which 95 % of the ratios between two such means of runs of the same work lie; None without repeated runs.
 
     Wall times are taken as log-normal with one variance for all systems, pooled over `repeats`, the runs of each.
     """
-    logs = [np.log([run.wall_time_s for run in same]) for same in repeats if len(same) > 1]
+    logs = [np.log([run.mean_wall_time_s for run in same]) for same in repeats if len(same) > 1]
     freedom = sum(len(each) - 1 for each in logs)
     if not freedom:
         return None

@@ -22,7 +22,7 @@ from msgspec import Struct
 
 from bench.figures import RESULTS, ROOT, begin, grid, origin
 from bench.runs import say, whole
-from pipeline.analysis.quality.samples import wilson
+from pipeline.analysis.figures import wilson
 from pipeline.options import RunOptions
 from pipeline.run.run import run
 from pipeline.store.query import Query
@@ -211,8 +211,8 @@ def batches_part(found: dict[str, Alike]) -> Iterator[str]:
 
 
 def _batches_row(name: str, found: Alike) -> tuple[str, ...]:
-    within = wilson(found.equal / found.chains, found.chains)
-    counts = (str(found.chains), str(found.equal), f"{within.low:.1%} to {within.high:.1%}", str(found.equal_answers))
+    low, high = wilson(found.equal / found.chains, found.chains)
+    counts = (str(found.chains), str(found.equal), f"{low:.1%} to {high:.1%}", str(found.equal_answers))
     return name, *counts, f"{found.accuracy:.1%} and {found.other_accuracy:.1%}"
 
 

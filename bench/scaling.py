@@ -16,8 +16,8 @@ from msgspec import Struct, convert, to_builtins
 
 from bench.figures import RESULTS, ROOT, Results, go_on, grid, origin, percent, results_of
 from bench.runs import ARITH, swept, write_problems
+from pipeline.analysis.facts import stated
 from pipeline.analysis.points import Point
-from pipeline.analysis.simulated import stated
 from pipeline.sweep.plan import SweepOptions
 
 BUILD = ROOT / "build/scaling"

@@ -11,8 +11,7 @@ import numpy as np
 from msgspec import Struct
 
 from bench.figures import results_of
-from pipeline.analysis.compare.cells import Table
-from pipeline.analysis.compare.written import markdown_table
+from pipeline.analysis.tables import Table, markdown_table
 from pipeline.engines.sim.sharing import waits
 from pipeline.engines.sim.spec import KERNEL_WAIT
 

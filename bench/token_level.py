@@ -16,8 +16,7 @@ from msgspec import Struct, structs
 from scipy.optimize import least_squares
 
 from bench.figures import results_of
-from pipeline.analysis.compare.cells import Table
-from pipeline.analysis.compare.written import markdown_table
+from pipeline.analysis.tables import Table, markdown_table
 from pipeline.engines.sim.roofline import Roofline
 from pipeline.engines.sim.spec import SimDeviceSpec, SimSpec, SimSpeculativeSpec
 

@@ -24,7 +24,7 @@ import yaml
 
 import pipeline
 from pipeline import api
-from pipeline.analysis.headline.baseline import baseline_folder
+from pipeline.analysis.headline import baseline_folder
 from pipeline.data.problems import Problem
 from pipeline.engine import Candidate, Completion, EngineStatistics, Request, Usage
 from pipeline.engines.registry import open_engines

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.analysis.quality.step_counts import count_steps
+from pipeline.analysis.steps import count_steps
 from pipeline.analysis.summary import summarize
 from pipeline.store.query import Query
 from pipeline.store.run_file import RunFile

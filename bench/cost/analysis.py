@@ -108,7 +108,7 @@ def measure(run: Path) -> dict[str, Any]:
 def work(run: Path) -> None:
     """The work of one measured process: prints its seconds."""
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:CORES])
-    from pipeline.analysis.study import analyse
+    from pipeline.analysis.time.study import analyse
 
     started = time.perf_counter()
     analyse(run)

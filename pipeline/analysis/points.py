@@ -16,9 +16,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from msgspec import Struct, structs
 
-from pipeline.analysis.headline.figures import Summary
-from pipeline.analysis.resources import EngineFacts, answers, engine_facts, facts_of
-from pipeline.analysis.summary import summarize
+from pipeline.analysis.facts import EngineFacts, answers, engine_facts, facts_of
+from pipeline.analysis.summary import Summary, summarize
 from pipeline.errors import BadRow, InputError
 from pipeline.files import new_file
 from pipeline.graph.spec import Param

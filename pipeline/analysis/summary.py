@@ -3,19 +3,17 @@
 Works on a run that is in progress or cut short: it counts what is on disk, in parts or write-ahead files. Nothing is written.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from msgspec import Struct
 
-from pipeline.analysis.headline.figures import EngineSummary, Left, StageSummary, Summary
-from pipeline.analysis.quality.option_mass import option_mass, read_masses
-from pipeline.analysis.quality.samples import sample_statistics
-from pipeline.analysis.quality.step_counts import STEP_SUMS
-from pipeline.analysis.resources import EngineFacts, answers, devices_of, engine_facts
-from pipeline.analysis.simulated import of_engines
-from pipeline.analysis.time.timeline import Timeline, timeline
+from pipeline.analysis.choices import Sample, majority
+from pipeline.analysis.facts import answers, engine_facts, of_engines, take_turns
+from pipeline.analysis.figures import NOTHING, Estimate, outcomes, pass_at
+from pipeline.analysis.steps import STEP_SUMS, OptionMass, option_mass
+from pipeline.analysis.time.occupancy import Occupancy, occupancy, tail_s
 from pipeline.analysis.time.work import RunTimes, read_work
 from pipeline.engine import EngineStatistics
 from pipeline.errors import InputError
@@ -55,14 +53,227 @@ SELECT coalesce(engine, '') AS engine, coalesce(stage, '') AS stage, count(*) AS
        coalesce(sum(output_tokens) FILTER (purpose = 'draft'), 0)::BIGINT AS draft_tokens,
        sum(cached_input_tokens)::BIGINT AS cached_input_tokens,
        sum(input_tokens) FILTER (cached_input_tokens IS NOT NULL)::BIGINT AS stated_input_tokens,
-       sum(client_wait_s) + coalesce(sum(queue_time_s), 0) AS wait_s
-FROM calls GROUP BY GROUPING SETS ((engine), (stage)) ORDER BY min(end_unix_ns), engine, stage
+       sum(client_wait_s) + coalesce(sum(queue_time_s), 0) AS wait_s, sum("end" - submit) / 1e9 AS in_flight_s
+FROM flights GROUP BY GROUPING SETS ((engine), (stage)) ORDER BY min(end_unix_ns), engine, stage
 """
 """A row for each engine, with an empty stage, and one for each stage, with an empty engine."""
+OUTCOMES = 'SELECT count(*) AS graded, count(*) FILTER (counted) AS "right" FROM chains WHERE counted IS NOT NULL GROUP BY input_row'
+VOTES = """
+SELECT list({'correct': counted, 'answer': answer} ORDER BY sample_index) FROM chains WHERE counted IS NOT NULL GROUP BY input_row
+"""
 ERROR_EXAMPLES = """
 SELECT error_type, coalesce(arg_min(error_message, end_unix_ns), '') FROM chains WHERE error_type IS NOT NULL
 GROUP BY error_type ORDER BY min(end_unix_ns), error_type
 """
+
+
+class Interval(Struct, frozen=True):
+    """A 95 % confidence interval of a share, 0 to 1."""
+
+    low: float
+    high: float
+
+
+class EngineSummary(Struct, frozen=True, kw_only=True):
+    """The figures of one engine of a run; of several replicas those of all their engines of one role."""
+
+    calls: int
+    input_tokens: int
+    """Prompt tokens, cached ones included."""
+    cached_share: float | None
+    """Share of the prompt tokens that were in the prefix cache, 0 to 1, of the calls for which the engine says so; null where it does for
+    none."""
+    output_tokens: int
+    output_tokens_per_s: float | None
+    """`output_tokens` over the wall time."""
+    busy_s: float
+    """Seconds in which at least one request was in flight; of several replicas the mean of their engines of this role."""
+    busy_share: float
+    """`busy_s` over the span of the calls, 0 to 1."""
+    mean_in_flight: float
+    """Requests in flight, averaged over the span of the calls; of several replicas those of all."""
+    retried_calls: int
+    """Attempts at a call after the first one."""
+    restarts: int | None
+    """Times that the engine was started again after it died, by its own count; null where a session left no count."""
+    speculated_tokens: int | None
+    """Tokens that token-level speculation inside the engine proposed, by its own count; null where it does not speculate."""
+    accepted_speculated_tokens: int | None
+    """Those of `speculated_tokens` that were accepted."""
+
+
+class StageSummary(Struct, frozen=True):
+    """The figures of one stage of the graph."""
+
+    calls: int
+    failed_calls: int
+    input_tokens: int
+    output_tokens: int
+    in_flight_s: float
+    """Seconds that its requests were in flight, added up over the requests."""
+    wait_s: float
+    """Seconds that its requests were queued, here and at the engine where that reports it, added up over the requests."""
+
+
+class Baseline(Struct, frozen=True, kw_only=True):
+    """The run of the target alone over the same problems, and how a run compares with it. What is not known is null."""
+
+    run: str
+    """Name of its folder."""
+    status: str
+    """Its state; only of a finished run the figures are known."""
+    problems_per_s: float | None = None
+    accuracy: float | None = None
+    times_as_fast: float | None = None
+    """Problems a second of the run over those of the baseline; each of the two has one wall time, so that there is no interval."""
+    speed_up: Estimate = NOTHING
+    """Time of a problem in the baseline over that in the run."""
+    flags: tuple[str, ...] = ()
+    """Reasons other than the graph why the two may differ, as clauses."""
+
+
+class Left(Struct, frozen=True, kw_only=True):
+    """The work left when a run ended before its chains did, and its cost if the rest is like the chains so far. Null: unknown."""
+
+    chains: int
+    begun: int
+    """Those of `chains` that continue from a recorded call."""
+    tokens: int | None = None
+    """Tokens that the engines would sample."""
+    time_s: float | None = None
+    """With the batch size, graph and engines that it had."""
+
+
+class Summary(Struct, frozen=True, kw_only=True):
+    """The figures of a run. A rate is null where its denominator is zero or not known."""
+
+    run: str
+    """Name of the run folder."""
+    status: str | None
+    """As in `run.json`: `finished`, for example; null where there is none."""
+    error: str | None = None
+    """What ended it early, as in `run.json`; null where nothing did, or a person."""
+    graph: str = ""
+    """Name of the graph; empty where `run.json` does not say, as the fields up to `take_turns` are."""
+    models: dict[str, str] = {}
+    """By role, without their folders."""
+    has_toy_models: bool = False
+    """Whether all of them are the bundled toy models."""
+    drafters: tuple[str, ...] = ()
+    """Roles that draft."""
+    planned: int | None = None
+    """Chains of the run, those that have not started included."""
+    problems_planned: int | None = None
+    """Problems of the run; null where each has one chain."""
+    schedule: str | None = None
+    resumable: bool = True
+    """Whether the command line can resume it: not where its graph or its engines were given as values in Python."""
+    startup_s: float | None = None
+    """Seconds of opening the engines, of all sessions."""
+    simulated: bool = False
+    """Whether its clock was simulated."""
+    simulator: str = ""
+    """How far simulated speeds are from measured ones; empty where they are measured."""
+    answers: str | None = None
+    """`simulated` or `recorded` where models did not give the answers; see `resources.answers`."""
+    take_turns: tuple[str, ...] = ()
+    """Roles of engines that computed on one GPU in turns, because CUDA MPS did not run."""
+    example: str | None = None
+    """A problem of which a chain gave an answer."""
+    baseline: Baseline | None = None
+    """The run of the target alone (`run --baseline`), where `headline.summary_of` has read it."""
+    batch_size: int | None
+    """As in `run.json`: the most chains in flight at once, on each replica where there are several."""
+    pauses: int | None = None
+    """Times that a chain had to pause for room in a cache; null where the run does not say."""
+    left: Left | None = None
+    """Null where all chains are over."""
+    wall_time_s: float | None
+    """As in `run.json`; without one, from the first chain's start until the last one's end."""
+    problems: int
+    """Distinct input rows that have a chain."""
+    chains: int
+    """Chains that have ended; of a chain that was resumed only the last attempt counts."""
+    done: int
+    """Chains that neither failed nor were cancelled."""
+    empty_answers: int = 0
+    """Those of `done` whose answer has no text."""
+    empty_thoughts: int = 0
+    """Those of `done` whose thought has no tokens."""
+    failed: int
+    cancelled: int
+    graded: int
+    """Chains that count as right or wrong: those whose answer was graded, and failed ones with a reference answer."""
+    failed_as_wrong: int = 0
+    """Those of `graded` that failed; see `rows.counted`."""
+    correct: int
+    """Those of `graded` that are right."""
+    grading_errors: dict[str, int] = {}
+    """Chains whose answer was not compared with the reference to the end, by the reason, most frequent first; some are graded as wrong."""
+    accuracy: float | None
+    """`correct` over `graded`, 0 to 1; of several samples a problem this is pass@1."""
+    option_mass: OptionMass | None = None
+    """How much of the probability verifications gave to their valid options; null without any that says."""
+    accuracy_interval: Interval | None
+    """95 % interval of `accuracy`; null below 30 problems."""
+    samples: int
+    """The most graded chains of one problem."""
+    pass_at: dict[str, float]
+    """pass@k by k, for 1, 2, 4, ... up to `samples`; see `figures.pass_at`."""
+    majority_accuracy: float | None
+    """Share of problems whose most frequent answer is right, 0 to 1; null with one sample a problem."""
+    problems_per_s: float | None
+    """Problems with a chain that is done, over the wall time."""
+    steps: int
+    """Committed steps, guidance included."""
+    output_tokens: int
+    """Generated tokens: those that all engines sampled, whatever became of them."""
+    output_tokens_per_s: float | None
+    """Sampled tokens of all engines over the wall time."""
+    kept_tokens: int | None
+    """Tokens of the thoughts and answers of the chains that are done; null where the graph is not known."""
+    kept_tokens_per_s: float | None
+    verified_steps: int
+    """Committed steps whose candidates were verified."""
+    accepted_steps: int
+    """Steps of which a candidate was accepted."""
+    fallback_steps: int
+    """Steps that were written after all candidates were rejected."""
+    unverified_steps: int
+    """Steps by the draft that a gate let pass: neither accepted nor rejected."""
+    unverified_share: float | None
+    """Unverified over all steps, 0 to 1; null where the graph has no gate."""
+    acceptance_rate: float | None
+    """Accepted over verified steps, 0 to 1."""
+    fallback_rate: float | None
+    """Steps written by a fallback over verified steps, 0 to 1."""
+    thought_tokens: int
+    """Tokens of all committed steps."""
+    draft_share: float | None
+    """Share of `thought_tokens` that are in steps by the draft, accepted or unverified, 0 to 1."""
+    draft_tokens: int
+    """Tokens that were sampled for candidates, also where no step came of them."""
+    wasted_draft_tokens: int
+    """Those of `draft_tokens` that were not committed."""
+    span_s: float
+    """Seconds from the first call that was sent until the last that ended, without pauses between sessions."""
+    overlap_share: float
+    """Share of `span_s` in which two or more engines were busy, 0 to 1; of several replicas the mean of each one's with its own engines."""
+    tail_time_s: float | None
+    """Seconds at the end of the run in which fewer chains lived than the batch size, or than the most that ever did; null without
+    chains. Of several replicas: since the first one had fewer, see `occupancy.tail_s`."""
+    replicas: int = 1
+    """Those that were started or have rows."""
+    engines: dict[str, EngineSummary]
+    """By role."""
+    stages: dict[str, StageSummary]
+    """By the stage's name."""
+    stop_reasons: dict[str, int]
+    """Chains by what ended them, most frequent first."""
+    errors: dict[str, int]
+    """Failed chains by the type of their error, most frequent first."""
+    error_examples: dict[str, str]
+    """One message for each type of error."""
 
 
 class _Chains(Struct, frozen=True):
@@ -119,6 +330,7 @@ class _Calls(Struct, frozen=True):
     stated_input_tokens: int | None
     """Prompt tokens of the calls of which the engine says how many were cached."""
     wait_s: float
+    in_flight_s: float
 
 
 def summarize(run: Path) -> Summary:
@@ -134,7 +346,8 @@ def summarize_work(work: RunTimes) -> Summary:
     db, file = work.db, work.run
     db.execute(STEP_SUMS)
     chains, steps = db.row(CHAINS, _Chains), db.row(STEPS, _Steps, finishing=list(file.plan.finishing))
-    calls, times = db.rows(CALLS, _Calls), timeline(work)
+    calls, over_time = db.rows(CALLS, _Calls), occupancy(work, 1)
+    span_s = db.scalar('SELECT coalesce(max("end") - min(submit), 0) FROM flights') / 1e9
     wall_s, engines = _wall_s(file, chains), [each for each in calls if each.engine]
     tokens, drafted = (sum(getattr(each, name) for each in engines) for name in ("output_tokens", "draft_tokens"))
     kept = _kept(file, chains, steps, calls)
@@ -148,20 +361,23 @@ def summarize_work(work: RunTimes) -> Summary:
         left=_left(file, chains, tokens, wall_s),
         wall_time_s=wall_s,
         **_chain_figures(db, chains, wall_s),
-        **_step_figures(steps, file.plan, wall_s),
+        **_step_figures(steps, file.plan),
         draft_tokens=drafted,
         wasted_draft_tokens=drafted - steps.kept_draft_tokens,
-        option_mass=option_mass(read_masses(db)),
+        option_mass=option_mass(db),
         output_tokens=tokens,
         output_tokens_per_s=_over(tokens, wall_s),
         kept_tokens=kept,
         kept_tokens_per_s=None if kept is None else _over(kept, wall_s),
-        span_s=times.span_s,
-        overlap_share=times.overlap_share,
-        tail_time_s=times.tail_s,
-        replicas=times.replicas,
-        engines={each.engine: _engine(each, file.engine_statistics.get(each.engine), times, wall_s) for each in engines},
-        stages={each.stage: _stage(each, times) for each in _in_order(calls, file)},
+        span_s=span_s,
+        overlap_share=_over(over_time.overlap_s, span_s) or 0.0,
+        tail_time_s=tail_s(work),
+        replicas=over_time.replicas,
+        engines={each.engine: _engine(each, file.engine_statistics.get(each.engine), over_time, span_s, wall_s) for each in engines},
+        stages={
+            each.stage: StageSummary(each.calls, each.failed_calls, each.input_tokens, each.output_tokens, each.in_flight_s, each.wait_s)
+            for each in _in_order(calls, file)
+        },
         error_examples=dict(db.stream(ERROR_EXAMPLES)),
     )
 
@@ -189,17 +405,6 @@ def _decided(run: RunFile, chains: _Chains) -> dict[str, Any]:
         "answers": answers(facts.values()),
         "take_turns": take_turns(run, facts),
     }
-
-
-def take_turns(run: RunFile, facts: Mapping[str, EngineFacts]) -> tuple[str, ...]:
-    """The roles of the engines of one GPU that compute there in turns; of several such GPUs those of the first."""
-    sharing: dict[str, list[str]] = {}
-    for role, spec in run.plan.engines.items():
-        device = getattr(spec, "device", None)
-        in_turn = run.host.cuda_mps is False if facts[role].accelerators else getattr(device, "sharing", "") == "time_slices"
-        for name in devices_of(role, facts[role]) if in_turn else ():
-            sharing.setdefault(name, []).append(role)
-    return next((tuple(roles) for roles in sharing.values() if len(roles) > 1), ())
 
 
 def _kept(run: RunFile, chains: _Chains, steps: _Steps, calls: Iterable[_Calls]) -> int | None:
@@ -230,17 +435,17 @@ def _in_order(calls: Iterable[_Calls], run: RunFile) -> list[_Calls]:
     return sorted((each for each in calls if each.stage), key=lambda each: places.get(each.stage, len(places)))
 
 
-def _engine(sums: _Calls, own: EngineStatistics | None, times: Timeline, wall_s: float | None) -> EngineSummary:
-    time, speculation = times.engines[sums.engine], own.speculation if own else None
+def _engine(sums: _Calls, own: EngineStatistics | None, over_time: Occupancy, span_s: float, wall_s: float | None) -> EngineSummary:
+    time, speculation = over_time.engines[sums.engine], own.speculation if own else None
     return EngineSummary(
         calls=sums.calls,
         input_tokens=sums.input_tokens,
         cached_share=None if sums.cached_input_tokens is None else _over(sums.cached_input_tokens, sums.stated_input_tokens),
         output_tokens=sums.output_tokens,
         output_tokens_per_s=_over(sums.output_tokens, wall_s),
-        busy_s=time.busy_s,
-        busy_share=time.busy_share,
-        mean_in_flight=time.mean_in_flight,
+        busy_s=time.total_busy_s,
+        busy_share=_over(time.total_busy_s, span_s) or 0.0,
+        mean_in_flight=_over(sums.in_flight_s, span_s) or 0.0,
         retried_calls=sums.retried_calls,
         restarts=own.restarts if own else None,
         speculated_tokens=speculation.draft_tokens if speculation else None,
@@ -248,15 +453,9 @@ def _engine(sums: _Calls, own: EngineStatistics | None, times: Timeline, wall_s:
     )
 
 
-def _stage(sums: _Calls, times: Timeline) -> StageSummary:
-    in_flight_s = times.stages_s[sums.stage]
-    return StageSummary(sums.calls, sums.failed_calls, sums.input_tokens, sums.output_tokens, in_flight_s, sums.wait_s)
-
-
-def _step_figures(steps: _Steps, plan: Plan, wall_s: float | None) -> dict[str, Any]:
+def _step_figures(steps: _Steps, plan: Plan) -> dict[str, Any]:
     counted = ("steps", "verified_steps", "accepted_steps", "fallback_steps", "unverified_steps", "thought_tokens")
     return {name: getattr(steps, name) for name in counted} | {
-        "steps_per_s": _over(steps.steps, wall_s),
         "acceptance_rate": _over(steps.accepted_steps, steps.verified_steps),
         "fallback_rate": _over(steps.fallback_steps, steps.verified_steps),
         "unverified_share": _over(steps.unverified_steps, steps.steps) if plan.gated or steps.unverified_steps else None,
@@ -266,17 +465,18 @@ def _step_figures(steps: _Steps, plan: Plan, wall_s: float | None) -> dict[str, 
 
 def _chain_figures(db: Query, chains: _Chains, wall_s: float | None) -> dict[str, Any]:
     counted = "problems chains done empty_answers empty_thoughts failed cancelled graded failed_as_wrong correct".split()
-    samples = sample_statistics(db)
+    graded, right = db.columns(OUTCOMES).values()
+    accuracy, samples = outcomes(right, graded), int(graded.max(initial=0))
     return {name: getattr(chains, name) for name in counted} | {
         "grading_errors": _counts(db, "grading_error"),
-        "accuracy": _over(chains.correct, chains.graded),
+        "accuracy": accuracy.value,
         "problems_per_s": _over(chains.done_problems, wall_s),
         "stop_reasons": _counts(db, "stop_reason"),
         "errors": _counts(db, "error_type"),
-        "accuracy_interval": samples.interval,
-        "samples": samples.samples,
-        "pass_at": {str(k): share for k, share in samples.pass_at.items()},
-        "majority_accuracy": samples.majority,
+        "accuracy_interval": None if accuracy.low is None or accuracy.high is None else Interval(accuracy.low, accuracy.high),
+        "samples": samples,
+        "pass_at": {str(k): share for k, share in pass_at(graded, right).items()},
+        "majority_accuracy": majority([Sample(**each) for each in row] for (row,) in db.stream(VOTES)) if samples > 1 else None,
     }
 
 

@@ -2,10 +2,9 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from pipeline.analysis.compare.cells import Table, plain, plain_percent, times
+from pipeline.analysis.facts import of_answers, of_facts, resources
 from pipeline.analysis.points import Point, Spread, baselines, called, crossing, curves, spread
-from pipeline.analysis.resources import of_answers, resources
-from pipeline.analysis.simulated import of_facts
+from pipeline.analysis.tables import Table, plain, plain_percent, times
 
 Curves = dict[str, dict[int, list[Point]]]
 COLUMNS = (

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct, structs
 
-from pipeline.analysis.resources import devices_of, engine_facts
+from pipeline.analysis.facts import devices_of, engine_facts
 from pipeline.calibration.fit import Fit, fit_device
 from pipeline.calibration.recorded import read_calls, read_lengths, text_of
 from pipeline.engines.hub import NotOnHub

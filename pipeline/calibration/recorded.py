@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from msgspec import Struct, structs
 
-from pipeline.analysis.arrays import Array
+from pipeline.analysis.time.work import Array
 from pipeline.engines.sim.spec import SimTextSpec
 from pipeline.errors import InputError
 from pipeline.graph.plan import Plan

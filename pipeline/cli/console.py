@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from pipeline.analysis.compare.cells import Table
+from pipeline.analysis.tables import Table
 from pipeline.text import sanitize
 
 WIDTH = 110

@@ -12,7 +12,7 @@ from typing import NoReturn
 
 from msgspec import structs
 
-from pipeline.analysis.headline.baseline import baseline_folder
+from pipeline.analysis.headline import baseline_folder
 from pipeline.cli import live
 from pipeline.cli.located import Located
 from pipeline.cli.options import (

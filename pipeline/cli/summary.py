@@ -5,9 +5,7 @@ import shlex
 import msgspec
 from msgspec import structs
 
-from pipeline.analysis import summary_tables
-from pipeline.analysis.headline.baseline import summary_of
-from pipeline.analysis.headline.lines import about, headline
+from pipeline.analysis.headline import about, engines_table, facts_table, headline, stages_table, summary_of
 from pipeline.cli.console import PlainConsole, print_table
 from pipeline.cli.located import Located
 from pipeline.cli.terminal import notice_settings, print_line, print_notice, print_page
@@ -37,8 +35,8 @@ def print_summary(run: Located, *, with_about: bool = False, as_json: bool = Fal
     ]
     print_page("\n\n".join("\n".join(map(one_line, block)) for block in blocks))
     if notice_settings().verbose:
-        print_page("".join(f"\n{name:<14} {one_line(text)}" for name, text in summary_tables.facts(found).rows))
-        for table in (summary_tables.engines(found), summary_tables.stages(found)):
+        print_page("".join(f"\n{name:<14} {one_line(text)}" for name, text in facts_table(found).rows))
+        for table in (engines_table(found), stages_table(found)):
             print_table(table, PlainConsole())
 
 

@@ -9,13 +9,12 @@ from typing import Any
 
 import pyarrow as pa
 
-from pipeline.analysis.quality.votes import Same, Sample, ballot
+from pipeline.analysis.choices import Sample, ballot
 from pipeline.data.columns import ALIASES
 from pipeline.data.files import Flaw, Record
 from pipeline.data.problems import Problem
 from pipeline.errors import BadRow
 from pipeline.export.solved import SolvedChain, solved
-from pipeline.grading.grader import Grader
 from pipeline.store.kept_problems import solved_problems
 from pipeline.store.query import Query
 from pipeline.store.rows import UNFINISHED
@@ -64,10 +63,10 @@ class Answers:
         `status` is `done`, `failed` or `unfinished`. Of several samples the answer is that with most votes; `samples` says how many gave
         one, and `votes` how many gave which.
         """
-        with Query(self._run) as db, Grader() as grader:  # starts no process but for answers that are written differently
+        with Query(self._run) as db:
             for item, record, chains in solved(self._run, self._record, db, thoughts=self._thoughts):
                 asked = {"problem_id": item.problem_id, "problem": item.problem if isinstance(item, Problem) else None}
-                answered = _answered(chains, self._record.input.samples, lambda a, b: grader.grade("math", a, b).correct is True)
+                answered = _answered(chains, self._record.input.samples)
                 thought = {"thought": answered.pop("thought")}
                 yield asked | answered | self._own(item, record) | (thought if self._thoughts else {})
 
@@ -93,11 +92,11 @@ def _common(kinds: set[type]) -> pa.DataType:
     return SCALARS.get(next(iter(kinds)), pa.string()) if len(kinds) == 1 else pa.string()
 
 
-def _answered(chains: Sequence[SolvedChain], samples: int, same: Same) -> Row:
+def _answered(chains: Sequence[SolvedChain], samples: int) -> Row:
     """What the `chains` of one problem came to, and the thought that led to it."""
     done = [chain for chain in chains if chain.stop_reason not in UNFINISHED]
     failed = [chain for chain in chains if chain.stop_reason == "error"]
-    answers = ballot([Sample(bool(chain.correct), chain.answer) for chain in done], same) if samples > 1 else []
+    answers = ballot([Sample(bool(chain.correct), chain.answer) for chain in done]) if samples > 1 else []
     chosen = done[answers[0].first] if answers else next(iter((*done, *failed)), None)
     found: Row = {
         "answer": chosen and chosen.answer,

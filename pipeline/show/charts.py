@@ -4,13 +4,13 @@ from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
-from pipeline.analysis.arrays import Array
-from pipeline.analysis.compare.cells import Table, plain, plain_percent
+from pipeline.analysis.figures import wilson
 from pipeline.analysis.ledger import Ledger
-from pipeline.analysis.quality.samples import wilson
-from pipeline.analysis.quality.step_counts import Scores, StepCounts
-from pipeline.analysis.study import QUANTITIES, Percentiles
+from pipeline.analysis.steps import Scores, StepCounts
+from pipeline.analysis.tables import Table, plain, plain_percent
 from pipeline.analysis.time.occupancy import Occupancy, Spent
+from pipeline.analysis.time.study import QUANTITIES, Percentiles
+from pipeline.analysis.time.work import Array
 from pipeline.reasoning.chain import Scale
 from pipeline.show.plot import Chart, ChartAxis, Mark, Panel, Shares, stacked, up_to
 
@@ -200,7 +200,7 @@ def _shares(x: Array, accepted: Array, count: Array) -> Panel:
     """Accepted shares with their intervals."""
     share = accepted / count
     bounds = [wilson(float(p), int(n)) for p, n in zip(share, count, strict=True)]
-    band = Mark(kind="band", hue="green", x=x, y=[each.high for each in bounds], low=[each.low for each in bounds])
+    band = Mark(kind="band", hue="green", x=x, y=[high for _, high in bounds], low=[low for low, _ in bounds])
     marks = [band, Mark(kind="line", hue="green", x=x, y=share), Mark(kind="dots", hue="green", x=x, y=share)]
     return Panel(y=ChartAxis(title="accepted", form=SHARE, high=1.03), marks=marks, height=180)
 

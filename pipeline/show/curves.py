@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import cycle
 from operator import attrgetter
 
-from pipeline.analysis.compare.compare import Comparison
+from pipeline.analysis.compare import Comparison
+from pipeline.analysis.facts import of_answers
 from pipeline.analysis.points import Point, Spread, baselines, called, crossing, curves, spread
-from pipeline.analysis.resources import of_answers
 from pipeline.show.charts import SERIES, SHARE
 from pipeline.show.plot import Chart, ChartAxis, Mark, Panel, up_to
 
@@ -24,10 +24,10 @@ def latency_and_accuracy(comparison: Comparison) -> Chart | None:
     """A point for each run, latency against accuracy with 95% intervals (SpecReason figure 3); None where no run was graded."""
     marks, far = [], [0.0]
     for run, hue in zip(comparison.runs, cycle(SERIES), strict=False):
-        across, up = run.latency_s, run.accuracy
+        across, up = run.figures["latency_s"], run.figures["accuracy"]
         if up.value is None or across.value is None:
             continue
-        marks.append(Mark(kind="dots", name=run.run, hue=hue, x=[across.value], y=[up.value], width=10))
+        marks.append(Mark(kind="dots", name=run.name, hue=hue, x=[across.value], y=[up.value], width=10))
         if up.low is not None and up.high is not None:
             marks.append(Mark(kind="bounds", hue=hue, x=[across.value], y=[up.high], low=[up.low], width=1.5))
         if across.low is not None and across.high is not None:

@@ -6,8 +6,7 @@ from itertools import cycle
 import numpy as np
 from msgspec import Struct
 
-from pipeline.analysis.arrays import Array
-from pipeline.analysis.time.work import OPEN
+from pipeline.analysis.time.work import OPEN, Array
 from pipeline.show.charts import SERIES
 from pipeline.show.plot import Chart, ChartAxis, Mark, Panel
 from pipeline.store.query import Query

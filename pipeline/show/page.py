@@ -18,8 +18,8 @@ from urllib.parse import urlencode
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from pipeline.analysis.compare.cells import Table, plain, plain_percent
 from pipeline.analysis.progress import ACTIVE, duration
+from pipeline.analysis.tables import Table, plain, plain_percent
 from pipeline.show.charts import DECISIONS
 from pipeline.show.maths import answer, with_maths
 from pipeline.show.plot import Shares, path

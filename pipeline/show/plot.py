@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 from msgspec import Struct
 
-from pipeline.analysis.arrays import Array
+from pipeline.analysis.time.work import Array
 
 SIDE = 10_000
 """Width and height of the drawing area, in its own units."""

@@ -5,15 +5,13 @@ from pathlib import Path
 
 from msgspec import Struct, structs
 
-from pipeline.analysis.compare.brief import SIMULATED, pooled_runs, sentences, simulated, speeds
-from pipeline.analysis.compare.cells import Table
-from pipeline.analysis.compare.compare import compare
-from pipeline.analysis.compare.papers import by_data_set
-from pipeline.analysis.compare.runs import read_runs
-from pipeline.analysis.compare.studies import SWEEP, Study, grouped, read_study, study_tables
+from pipeline.analysis.compare import SIMULATED, compare, pooled_runs, read_runs, sentences, simulated, speeds
+from pipeline.analysis.papers import paper_table
 from pipeline.analysis.points import Point, read_points
-from pipeline.analysis.run_list import RunState, run_state
+from pipeline.analysis.progress import RunState, run_state
+from pipeline.analysis.studies import SWEEP, Study, grouped, read_study, study_tables
 from pipeline.analysis.sweep_tables import crossings, sweep_tables
+from pipeline.analysis.tables import Table
 from pipeline.errors import InputError, UsageError
 from pipeline.show.curves import latency_and_accuracy, sweep_charts
 from pipeline.show.page import page
@@ -87,7 +85,7 @@ def comparison(runs: Sequence[Path]) -> Section:
         notices=[said] if (said := simulated(found)) else [],
         text=[*(f"{each}." for each in sentences(found)), *pooled],
         charts=[] if plot is None else [plot],
-        tables=[speeds(found), *([by_data_set(read)] if len(found.baselines) > 1 else []), *([flags] if flags.rows else [])],
+        tables=[speeds(found), *([paper_table("data-sets", read)] if len(found.baselines) > 1 else []), *([flags] if flags.rows else [])],
     )
 
 

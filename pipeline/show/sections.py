@@ -1,21 +1,18 @@
 """One run as a page: a run folder enters, read in a few passes; tiles, sections of charts, tables and transcripts leave."""
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from msgspec import Struct
 
-from pipeline.analysis import summary_tables
-from pipeline.analysis.compare.cells import Table, plain, plain_percent
-from pipeline.analysis.headline.baseline import summary_of
-from pipeline.analysis.headline.figures import Summary
-from pipeline.analysis.headline.limits import limit
-from pipeline.analysis.headline.lines import Headline, headline
-from pipeline.analysis.quality.step_counts import count_steps
-from pipeline.analysis.resources import EngineFacts, engine_facts, replica_count
-from pipeline.analysis.simulated import of_engines
-from pipeline.analysis.study import Analysis, analyse_work
+from pipeline.analysis.facts import EngineFacts, engine_facts, of_engines, replica_count
+from pipeline.analysis.headline import Headline, engines_table, facts_table, headline, limit, stages_table, summary_of
+from pipeline.analysis.steps import count_steps
+from pipeline.analysis.summary import Summary
+from pipeline.analysis.tables import Table, plain, plain_percent
+from pipeline.analysis.time.study import Analysis, analyse_work
 from pipeline.analysis.time.work import read_work
 from pipeline.show import charts
 from pipeline.show.gantt import draw_chains, read_gantt
@@ -28,7 +25,7 @@ MEASURED = "Measured: times are those of real engines on the machine below."
 REPLAYED = "Replayed on a simulated clock: texts of replayed engines are those of a recorded run, times are simulated."
 MEANS = "Requests and chains are totals over all {count} replicas; busy and idle time and the overlap are means over the replicas."
 """Said of charts of engines where there are several replicas."""
-WARNINGS = ("stopped", "failed", "left", "cancelled", "restarts", "empty", "options", "grading", "differs")
+WARNINGS = ("stopped", "failed", "left", "cancelled", "restarts", "empty", "options", "grading", "note")
 """Rows of a headline that a reader must know before the figures."""
 BINS = 300
 """Bins that time is divided into."""
@@ -96,8 +93,8 @@ def _tiles(s: Summary, told: Headline) -> Iterator[Tile]:
     ratio = s.baseline and s.baseline.times_as_fast
     yield Tile("speed-up", f"{ratio:.2f}x" if ratio else "-", texts.get("baseline", "no baseline: run with --baseline"))
     yield Tile("acceptance", plain_percent(s.acceptance_rate), texts.get("drafting", "no step was verified"))
-    what, _, why = (limit(s) or "").partition(": ")
-    yield Tile("bottleneck", what or "-", why or "the figures show none")
+    what, *why = re.split(r": | \(", (limit(s) or "").rstrip(")"), maxsplit=1)
+    yield Tile("bottleneck", what or "-", why[0] if why else "the figures show none")
 
 
 def _engines(analysis: Analysis) -> Section:
@@ -111,7 +108,7 @@ def _engines(analysis: Analysis) -> Section:
 
 def _facts(found: Summary, told: Headline, analysis: Analysis, stages: Sequence[str], busy: bool) -> Section:
     head = Table(told.head, ("", "", ""), tuple((row.name, row.figure, row.text) for row in told.rows))
-    tables = [head, summary_tables.facts(found), summary_tables.engines(found), summary_tables.stages(found)]
+    tables = [head, facts_table(found), engines_table(found), stages_table(found)]
     if busy:
         tables += [charts.causes_table(analysis.occupancy), charts.latency_table(analysis.latencies, stages)]
     return Section(title="Facts", tables=tables, folded=True)

@@ -11,9 +11,8 @@ from threading import Lock
 
 from msgspec import Struct
 
-from pipeline.analysis.headline.baseline import SUFFIX
-from pipeline.analysis.progress import ACTIVE
-from pipeline.analysis.run_list import RunState, run_folders, run_state
+from pipeline.analysis.headline import SUFFIX
+from pipeline.analysis.progress import ACTIVE, RunState, run_folders, run_state
 from pipeline.errors import InputError, UsageError, did_you_mean
 from pipeline.show.sections import RunFigures, run_figures
 from pipeline.store.folder import FILE, is_held

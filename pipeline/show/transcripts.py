@@ -8,8 +8,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from pipeline.analysis.quality.option_mass import LOW
-from pipeline.analysis.quality.step_counts import scale_of
+from pipeline.analysis.steps import LOW, scale_of
 from pipeline.engines.registry import backend_of
 from pipeline.errors import PipelineError
 from pipeline.store.query import Query

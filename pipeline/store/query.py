@@ -148,8 +148,9 @@ class Query:
         import duckdb
 
         with self.errors_of_sql():
-            if [each.type for each in self._connection.extract_statements(sql)] != [duckdb.StatementType.SELECT]:
-                raise UsageError("SQL: expected one query, which begins with SELECT, FROM or WITH")
+            kinds = [each.type for each in self._connection.extract_statements(sql)]
+            if kinds not in ([duckdb.StatementType.SELECT], [duckdb.StatementType.MULTI]):  # PIVOT is more than one
+                raise UsageError("SQL: expected one query, which begins with SELECT, FROM, WITH or PIVOT")
             return self._connection.sql(self._named(sql))
 
     def copy(self, sql: str, path: Path, options: str) -> int:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from msgspec import Struct, structs
 
-from pipeline.analysis.headline.baseline import baseline_folder
+from pipeline.analysis.headline import baseline_folder
 from pipeline.errors import UsageError
 from pipeline.options import RunOptions
 from pipeline.sweep.plan import SweepOptions

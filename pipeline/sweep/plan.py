@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 from msgspec import Struct
 
-from pipeline.analysis.compare.studies import Study
 from pipeline.analysis.points import Coordinates
+from pipeline.analysis.studies import Study
 from pipeline.engines.registry import virtual_time
 from pipeline.errors import UsageError
 from pipeline.graph.files import shown

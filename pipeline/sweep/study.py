@@ -12,9 +12,9 @@ from typing import Any
 
 from msgspec import Struct, structs
 
-from pipeline.analysis.compare.papers import read_layout, table_file
-from pipeline.analysis.compare.runs import data_name
-from pipeline.analysis.compare.studies import Place, Study, StudyTables
+from pipeline.analysis.compare import data_name
+from pipeline.analysis.studies import Place, Study, StudyTables
+from pipeline.analysis.tables import read_query
 from pipeline.data.prepare import RECIPES
 from pipeline.errors import GraphError, RunError, UsageError, did_you_mean
 from pipeline.graph.decode import WrongValue
@@ -23,7 +23,7 @@ from pipeline.graph.load import PRESET, GraphNames, load_preset, load_reward_mod
 from pipeline.graph.spec import Param
 from pipeline.rewards import score_run
 from pipeline.sweep.plan import PlannedPoint, SweepOptions, SweepPlan, SweepSystem, combinations, planned_points, together
-from pipeline.sweep.study_file import DataEntry, EnginesEntry, StudyFile, StudyPart, TableEntry, read_study_file
+from pipeline.sweep.study_file import DataEntry, EnginesEntry, StudyFile, StudyPart, read_study_file
 from pipeline.sweep.systems import read_systems, remarks, unknown_setting
 
 WARM_UP = 8
@@ -267,32 +267,17 @@ def _same(groups: Sequence[_Group], run_of: Mapping[str, PlannedPoint]) -> Itera
 
 
 def _tables(file: StudyFile, groups: Sequence[_Group], run_of: Mapping[str, PlannedPoint]) -> Iterator[StudyTables]:
-    """The tables over all runs and those of each part; raises `GraphError` for one that is unknown or lacks systems."""
-    asked: list[tuple[StudyPart | None, tuple[TableEntry, ...]]] = [(None, file.tables), *((part, part.tables) for part in file.parts)]
-    for part, entries in asked:
-        points = {point.name: point for group in groups if part is None or group.part is part for point in group.points}
-        for place, entry in enumerate(entries):
-            if points and (flaw := _table_flaw(entry, [point.system for point in points.values()])):
-                raise _flawed(file, part, "tables", flaw, place)
-        if entries:
-            runs = dict.fromkeys(run_of[name].name for name in points if name in run_of)
-            yield StudyTables(names=tuple(entry.table for entry in entries), runs=tuple(runs))
-
-
-def _table_flaw(entry: TableEntry, systems: Sequence[SweepSystem]) -> str:
-    """What is wrong with a table over runs of `systems`; empty where nothing is."""
-    try:
-        layout = read_layout(table_file(entry.table))
-    except UsageError as error:
-        return str(error)
-    labels = [system.label for system in layout.systems]
-    if unknown := next((name for name in entry.without if name not in labels), None):
-        return f"{entry.table} has no system `{unknown}`; {did_you_mean(unknown, labels)}"
-    wanted = [each for each in layout.systems if each.label not in entry.without]
-    lacking = [each for each in wanted if not any(each.names(system.plan.name, system.plan.params) for system in systems)]
-    missing = ", ".join(f"`{each.asked.removeprefix('graph ')}` ({each.label})" for each in lacking)
-    remedy = "add it to `systems`, or name it under `without` of the table"
-    return f"{entry.table} is over runs of {missing}, which the study does not make; {remedy}" if lacking else ""
+    """The tables over all runs and those of each part; raises `GraphError` for one that is unknown."""
+    asked: list[tuple[StudyPart | None, tuple[str, ...]]] = [(None, file.tables), *((part, part.tables) for part in file.parts)]
+    for part, names in asked:
+        points = dict.fromkeys(point.name for group in groups if part is None or group.part is part for point in group.points)
+        for place, name in enumerate(names):
+            try:
+                read_query(name)
+            except UsageError as error:
+                raise _flawed(file, part, "tables", error, place) from error
+        if names:
+            yield StudyTables(names=names, runs=tuple(dict.fromkeys(run_of[name].name for name in points if name in run_of)))
 
 
 def _places(group: _Group, run_of: Mapping[str, PlannedPoint]) -> dict[str, Place]:

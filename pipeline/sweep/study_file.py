@@ -53,15 +53,6 @@ class DataEntry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Columns of the file, as of `--column`: problem, answer, problem_id, options or grader."""
 
 
-class TableEntry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A table that is to be made although some of its systems are not run."""
-
-    table: Text
-    """As an entry of `tables`."""
-    without: tuple[Text, ...] = ()
-    """Its systems that are not run, as the table calls them."""
-
-
 class PartKeys(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The keys of a part of a study; a key that is left out comes from the study, or has its default."""
 
@@ -97,7 +88,7 @@ class PartKeys(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Runs of every point on real engines; by default 1."""
     prm: Text | UnsetType | None = UNSET
     """A reward model that then scores the drafted steps, as `pipeline score --prm`."""
-    tables: tuple[Text | TableEntry, ...] | UnsetType = UNSET
+    tables: tuple[Text, ...] | UnsetType = UNSET
     """Tables as of `compare --table`: of a study over all its runs, of a part over those of the part."""
 
 
@@ -140,7 +131,7 @@ class StudyPart(Struct, frozen=True, kw_only=True):
     seeds: tuple[int, ...] = (0,)
     repeats: int = 1
     prm: str | None = None
-    tables: tuple[TableEntry, ...] = ()
+    tables: tuple[str, ...] = ()
 
 
 class StudyFile(Struct, frozen=True, kw_only=True):
@@ -151,7 +142,7 @@ class StudyFile(Struct, frozen=True, kw_only=True):
     spec: StudySpec
     values: FileMapping
     """For flaws, which name the line."""
-    tables: tuple[TableEntry, ...]
+    tables: tuple[str, ...]
     """The tables over the runs of all parts."""
     parts: tuple[StudyPart, ...]
     small: bool
@@ -165,7 +156,7 @@ def read_study_file(name: Path | str, *, small: bool) -> StudyFile:
         spec = decode(values, StudySpec)
         parts = tuple(_part(name, layers) for name, layers in _layers(spec, small))
     tables = spec.small.tables if small and spec.small.tables is not UNSET else spec.tables
-    over_all = () if tables is UNSET or not spec.parts else _tables(tables)  # without parts they are those of the only one
+    over_all = () if tables is UNSET or not spec.parts else tables  # without parts they are those of the only one
     return StudyFile(name=path.stem, spec=spec, values=values, tables=over_all, parts=parts, small=small)
 
 
@@ -204,8 +195,6 @@ def _part(name: str, layers: Sequence[tuple[Keys, PartKeys]]) -> StudyPart:
     limits = {key: said.pop(key, None) for key in ("limit", "random")}
     said["systems"] = tuple(SystemEntry(graph=each) if isinstance(each, str) else each for each in said["systems"])
     said["data"] = tuple(_data(each, limits) for each in said["data"])
-    if "tables" in said:
-        said["tables"] = _tables(said["tables"])
     if "engines" in said:
         said["engines"] = tuple(_engines(each) for each in said["engines"])
     return StudyPart(name=name, where=where, **said)
@@ -216,10 +205,6 @@ def _data(entry: str | DataEntry, limits: dict[str, Any]) -> DataEntry:
     if isinstance(entry, str):
         return DataEntry(data=entry, **limits)
     return entry if entry.limit or entry.random else structs.replace(entry, **limits)
-
-
-def _tables(entries: Sequence[str | TableEntry]) -> tuple[TableEntry, ...]:
-    return tuple(TableEntry(table=each) if isinstance(each, str) else each for each in entries)
 
 
 def _engines(entry: str | EnginesEntry) -> EnginesEntry:

@@ -23,8 +23,8 @@ import anyio
 import msgspec
 from msgspec import Struct, structs
 
-from pipeline.analysis.compare.studies import SWEEP, read_study
 from pipeline.analysis.points import Point, read_points, write_points
+from pipeline.analysis.studies import SWEEP, read_study
 from pipeline.engines.registry import notices
 from pipeline.errors import Interrupted, PipelineError, RunError, UsageError
 from pipeline.files import new_file

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from msgspec import structs
 
-from pipeline.analysis.compare.rules import differences, rules_of
 from pipeline.analysis.points import TARGET, THE_TARGET
+from pipeline.analysis.rules import differences, rules_of
 from pipeline.engines.registry import by_backend
 from pipeline.engines.sim.replay import bindings
 from pipeline.errors import GraphError, UsageError
@@ -88,7 +88,7 @@ def _alone(system: SweepSystem, systems: Sequence[SweepSystem]) -> SweepSystem:
 
 def _beside(system: SweepSystem, alone: SweepSystem) -> SweepSystem:
     """`system` with its differences from the target `alone`."""
-    return structs.replace(system, unlike=tuple(each.clause for each in differences(rules_of(system.plan), rules_of(alone.plan))))
+    return structs.replace(system, unlike=tuple(differences(rules_of(system.plan), rules_of(alone.plan)).values()))
 
 
 def all_virtual(systems: Sequence[SweepSystem]) -> bool:

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
-from pipeline.analysis.quality.selection import draft_is_right
+from pipeline.analysis.choices import draft_is_right
 from pipeline.errors import UsageError
 from pipeline.grading.answers import as_kind
 from pipeline.grading.grader import Grader

@@ -1,92 +1,51 @@
-"""Tables of runs without any run folder, and runs of several replicas."""
+"""Runs without any run folder, and runs of several replicas."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from msgspec import structs
 
-from pipeline.analysis.compare.rules import Rules
-from pipeline.analysis.compare.runs import Details, RunTable
-from pipeline.analysis.quality.by_problem import Texts
-from pipeline.analysis.resources import Resources
-from pipeline.graph.prompts import DEFAULT_PROMPTS
-from pipeline.store.run_file import Host, RunInput
+from pipeline.analysis.compare import Ends, Run
+from pipeline.store.run_file import Host
 from tests.support.replicas import replica_run
+from tests.support.run_files import RUN, source
 
-RULES = Rules(
-    thought_tokens=100,
-    answer_tokens=50,
-    closes=True,
-    exits=(),
-    sampling={"write": "temperature 0.6"},
-    asked=(),
-    prompts=DEFAULT_PROMPTS,
-    engines={"target": {"backend": "torch", "model": "large"}},
-)
+STAGES = {
+    "draft": {"kind": "draft", "engine": "draft", "unit": "thought", "max_tokens": 9},
+    "verify": {"kind": "choose", "engine": "target", "unit": "thought"},
+    "fallback": {"kind": "generate", "engine": "target", "unit": "thought", "when": "verify.rejected", "max_tokens": 9},
+    "answer": {"kind": "answer", "engine": "target"},
+}
 
 
-def run_table(name: str, latency: Sequence[float], **fields: Any) -> RunTable:
-    """A run of one sample a problem, all right, three of four steps by the draft; `right` marks problems as right or wrong."""
-    count = len(latency)
-    ones = np.ones(count)
-    right = np.array(fields.pop("right", ones), float)
-    values: dict[str, Any] = {
-        "name": name,
-        "graph": name,
-        "engines": {
-            "draft": {"backend": "torch", "model": "org/small"},
-            "target": {"backend": "torch", "model": "org/large"},
-        },
-        "drafters": ("draft",),
-        "resources": Resources(cores=2),
-        "host": Host(processor="one"),
-        "params": {"token_budget": 100},
-        "rules": RULES,
-        "schedule": "pipelined",
-        "admission": "cache",
-        "batch_size": 8,
-        "samples": 1,
-        "seed": 0,
-        "simulated": False,
-        "status": "finished",
-        "file": Path("data.parquet"),
-        "input": RunInput(sha256="same", rows=count, chains=count, samples=1),
-        "wall_time_s": 10.0,
-        "problem_ids": tuple(f"p{i}" for i in range(count)),
-        "failed": 0,
-        "chains": ones,
-        "graded": ones,
-        "right": right,
-        "latency_s": np.array(latency),
-        "thought_tokens": 40 * ones,
-        "answer_tokens": 10 * ones,
-        "steps": 4 * ones,
-        "accepted": 3 * ones,
-        "fallbacks": ones,
-        "unverified": 0 * ones,
-        "gated": False,
-        "thinking_s": 0.5 * np.array(latency),
-        "option_mass": None,
-        "scored": None,
-        "texts": {
-            "drafted": Texts(15 * ones, 90 * ones),
-            "fallback": Texts(ones, 20 * ones),
-        },
-        "choices": None,
-        "quality": None,
-        "reward_model": None,
-    }
-    values |= fields
-    details = Details(**{name: values.pop(name) for name in Details.__struct_fields__})
-    values = {"roles": tuple(sorted(values["engines"], reverse=True))} | values
-    return RunTable(**{"lost": values["failed"]} | values, read=lambda: details)
-
-
-@pytest.fixture(name="table")
-def _table() -> Callable[..., RunTable]:
-    return run_table
+def run_of(name: str, latency: Sequence[float], *, sums: dict[str, Any] | None = None, **fields: Any) -> Run:
+    """A run of one sample a problem, all right, three of four steps by the draft; `fields` are of its options, `run.json` or `Run`."""
+    ones = np.ones(len(latency))
+    graph, engines = fields.pop("graph", name), fields.pop("engines", {"draft": {"model": "small"}, "target": {}})
+    drafts = "draft" in engines
+    own = {each: fields.pop(each) for each in list(fields) if each in Run.__struct_fields__}
+    options = {each: fields.pop(each) for each in list(fields) if each in ("batch_size", "admission", "seed", "schedule", "replicas")}
+    file = structs.replace(
+        RUN,
+        options=structs.replace(RUN.options, graph=Path(f"{graph}.yaml"), input=(fields.pop("read", "data.parquet"),), **options),
+        source=source(STAGES if drafts else None, engines, **fields.pop("more", {})),
+        input=structs.replace(RUN.input, sha256=fields.pop("sha256", "same")),
+        host=Host(processor="one"),
+    )
+    given = {"problem": np.arange(len(ones)), "chains": ones, "graded": ones, "right": ones, "latency_s": np.array(latency)}
+    given |= {"thought_tokens": 40 * ones, "answer_tokens": 10 * ones, "target_tokens": 20 * ones, "thinking_s": 0.5 * np.array(latency)}
+    given |= {"accepted": 3 * ones * drafts, "fallbacks": ones * drafts, "steps": 4 * ones, "drafts": 15 * ones * drafts}
+    given |= dict.fromkeys(("drafted", "longest", "unverified", "drafted_reward", "drafted_rewards"), 0 * ones)
+    given |= dict.fromkeys(("selected_reward", "selected_rewards"), 0 * ones)
+    given |= {each: np.asarray(column, float) for each, column in (sums or {}).items()}
+    given |= {"problems": (given["chains"] > 0).astype(float), "tokens": given["thought_tokens"] + given["answer_tokens"]}
+    given |= {"verified": given["accepted"] + given["fallbacks"], "by_draft": given["accepted"] + given["unverified"]}
+    given["judged"] = given["verified"] + given["unverified"]
+    values = {"folders": (), "seeds": (options.get("seed", 0),), "status": "finished", "mean_wall_time_s": 10.0, "ends": Ends(len(ones))}
+    return Run(name=name, file=structs.replace(file, **fields), sums=given, **values | own)
 
 
 @pytest.fixture(scope="session")

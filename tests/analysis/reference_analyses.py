@@ -6,9 +6,8 @@ from operator import or_
 
 import numpy as np
 
-from pipeline.analysis.arrays import Array
 from pipeline.analysis.time.occupancy import BARRIER, BUSY, NOTHING_ADMITTED, ORCHESTRATION, OTHER_ENGINE, RECOVERY, TAIL, IdleRules
-from pipeline.analysis.time.work import OPEN, SLACK_NS, Calls, Lives
+from pipeline.analysis.time.work import OPEN, SLACK_NS, Array, Calls, Lives
 
 
 def occupancy_sums(rules: IdleRules, chains: Lives, calls: Calls) -> Array:

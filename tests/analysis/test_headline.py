@@ -6,17 +6,12 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from pipeline.analysis.compare.compare import compare
-from pipeline.analysis.compare.runs import read_run
-from pipeline.analysis.headline.baseline import baseline_folder, summary_of
-from pipeline.analysis.headline.figures import Baseline, EngineSummary, Summary
-from pipeline.analysis.headline.limits import limit, percent
-from pipeline.analysis.headline.lines import headline
-from pipeline.analysis.quality.estimates import Estimate
-from pipeline.analysis.quality.option_mass import OptionMass
-from pipeline.analysis.quality.samples import Interval
-from pipeline.analysis.resources import EngineFacts
-from pipeline.analysis.summary import summarize, take_turns
+from pipeline.analysis.compare import read_runs
+from pipeline.analysis.facts import EngineFacts, take_turns
+from pipeline.analysis.figures import Estimate
+from pipeline.analysis.headline import baseline_folder, headline, limit, summary_of
+from pipeline.analysis.steps import OptionMass
+from pipeline.analysis.summary import Baseline, EngineSummary, Interval, Summary, summarize
 from pipeline.graph.load import source_of
 from pipeline.options import RunOptions
 from pipeline.run.prepare import load_plan
@@ -66,13 +61,12 @@ def summary(draft: float = 0.895, target: float = 0.997, **others: Any) -> Summa
         "graded": 500,
         "correct": 498,
         "accuracy": 0.996,
-        "accuracy_interval": Interval(0.986, 0.999, "wilson"),
+        "accuracy_interval": Interval(0.986, 0.999),
         "samples": 1,
         "pass_at": {"1": 0.996},
         "majority_accuracy": None,
         "problems_per_s": 48.5,
         "steps": 2654,
-        "steps_per_s": 258.0,
         "output_tokens": 88_703,
         "output_tokens_per_s": 8612.0,
         "kept_tokens": 22_330,
@@ -106,13 +100,13 @@ def test_ten_lines_say_how_a_run_went() -> None:
     assert found.head == "500 of 500 solved in 10.3 s: 48.5 problems/s"
     assert found.essential == "500 of 500 solved in 10.3 s: 48.5 problems/s, 99.6 % right"
     assert found.lines == [
-        "accuracy     99.6 %    498 of 500, 95 % interval 98.6 to 99.9",
-        "drafting     95.9 %    of 2,154 drafted steps accepted, 76.2 % of the reasoning; 88 rewritten by the target",
+        "accuracy     99.6 %    498 of 500, 95 % CI 98.6-99.9",
+        "drafting     95.9 %    of 2,154 steps accepted, 76.2 % of the reasoning is the draft's; 88 rewritten by the target",
         "tokens       25.2 %    of 88,703 generated were kept: 2,168 kept tokens/s, 8,612 generated tokens/s; "
         "81.0 % of the drafted ones were discarded",
-        "engines                target 99.7 % busy, draft 89.5 %",
+        "busy                   target 99.7 %, draft 89.5 %",
         "baseline     not run   to compare with the target alone:  pipeline resume runs/one --baseline",
-        "limited by             target: it is busy 99.7 % of the time, draft 90 %; more or faster devices for it",
+        "bottleneck             the target (100% busy; draft 90%)",
     ]
     assert [command for _, command in found.commands] == [
         "pipeline export runs/one -o answers.csv",
@@ -131,12 +125,12 @@ def test_a_baseline_is_compared_and_an_expected_loss_is_called_so() -> None:
     found = headline(summary(baseline=SLOWER)).lines
     start = next(place for place, line in enumerate(found) if line.startswith("baseline"))
     assert found[start : start + 2] == [
-        "baseline     0.71 x   as fast as the target alone: 48.5 against 68.3 problems/s; a single problem 0.70 times as fast [0.68, 0.74]",
+        "baseline     0.71x    the target alone: 48.5 against 68.3 problems/s; per problem 1.43x slower (95 % CI 1.35-1.47)",
         "                      accuracy 99.6 % against 99.8 %; a loss is expected of toy models, see docs: concepts/when-to-use",
     ]
     told = headline(summary(baseline=SLOWER, has_toy_models=False, simulated=True, answers="simulated")).lines
     assert told[start + 1].strip() == "both are simulated"
-    assert rows(baseline=structs.replace(SLOWER, flags=("seed is 1",)))["differs"] == "seed is 1"
+    assert rows(baseline=structs.replace(SLOWER, flags=("seed is 1",)))["note"] == "seed is 1"
     stopped = Baseline(run="run-target", status="interrupted")
     assert rows(baseline=stopped)["baseline"] == "- the run of the target alone is interrupted:  pipeline resume run --baseline"
     assert "baseline" not in rows(drafters=())
@@ -148,9 +142,6 @@ def test_failures_are_told_first_with_their_share() -> None:
     assert found["failed"] == "0.6 % 3 of 500 chains: 2 RequestRefused, 1 BadRow; for example: too long"
     alike = rows(failed=12, chains=12, done=0, errors={"RequestRefused": 12}, error_examples={"RequestRefused": "too long"})
     assert alike["failed"].endswith("for example: too long; mend that, then:  pipeline resume run --retry-failed")
-    assert rows(failed=1, chains=1_000_000, errors={"BadRow": 1})["failed"].startswith("0.0001 % 1 of 1,000,000 chains")
-    assert rows(accuracy=0.9999, correct=9999, graded=10_000)["accuracy"].startswith("99.99 % 9,999 of 10,000")
-    assert (percent(1 - 1e-9, 1), percent(1e-9)) == ("> 99.99 %", "< 0.01 %")
     assert headline(summary(status="interrupted", done=120, chains=120)).head.startswith("interrupted: 120 of 500 solved in 10.3 s")
 
 
@@ -159,7 +150,7 @@ def test_what_makes_a_run_worthless_is_said() -> None:
     assert rows(done=12, empty_answers=12)["empty"].startswith("12 of 12 answers are empty")
     assert rows(done=12, empty_thoughts=12)["empty"].startswith("12 of 12 thoughts are empty")
     assert "empty" not in rows(done=12, empty_thoughts=12, drafters=()), "the target alone may answer without a thought"
-    assert rows(option_mass=NO_MASS)["options"].startswith("no option had any probability in 8 verifications")
+    assert rows(option_mass=NO_MASS)["options"].startswith("no option had any probability: every draft was rejected")
 
 
 @pytest.mark.parametrize(("state", "named"), [("killed", True), ("failed", True), ("running", False), ("finished", False)])
@@ -176,21 +167,18 @@ NO_MASS = OptionMass(8, mean=0.0, p5=0.0, low_share=1.0)
 @pytest.mark.parametrize(
     ("others", "said"),
     [
-        (NOTHING | {"pauses": 5}, "nothing drafted was accepted, 100 % of 8 verdicts were rejections; was the verifier trained to choose"),
-        (
-            NOTHING | {"option_mass": NO_MASS},
-            "nothing drafted was accepted, 100 % of 8 verdicts were rejections, as no option had any prob",
-        ),
+        (NOTHING | {"pauses": 5}, "the target rejected all 8 drafted steps; these toy models do not know such problems: pass --model"),
+        (NOTHING | {"has_toy_models": False}, "the target rejected all 8 drafted steps"),
         ({"baseline": SLOWER, "has_toy_models": False, "pauses": 5}, "speculation: the target alone is faster here"),
-        ({"baseline": SLOWER}, "target: it is busy"),
-        ({"take_turns": ("draft", "target"), "pauses": 5}, "one GPU: draft and target take turns on it; CUDA MPS would let them"),
-        ({"take_turns": ("draft", "target"), "answers": "simulated"}, "one device: draft and target take turns on it"),
-        ({"pauses": 5, "target": 0.5, "draft": 0.4}, "KV cache: it was full, chains paused 5 times"),
-        ({"target": 0.7, "draft": 0.4}, "batch size: no engine was busy all the time, the target 70 % of it; try more than 64 chains"),
-        ({"target": 0.7, "schedule": "lockstep", "draft": 0.4}, "schedule lockstep: no engine was busy all the time"),
-        ({"target": 0.7, "draft": 0.4, "chains": 20}, "few problems: no engine was busy all the time, the target 70 % of it, with all 20"),
-        ({"target": 0.99, "draft": 0.98}, "target and draft: both are busy all the time"),
-        ({"target": 0.8, "draft": 0.98}, "draft: it is busy 98 % of the time, target 80 %; fewer candidates, a smaller draft"),
+        ({"baseline": SLOWER}, "the target ("),
+        ({"take_turns": ("draft", "target"), "pauses": 5}, "one GPU: draft and target take turns; CUDA MPS lets both compute"),
+        ({"take_turns": ("draft", "target"), "answers": "simulated"}, "one device: draft and target take turns"),
+        ({"pauses": 5, "target": 0.5, "draft": 0.4}, "the KV cache: it was full, chains paused 5 times"),
+        ({"target": 0.7, "draft": 0.4}, "the batch size (target 70% busy); try more than 64"),
+        ({"target": 0.7, "schedule": "lockstep", "draft": 0.4}, "schedule lockstep (target 70% busy)"),
+        ({"target": 0.7, "draft": 0.4, "chains": 20}, "too few problems to keep the engines busy (20 in flight)"),
+        ({"target": 0.99, "draft": 0.98}, "target and draft (both 99% busy)"),
+        ({"target": 0.8, "draft": 0.98}, "the draft (98% busy; target 80%)"),
         ({"engines": {"target": engine(0.99)}, "drafters": ()}, None),
         ({"engines": {}}, None),
     ],
@@ -218,7 +206,7 @@ def test_simulated_engines_take_turns_unless_their_device_is_shared_as_under_mps
 def test_kept_tokens_are_those_that_a_comparison_says(tmp_path: Path) -> None:
     for graph in ("speccot", "target", "scot", "self-consistency"):
         folder = solve(tmp_path, graph, graph).folder
-        found, ours = summarize(folder), compare([read_run(folder)]).runs[0]
+        found, ours = summarize(folder), read_runs([folder])[0]
         assert found.kept_tokens_per_s == pytest.approx(ours.kept_tokens_per_s)
         assert 0 < found.kept_tokens <= found.output_tokens
 

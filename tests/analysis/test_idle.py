@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.analysis.time.occupancy import occupancy_sums
-from pipeline.analysis.time.timeline import open_at
 from tests.analysis import reference_analyses as reference
 from tests.support.traces import ENGINES, calls_of, lives_of, random_calls, random_lives, rules_of, times
 
@@ -32,12 +31,3 @@ def test_every_nanosecond_counts_once(rows: Any, lives: Any, bins: int) -> None:
         assert spent[group].sum(axis=0).tolist() == np.diff(rules.edges).tolist()
         mine = [set(range(s, e)) for engine, s, e in zip(calls.engine, calls.submit, calls.end, strict=True) if engine in engines]
         assert spent[group, 0].sum() == len(set().union(*mine))
-
-
-@given(st.lists(st.tuples(times, times).map(sorted), max_size=9))
-def test_how_many_are_open(rows: Any) -> None:
-    since, until = np.array(rows, np.int64).reshape(-1, 2).T
-    instants, count = open_at(since, until)
-    assert sorted({*instants.tolist()}) == instants.tolist()
-    for place, instant in enumerate(instants.tolist()):
-        assert count[place] == sum(a <= instant < b for a, b in rows)

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipeline.analysis.study import Percentiles, latencies
+from pipeline.analysis.time.study import Percentiles, latencies
 from pipeline.store.query import Query
 from tests.support.traces import call, chain, write
 

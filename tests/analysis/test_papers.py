@@ -1,6 +1,7 @@
-"""The page about the papers' systems: what is run, what is made of repeated runs, and what the page says."""
+"""The tables of the papers over small runs: each gives its rows, and says what it lacks; and the page about the papers' systems."""
 
-from collections.abc import Callable
+from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,12 +9,79 @@ from msgspec import structs
 
 from bench import papers
 from bench.figures import results_of
-from pipeline.analysis.compare.runs import RunTable
+from pipeline.analysis.compare import Run, read_runs
+from pipeline.analysis.papers import paper_table
+from pipeline.analysis.tables import named_queries
+from pipeline.errors import UsageError
+from pipeline.store.query import Query
 from pipeline.sweep.plan import SweepPlan
+from tests.analysis.conftest import run_of
+from tests.support.changed import write_rewards
+from tests.support.golden import whole
+from tests.support.runs import solve_short, write_problems
 
 pytestmark = pytest.mark.slow  # whole runs
 
-Make = Callable[..., RunTable]
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Run]:
+    """Each system over two data sets, the drafts of SpecCoT and SpecReason scored."""
+    place, folders = tmp_path_factory.mktemp("papers"), []
+    for count in (3, 4):
+        problems = write_problems(place, count).rename(place / f"set{count}.jsonl")
+        for graph in ("draft", "target", "speccot", "scot", "specreason"):
+            folder = solve_short(place, f"{graph}{count}", graph, input=problems, seed=1).folder
+            drafted = [step for step in whole(folder, "steps").to_pylist() if step["num_candidates"] and graph in ("speccot", "specreason")]
+            if drafted:
+                write_rewards(folder, [_reward(step, place) for step in drafted for place in range(step["num_candidates"])])
+            folders.append(folder)
+    return read_runs(folders)
+
+
+def _reward(step: dict[str, object], place: int) -> dict[str, object]:
+    own = {name: step[name] for name in ("chain_id", "step_index", "decision")}
+    return own | {"model": "prm", "candidate_index": place, "selected": place == step["chosen_candidate"], "reward": 0.05 + place / 10}
+
+
+def column(rows: Sequence[tuple[str, ...]], place: int) -> list[str]:
+    return [row[place] for row in rows]
+
+
+@pytest.mark.parametrize("name", named_queries())
+def test_every_table_has_rows_whose_figures_are_those_of_the_runs(name: str, runs: list[Run]) -> None:
+    table = paper_table(name, runs)
+    assert table.rows
+    assert all(len(row) == len(table.columns) for row in table.rows)
+    assert table.note.endswith("Accuracies are of simulated answers.") or "over" in table.note
+
+
+def test_a_table_has_the_layout_of_its_paper(runs: list[Run]) -> None:
+    found = paper_table("speccot-2", runs)
+    assert found.columns[:2] == ("graph", "models")
+    assert found.columns[2:] == tuple(f"{data} {name}" for data in ("average", "set3", "set4") for name in ("tokens", "latency s", "r"))
+    assert column(found.rows, 0) == ["draft", "target", "speccot"]
+    of = {run.name: run for run in runs}
+    target, ours = of["target3"].figures["latency_s"].value, of["speccot3"].figures["latency_s"].value
+    assert column(found.rows, 7) == ["-", "-", f"{(target or 0) / (ours or 1):.3g} (too few)"]
+    assert column(paper_table("speccot-3", runs).rows, 0) == ["set3", "set4"]
+
+
+def test_scores_are_compared_with_rewards_in_bins(runs: list[Run]) -> None:
+    [run] = [each for each in runs if each.name == "specreason3"]
+    found = {row[2]: row[3:] for row in paper_table("specreason-7", [run]).rows}
+    with Query(*run.folders) as db:
+        scores = db.columns("SELECT score_value FROM steps WHERE score_value IS NOT NULL AND NOT score_of_candidates")["score_value"]
+    assert found["[0.0, 0.1)"] == (f"{np.mean(scores):.3g}", str(len(scores)))
+
+
+def test_what_cannot_be_made_is_said(runs: list[Run], tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="--table speccot-7: no such table; did you mean `speccot-"):
+        paper_table("speccot-7", runs)
+    with pytest.raises(UsageError, match=r"SpecCoT table 5, section A\.1: the runs give none of its figures\. Needs `pipeline score"):
+        paper_table("speccot-5", runs[:2])
+    (tmp_path / "mine.sql").write_text("SELECT run, nothing FROM runs")
+    with pytest.raises(UsageError, match="SQL: Referenced column"):
+        paper_table(str(tmp_path / "mine.sql"), runs)
 
 
 @pytest.fixture(name="plan", scope="module")
@@ -30,13 +98,13 @@ def test_latencies_are_taken_one_problem_at_a_time_on_equal_cores(plan: SweepPla
             assert all(getattr(spec, "core", None) == 1 for spec in real)
 
 
-def test_repeated_runs_are_one_with_their_mean_times_and_say_how_far_clocks_are_believed(table: Make) -> None:
-    same = [table("a", [1.0, 3.0], wall_time_s=3.0), table("a", [3.0, 5.0], wall_time_s=12.0)]
+def test_repeated_runs_are_one_with_their_mean_times_and_say_how_far_clocks_are_believed() -> None:
+    same = [run_of("a", [1.0, 3.0], mean_wall_time_s=3.0), run_of("a", [3.0, 5.0], mean_wall_time_s=12.0)]
     mean = papers.mean_of(same)
-    assert (mean.latency_s.tolist(), mean.wall_time_s) == ([2.0, 4.0], 7.5)
+    assert (mean.sums["latency_s"].tolist(), mean.wall_time_s) == ([2.0, 4.0], 7.5)
     assert papers.mean_of(same[:1]) is same[0]
     # Logs of 3 and 12 lie log(2) from their mean, the others 0: variance 2 log(2)^2 / 2 with 2 degrees of freedom, of means of two.
-    others = [table("b", [1.0]), table("b", [1.0])]
+    others = [run_of("b", [1.0]), run_of("b", [1.0])]
     assert papers.noise_of([same, others]) == pytest.approx(np.exp(4.303 * np.log(2)))
     assert papers.noise_of([same[:1], others[:1]]) is None
 
@@ -58,4 +126,4 @@ def test_the_page_has_what_was_run_and_runs_are_made_once(plan: SweepPlan) -> No
     started = {path: path.stat().st_mtime_ns for path in (result.folder / "runs").glob("*/run.json")}
     again = papers.made(structs.replace(plan, options=structs.replace(plan.options, resume=True)), only)
     assert len(again.points) == len(result.points)
-    assert {path: path.stat().st_mtime_ns for path in started} == started
+    assert {path: path.stat().st_mtime_ns for path in (result.folder / "runs").glob("*/run.json")} == started

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.analysis.facts import EngineFacts, stated
 from pipeline.analysis.points import (
     Coordinates,
     Point,
@@ -16,8 +17,6 @@ from pipeline.analysis.points import (
     spread,
     write_points,
 )
-from pipeline.analysis.resources import EngineFacts
-from pipeline.analysis.simulated import stated
 from pipeline.analysis.sweep_tables import crossings, sweep_tables
 from pipeline.errors import InputError
 from pipeline.options import RunOptions

@@ -6,15 +6,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-import numpy as np
 import pytest
-from hypothesis import given as drawn
-from hypothesis import strategies as st
 
-from pipeline.analysis.quality.by_problem import Quality, Texts, read_quality, read_texts
-from pipeline.analysis.quality.option_mass import LOW, mass_sentence, option_mass, read_masses
-from pipeline.analysis.quality.reward_agreement import BINS, agreement, read_scored_steps, spearman
-from pipeline.analysis.quality.step_counts import count_steps
+from pipeline.analysis.steps import LOW, count_steps, mass_sentence, option_mass
 from pipeline.cli.runs.show import failures
 from pipeline.store.query import Query
 from pipeline.store.rows import ChainRow, StepRow
@@ -98,17 +92,6 @@ def given(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, Rows]:
     return run, rows
 
 
-def places_of(rows: Rows) -> dict[str, int]:
-    return {row["chain_id"]: row["input_row"] - 1 for row in rows["chains"] if row["stop_reason"] != "error"}
-
-
-def placed(run: Path, rows: Rows) -> Query:
-    """The run, with the problems of its finished chains as a table."""
-    db, places = Query(run), places_of(rows)
-    db.register("places", run=db.names * len(places), chain_id=list(places), problem=list(places.values()))
-    return db
-
-
 def test_failures(given: tuple[Path, Rows]) -> None:
     run, rows = given
     failed = [row for row in rows["chains"] if row["stop_reason"] == "error"]
@@ -123,79 +106,6 @@ def test_failures(given: tuple[Path, Rows]) -> None:
             if (row["error_type"], row["error_stage"]) == (each.error_type, each.stage)
         )
         assert (each.message, each.examples) == (mine[0][2], tuple(name for _, name, _ in mine[:5]))
-
-
-def test_texts(given: tuple[Path, Rows]) -> None:
-    run, rows = given
-    places, sums = places_of(rows), dict[str, Any]()
-    for row in rows["steps"]:
-        drafts = row["candidate_tokens"]
-        said = [(row["decision"], len(row["step_token_ids"])), *(("drafted", tokens) for tokens in drafts)]
-        said += [("longest", max(drafts))] if drafts else []
-        for kind, tokens in said if row["chain_id"] in places else ():
-            sums.setdefault(kind, np.zeros((2, 12)))[:, places[row["chain_id"]]] += (1, tokens)
-    found = read_texts(placed(run, rows), 12)
-    assert {kind: [getattr(each, name).tolist() for name in Texts.__struct_fields__] for kind, each in found.items()} == {
-        kind: each.tolist() for kind, each in sums.items()
-    }
-
-
-def test_rewards_of_problems(given: tuple[Path, Rows]) -> None:
-    run, rows = given
-    places, steps = places_of(rows), dict[tuple[str, int], list[dict[str, Any]]]()
-    for row in rows["rewards"]:
-        if row["reward"] is not None and row["chain_id"] in places:
-            steps.setdefault((row["chain_id"], row["step_index"]), []).append(row)
-    sums = {name: np.zeros(12) for name in Quality.__struct_fields__}
-    for (chain, _), texts in steps.items():
-        drafts = [row["reward"] for row in texts if row["candidate_index"] is not None]
-        picked = [row["reward"] for row in texts if row["candidate_index"] is not None and row["selected"]]
-        added = {"drafted": fmean(drafts) if drafts else 0.0, "steps": bool(drafts), "selected": sum(picked), "selections": bool(picked)}
-        for name, value in added.items():
-            sums[name][places[chain]] += value
-    found = read_quality(placed(run, rows), 12)
-    assert (found is None) == (not steps)
-    for name, column in sums.items() if found else ():
-        assert getattr(found, name) == pytest.approx(column), name
-
-
-def test_scores_against_rewards(given: tuple[Path, Rows]) -> None:
-    run, rows = given
-    places = places_of(rows)
-    rewards = {(row["chain_id"], row["step_index"], row["candidate_index"]): row["reward"] for row in rows["rewards"]}
-    pairs = [
-        (row["score_value"], reward)
-        for row in rows["steps"]
-        if row["chain_id"] in places and row["num_candidates"] and not row["score_of_candidates"]
-        if row["chosen_candidate"] is not None or row["num_candidates"] == 1
-        if (reward := rewards.get((row["chain_id"], row["step_index"], row["chosen_candidate"] or 0))) is not None
-    ]
-    scored = read_scored_steps(placed(run, rows))
-    assert (scored is None) == (not pairs)
-    if scored is not None and (found := agreement(scored)) is not None:
-        bins = [int(reward * BINS) for _, reward in pairs]
-        assert found.steps == len(bins)
-        for place, mean in enumerate(found.means):
-            values = [score for (score, _), own in zip(pairs, bins, strict=True) if own == place]
-            assert mean.value == (pytest.approx(fmean(values)) if values else None)
-
-
-@pytest.fixture(scope="module")
-def reference() -> Any:
-    from scipy.stats import spearmanr  # most of a second, in every worker that collects this file
-
-    return spearmanr
-
-
-@pytest.mark.slow
-@drawn(pairs=st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), min_size=2, max_size=30))
-def test_the_correlation_is_that_of_spearman_with_ties(reference: Any, pairs: list[tuple[int, int]]) -> None:
-    one, other = np.array(pairs, float).T
-    found = spearman(one, other)
-    if np.ptp(one) == 0 or np.ptp(other) == 0:
-        assert found is None
-    else:
-        assert found == pytest.approx(reference(one, other).statistic)
 
 
 def test_lengths_and_verdicts(given: tuple[Path, Rows]) -> None:
@@ -225,8 +135,7 @@ def test_masses(given: tuple[Path, Rows]) -> None:
         row["score_mass"] for row in rows["steps"] if row.get("score_mass") is not None and row["score_probs"] and not row["score_unit"]
     ]
     with Query(run) as db:
-        assert sorted(read_masses(db).tolist()) == sorted(masses)
-    found = option_mass(np.array(masses))
+        found = option_mass(db)
     assert (found is None) == (not masses)
     if found is not None:
         low = sum(mass < LOW for mass in masses)
@@ -235,4 +144,4 @@ def test_masses(given: tuple[Path, Rows]) -> None:
             pytest.approx(fmean(masses)),
             pytest.approx(low / len(masses)),
         )
-        assert ("check its prompt" in mass_sentence(found)) == found.flagged == (low > 0.05 * len(masses))
+        assert ("check the judge's prompt" in mass_sentence(found)) == found.flagged == (low > 0.05 * len(masses))

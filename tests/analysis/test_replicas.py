@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from pipeline.analysis.headline import engines_table, facts_table
 from pipeline.analysis.summary import summarize
-from pipeline.analysis.summary_tables import engines, facts
-from pipeline.analysis.time.timeline import timeline
+from pipeline.analysis.time.occupancy import occupancy
 from pipeline.analysis.time.work import read_work
 from pipeline.store.query import Query
 from tests.support.traces import call, card, chain, over_time, write
@@ -18,7 +18,7 @@ def test_what_one_process_solved_counts_as_that_of_the_first_replica(tmp_path: P
     rows = [chain("a", 0, 4), chain("b", 4, 6, replica=0), chain("c", 4, 8, replica=1)]
     work = read_work(Query(write(tmp_path, calls=calls, chains=rows, card=card(0, 8))))
     assert work.lives.replica.tolist() == [0, 0, 1]
-    assert timeline(work).engines["d"].busy_s == (6 + 4) / 2
+    assert occupancy(work, 1).engines["d"].total_busy_s == (6 + 4) / 2
 
 
 def test_two_replicas_by_hand(tmp_path: Path) -> None:
@@ -47,9 +47,9 @@ def test_two_replicas_by_hand(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_parts_of_a_run_add_up(replica_runs: dict[int, Path]) -> None:
-    found, times = over_time(replica_runs[3], bins=50), timeline(read_work(Query(replica_runs[3])))
+    found, times = over_time(replica_runs[3], bins=50), summarize(replica_runs[3])
     assert max(found.live) > 4, "more than the batch size, which is that of a replica"
-    assert found.overlap_s == pytest.approx(times.overlap_s)
+    assert found.overlap_s == pytest.approx(times.overlap_share * times.span_s)
     for role, engine in found.engines.items():
         assert engine.busy_s + sum(engine.idle_s.values()) == pytest.approx(np.diff(found.edges_s))
         assert engine.total_busy_s == pytest.approx(times.engines[role].busy_s)
@@ -61,9 +61,9 @@ def test_the_parts_of_a_run_add_up(replica_runs: dict[int, Path]) -> None:
 @pytest.mark.slow
 def test_the_summary_says_what_is_of_all_replicas(replica_runs: dict[int, Path]) -> None:
     summary = summarize(replica_runs[3])
-    told = dict(facts(summary).rows)
+    told = dict(facts_table(summary).rows)
     assert "a replica had fewer chains" in told["wall time"]
     assert "engines of a replica" in told["overlap"]
-    assert "Of all 3 replicas" in engines(summary).note
+    assert "Of all 3 replicas" in engines_table(summary).note
     alone = summarize(replica_runs[1])
-    assert (alone.replicas, engines(alone).note) == (1, "")
+    assert (alone.replicas, engines_table(alone).note) == (1, "")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.analysis.resources import EngineFacts, Resources, answers, devices_of, facts_of, replica_count, resources
+from pipeline.analysis.facts import EngineFacts, Resources, answers, devices_of, facts_of, replica_count, resources
 from pipeline.errors import InputError
 from pipeline.store.run_file import RunFile
 

@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.analysis.progress import run_progress
-from pipeline.analysis.run_list import run_state
+from pipeline.analysis.progress import run_progress, run_state
 from pipeline.store.rows import ChainRow
 from pipeline.store.store import RunStore
 from tests.support.rows import blank

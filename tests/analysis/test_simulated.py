@@ -5,8 +5,7 @@ import json
 import pytest
 
 from bench import sharing, token_level
-from pipeline.analysis.resources import EngineFacts
-from pipeline.analysis.simulated import MEDIAN_ERROR, OWN_TEXT_ERROR, TOKEN_LEVEL_ERROR, of_facts, stated
+from pipeline.analysis.facts import MEDIAN_ERROR, OWN_TEXT_ERROR, TOKEN_LEVEL_ERROR, EngineFacts, of_facts, stated
 from tests.support.paths import ROOT
 
 

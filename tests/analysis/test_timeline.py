@@ -2,13 +2,13 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.analysis.time.timeline import EngineTime, Timeline, timeline
+from pipeline.analysis.time.occupancy import occupancy, tail_s
 from pipeline.analysis.time.work import Axis, RunTimes, read_work
 from pipeline.errors import InputError
 from pipeline.store.query import Query
@@ -18,6 +18,18 @@ Call = tuple[str, int, int]
 """Engine, sent, ended, in seconds."""
 Life = tuple[int, int, int]
 """Start and end in seconds, and the replica of a chain."""
+
+
+class Timeline(NamedTuple):
+    busy_s: dict[str, float]
+    overlap_s: float
+    tail_s: float | None
+    replicas: int
+
+
+def timeline(work: RunTimes) -> Timeline:
+    found = occupancy(work, 1)
+    return Timeline({role: each.total_busy_s for role, each in found.engines.items()}, found.overlap_s, tail_s(work), found.replicas)
 
 
 def measured(folder: Path, *calls: Call) -> Timeline:
@@ -31,7 +43,7 @@ def replicated(folder: Path, chains: Sequence[Life], calls: Sequence[Any] = (), 
 
 
 def tail(work: RunTimes) -> float | None:
-    return timeline(work).tail_s
+    return tail_s(work)
 
 
 def test_busy_overlap_and_in_flight_by_hand(tmp_path: Path) -> None:
@@ -39,20 +51,18 @@ def test_busy_overlap_and_in_flight_by_hand(tmp_path: Path) -> None:
     # d    =====   ===                 5 busy, of which 2 twice
     # t        =======     ===         6 busy
     found = measured(tmp_path, ("d", 0, 2), ("d", 1, 3), ("d", 4, 6), ("d", 4, 5), ("t", 2, 6), ("t", 8, 10))
-    assert found.span_s == 10
-    assert found.engines == {"d": EngineTime(5, 0.5, pytest.approx(0.7)), "t": EngineTime(6, pytest.approx(0.6), pytest.approx(0.6))}
-    assert (found.overlap_s, found.overlap_share) == (3, pytest.approx(0.3))
-    assert found.stages_s == {"by d": 7, "by t": 6}
+    assert {role: found.busy_s[role] for role in "dt"} == {"d": 5, "t": 6}
+    assert found.overlap_s == 3
 
 
 def test_blocks_that_touch_are_one_and_do_not_overlap_another_engine(tmp_path: Path) -> None:
     found = measured(tmp_path, ("d", 0, 1), ("t", 1, 2), ("d", 2, 3), ("d", 3, 4))
-    assert (found.overlap_s, found.engines["d"].busy_s) == (0, 3)
+    assert (found.overlap_s, found.busy_s["d"]) == (0, 3)
 
 
 def test_no_calls_an_instant_and_a_clock_that_stepped_back(tmp_path: Path) -> None:
-    assert measured(tmp_path / "none").span_s == 0
-    assert measured(tmp_path / "instant", ("d", 5, 5), ("d", 5, 3)).engines == {"d": EngineTime(0, 0, 0)}
+    assert measured(tmp_path / "none").overlap_s == 0
+    assert measured(tmp_path / "instant", ("d", 5, 5), ("d", 5, 3)).busy_s["d"] == 0
 
 
 def test_a_part_that_cannot_be_read(tmp_path: Path) -> None:
@@ -80,7 +90,7 @@ def test_a_call_before_the_start_moves_the_start(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("lives", "batch_size", "tail_s"),
+    ("lives", "batch_size", "expected"),
     [
         ([(0, 5), (0, 8), (5, 10)], 2, 2),
         ([(0, 5), (0, 8), (6, 10)], 2, 2),
@@ -90,9 +100,9 @@ def test_a_call_before_the_start_moves_the_start(tmp_path: Path) -> None:
         ([], 2, None),
     ],
 )
-def test_the_tail(tmp_path: Path, lives: list[tuple[int, int]], batch_size: int, tail_s: float | None) -> None:
+def test_the_tail(tmp_path: Path, lives: list[tuple[int, int]], batch_size: int, expected: float | None) -> None:
     rows = [chain(f"{place}", *life) for place, life in enumerate(lives)]
-    assert tail(read_work(Query(write(tmp_path, chains=rows, card=card(0, 10, batch_size=batch_size))))) == tail_s
+    assert tail(read_work(Query(write(tmp_path, chains=rows, card=card(0, 10, batch_size=batch_size))))) == expected
 
 
 def test_the_tail_of_two_replicas_by_hand(tmp_path: Path) -> None:
@@ -106,7 +116,7 @@ def test_the_tail_of_two_replicas_by_hand(tmp_path: Path) -> None:
     calls = [call(f"c{3 * replica}", engine, start, start, end, replica=replica) for engine, start, end, replica in times]
     rows = [chain(f"c{place}", start, end, replica=replica) for place, (start, end, replica) in enumerate(lives)]
     found = timeline(read_work(Query(write(tmp_path, calls=calls, chains=rows, card=card(0, 9)))))
-    assert (found.replicas, found.engines["d"].busy_s, found.tail_s) == (2, (6 + 2) / 2, 4)
+    assert (found.replicas, found.busy_s["d"], found.tail_s) == (2, (6 + 2) / 2, 4)
 
 
 lives = st.tuples(st.integers(0, 20), st.integers(1, 9), st.integers(0, 2)).map(lambda row: (row[0], row[0] + row[1], row[2]))
@@ -130,8 +140,8 @@ def test_plain_loops_say_the_same(tmp_path_factory: pytest.TempPathFactory, chai
         for role in "abc"
     }
     several = [sum(sum(second in seconds[number, role] for role in "abc") > 1 for second in range(50)) for number in numbers]
-    for role, engine in found.engines.items():
-        assert engine.busy_s == pytest.approx(sum(len(seconds[number, role]) for number in numbers) / len(numbers))
+    for role in {role for _, _, role, *_ in told}:
+        assert found.busy_s[role] == pytest.approx(sum(len(seconds[number, role]) for number in numbers) / len(numbers))
     assert found.overlap_s == pytest.approx(sum(several) / len(numbers))
     assert found.tail_s == tail_one_by_one(chains, batch_size)
 

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from pipeline.analysis.resources import engine_facts
+from pipeline.analysis.facts import engine_facts
 from pipeline.analysis.summary import summarize
 from pipeline.calibration.calibrate import Calibration, calibrate, engines_file
 from pipeline.calibration.fit import error_of, nelder_mead, simulate

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 from msgspec import structs
 
-from pipeline.analysis.headline.lines import headline
+from pipeline.analysis.headline import headline
 from pipeline.analysis.summary import summarize
 from pipeline.errors import RunError, UsageError
 from pipeline.run.regrade import regrade

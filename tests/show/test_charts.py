@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from pipeline.analysis import ledger
-from pipeline.analysis.quality.step_counts import Scores
-from pipeline.analysis.study import QUANTITIES, Percentiles
+from pipeline.analysis.steps import Scores
 from pipeline.analysis.time import occupancy
+from pipeline.analysis.time.study import QUANTITIES, Percentiles
 from pipeline.reasoning.chain import Scale
 from pipeline.show import charts
 from pipeline.show.gantt import ALIVE, WAITING, Gantt, KindSpans, draw_chains

@@ -2,7 +2,7 @@
 
 import re
 
-from pipeline.analysis.compare.cells import Table
+from pipeline.analysis.tables import Table
 from pipeline.show.page import numeric, page
 from pipeline.show.plot import Chart, ChartAxis, Mark, Panel, Shares
 from pipeline.show.problems import AskedChains

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from pipeline.analysis.simulated import stated
+from pipeline.analysis.facts import stated
 from pipeline.errors import InputError
 from pipeline.show.report import report
 from pipeline.show.sections import MEASURED, REPLAYED, SIMULATED, RunFigures, clock, decisions, engine_setup, notices, run_figures

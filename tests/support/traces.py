@@ -98,7 +98,7 @@ def card(start: float, end: float, **more: Any) -> dict[str, Any]:
 
 ENGINES = 3
 times = st.integers(0, 60)
-random_calls = st.lists(st.tuples(st.integers(0, 5), st.booleans(), times, times, times, *[st.integers(0, ENGINES - 1)] * 2), max_size=25)
+random_calls = st.lists(st.tuples(st.integers(0, 5), st.booleans(), times, times, times, st.integers(0, ENGINES - 1)), max_size=25)
 random_lives = st.lists(st.tuples(times, times, st.sampled_from([FINISHED, LOST, OPEN])), min_size=6, max_size=6)
 
 
@@ -110,7 +110,7 @@ def lives_of(rows: Sequence[tuple[int, int, int]]) -> Lives:
 
 def calls_of(rows: Sequence[Any]) -> Calls:
     """Calls in the order of their ends; the three times of each in any order."""
-    columns = np.array([(*row[:2], *sorted(row[2:5]), *row[5:], -1) for row in rows], np.int64).reshape(-1, 8)
+    columns = np.array([(*row[:2], *sorted(row[2:5]), *row[5:], -1) for row in rows], np.int64).reshape(-1, 7)
     chain, again, *more = columns[np.argsort(columns[:, 4], kind="stable")].T
     return Calls(chain, again.astype(bool), *more)
 

@@ -21,10 +21,8 @@ import numpy as np
 from msgspec import Struct
 from numba import njit
 
-from pipeline.analysis.arrays import Array
-from pipeline.analysis.resources import EngineFacts, devices_of, engine_facts
-from pipeline.analysis.time.timeline import most_at_once
-from pipeline.analysis.time.work import OPEN, SLACK_NS, Calls, Lives, RunTimes
+from pipeline.analysis.facts import EngineFacts, devices_of, engine_facts
+from pipeline.analysis.time.work import OPEN, SLACK_NS, Array, Calls, Lives, RunTimes
 
 BINS = 600
 BUSY, NOTHING_ADMITTED, RECOVERY, BARRIER, ORCHESTRATION, TAIL, OTHER_ENGINE = range(7)
@@ -214,6 +212,37 @@ def occupancy_sums(rules: IdleRules, chains: Lives, calls: Calls) -> IdleSums:
     orders = tuple(ready if stream is calls.ready else _order(stream) for stream in streams)
     open_ns, overlap, spent = _walk(rules, streams, orders, calls.engine, calls.again, coming[0])
     return IdleSums(open_ns, overlap, spent)
+
+
+def most_at_once(lives: Lives) -> int:
+    """The most chains that ever lived at once."""
+    return int(_open_at(lives)[1].max(initial=0))
+
+
+def tail_s(work: RunTimes) -> float | None:
+    """Seconds from the last moment at which as many chains lived as the batch size (or as ever did), with several replicas the earliest
+    such moment of any, until the last chain of all ended. None without chains that are over."""
+    lives, over = work.lives, work.lives.status != OPEN
+    parts = [over & (lives.replica == number) for number in work.replicas] or [over]
+    found = [_open_at(Lives(*(column[mine] for column in lives))) for mine in parts if mine.any()]
+    if not found:
+        return None
+    return (max(int(instants[-1]) for instants, _ in found) - min(_full_until(work, *each) for each in found)) / 1e9
+
+
+def _open_at(lives: Lives) -> tuple[Array, Array]:
+    """The instants at which any chain begins or ends, and how many live from each until the next."""
+    instants = np.concatenate([lives.start, lives.end])
+    order = np.argsort(instants, kind="stable")
+    instants, count = instants[order], np.cumsum(np.where(order < len(lives.start), 1, -1))
+    last = np.diff(instants, append=instants[-1:] + 1) != 0
+    return instants[last], count[last]
+
+
+def _full_until(work: RunTimes, instants: Array, count: Array) -> int:
+    """The last moment at which as many chains lived as the batch size, or as ever did."""
+    enough = np.flatnonzero(count >= min(work.run.options.batch_size, max(int(count.max()), 1)))
+    return int(instants[enough[-1] + 1] if len(enough) else instants[0])
 
 
 def _order(instants: Array) -> Array:

@@ -10,16 +10,18 @@ there are, next to the tables of the run folder:
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from msgspec import Struct
 
-from pipeline.analysis.arrays import NO_REPLICA, Array
 from pipeline.store.query import Query
 from pipeline.store.rows import UNFINISHED
 from pipeline.store.run_file import RunFile
 
+Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
+NO_REPLICA = -1
+"""Stands for the number of a replica where a row has none."""
 READY = "submit_unix_ns - (client_wait_s * 1e9)::BIGINT"
 """The SQL of the instant at which a call could have been sent, ns UTC."""
 FINISHED, LOST, OPEN = 0, 1, 2
@@ -31,23 +33,8 @@ SLACK_NS = 2
 end so much later than the next is ready."""
 
 
-class Flights(NamedTuple):
-    """When calls were at their engines, as columns in the order of their ends."""
-
-    submit: Array
-    """When it was sent."""
-    end: Array
-    """When it was answered or had failed; never before `submit`."""
-    engine: Array
-    """Places of their roles."""
-    stage: Array
-    """Places of their stages."""
-    replica: Array
-    """The number of the replica; -1 where the row names none."""
-
-
 class Calls(NamedTuple):
-    """Calls as columns in the order of their ends: those of `Flights`, and more."""
+    """Calls as columns in the order of their ends."""
 
     chain: Array
     """Places in the chains."""
@@ -56,10 +43,13 @@ class Calls(NamedTuple):
     ready: Array
     """When it could have been sent; never after `submit`."""
     submit: Array
+    """When it was sent."""
     end: Array
+    """When it was answered or had failed; never before `submit`."""
     engine: Array
-    stage: Array
+    """Places of their roles."""
     replica: Array
+    """The number of the replica; -1 where the row names none."""
 
 
 class Lives(NamedTuple):
@@ -79,7 +69,6 @@ _COLUMNS: dict[str, tuple[str, str, type[np.generic]]] = {
     "again": ("attempt > 0", "TINYINT", np.bool_),
     **{name: (f'"{name}"', "BIGINT", np.int64) for name in ("ready", "submit", "end")},
     "engine": ("list_position($engines, engine) - 1", "TINYINT", np.int8),
-    "stage": ("list_position($stages, stage) - 1", "SMALLINT", np.int16),
     "replica": (f"coalesce(replica, {NO_REPLICA})", "INTEGER", np.int32),
 }
 """The columns of `Calls`: SQL, and types in SQL and of the array."""
@@ -116,13 +105,12 @@ class Seen(Struct, frozen=True):
     last: int | None
     replicas: list[int] | None
     engines: list[str] | None = None
-    stages: list[str] | None = None
 
 
 _SEEN_IN_CALLS = f"""
 SELECT min(first) AS first, max(last) AS last, list(DISTINCT replica) FILTER (replica IS NOT NULL) AS replicas,
-       list(DISTINCT engine ORDER BY engine) AS engines, list(DISTINCT stage ORDER BY stage) AS stages
-FROM (SELECT engine, stage, replica, min({READY}) AS first, max(end_unix_ns) AS last FROM calls GROUP BY ALL)
+       list(DISTINCT engine ORDER BY engine) AS engines
+FROM (SELECT engine, replica, min({READY}) AS first, max(end_unix_ns) AS last FROM calls GROUP BY ALL)
 """
 _SEEN_IN_CHAINS = """
 SELECT min(start_unix_ns) AS first, max(end_unix_ns) AS last, list(DISTINCT replica) FILTER (replica IS NOT NULL) AS replicas FROM chains
@@ -141,8 +129,6 @@ class RunTimes(Struct, frozen=True, kw_only=True, dict=True):
     """Nanoseconds of work from the start of the run until its end; of one in progress or killed, until the last event in its tables."""
     engines: tuple[str, ...]
     """Roles: those of the plan, then others that calls name."""
-    stages: tuple[str, ...]
-    """Those that calls name, in alphabetical order."""
     lives: Lives
     replicas: tuple[int, ...]
     """The numbers of its replicas; empty where it has fewer than two."""
@@ -152,15 +138,10 @@ class RunTimes(Struct, frozen=True, kw_only=True, dict=True):
         """All calls of the run, read when first asked for."""
         return Calls(**self._columns(Calls._fields, "timed"))
 
-    @cached_property
-    def flights(self) -> "Flights | Calls":
-        """The same, without what only `calls` has, which takes half the time."""
-        return self.calls if "calls" in vars(self) else Flights(**self._columns(Flights._fields, "flights"))
-
     def _columns(self, names: Sequence[str], table: str) -> dict[str, Array]:
         parts = ", ".join(f"({_COLUMNS[name][0]})::{_COLUMNS[name][1]}" for name in names)
         columns = {name: np.empty(self.db.scalar("SELECT count(*) FROM calls"), _COLUMNS[name][2]) for name in names}
-        batches, filled = self.db.batches(f"SELECT {parts} FROM {table}", engines=list(self.engines), stages=list(self.stages)), 0
+        batches, filled = self.db.batches(f"SELECT {parts} FROM {table}", engines=list(self.engines)), 0
         for batch in batches:  # and below column by column, so that a long run is not in memory twice
             for column, values in zip(columns.values(), batch.columns, strict=True):
                 column[filled : filled + len(values)] = np.from_dlpack(values)  # `to_numpy` imports pandas where that is installed
@@ -198,7 +179,6 @@ def read_work(db: Query) -> RunTimes:
         axis=axis,
         span=int(axis.of(max(known, default=0))),
         engines=tuple(dict.fromkeys([*run.plan.engines, *(calls.engines or [])])),
-        stages=tuple(calls.stages or ()),
         lives=Lives(**lives),
         replicas=tuple(replicas) if len(replicas) > 1 else (),
     )

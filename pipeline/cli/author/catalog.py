@@ -73,9 +73,8 @@ def list_(kind: str | None, as_json: bool) -> None:
 
 def _items(kind: str) -> Iterator[Item]:
     if kind == "tables":
-        papers = import_module("pipeline.analysis.compare.papers")
-        layouts = {name: papers.read_layout(file) for name, file in papers.bundled_tables().items()}
-        yield from (Item(name=name, about=f"{layout.source}: {layout.title}") for name, layout in layouts.items())
+        found = import_module("pipeline.analysis.tables").named_queries()
+        yield from (Item(name=name, about=f"{query.source}: {query.title}") for name, query in found.items())
     elif kind == "data":
         for name, recipe in sorted(import_module("pipeline.data.prepare").RECIPES.items()):
             place = f"hub: {recipe.hub.partition(':')[0]}" if recipe.hub else "bundled" if name == "arith" else "on no hub"

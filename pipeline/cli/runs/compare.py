@@ -5,13 +5,11 @@ from pathlib import Path
 
 import click
 
-from pipeline.analysis.compare.brief import brief
-from pipeline.analysis.compare.cells import Table
-from pipeline.analysis.compare.compare import compare as compared
-from pipeline.analysis.compare.papers import paper_table, table_file
-from pipeline.analysis.compare.runs import read_runs
-from pipeline.analysis.compare.written import as_csv, as_markdown, table_csv, table_json
-from pipeline.analysis.compare.written import as_json as as_json_of
+from pipeline.analysis.compare import brief, read_runs
+from pipeline.analysis.compare import compare as compared
+from pipeline.analysis.papers import paper_table
+from pipeline.analysis.tables import Table, as_csv, as_markdown, read_query
+from pipeline.analysis.tables import as_json as as_json_of
 from pipeline.cli.commands import command, json_option, option
 from pipeline.cli.console import PlainConsole, print_parts
 from pipeline.cli.located import Located, RunFolder
@@ -68,13 +66,13 @@ def compare(
     read = read_runs(folders, pooled=not no_pool)
     forms: dict[str, Callable[[], str]] = {".md": lambda: as_markdown(shown)}
     if table is not None:
-        one = paper_table(table_file(table), read)
+        one = paper_table(table, read)
         shown: Sequence[str | Table] = [one]
-        forms |= {".csv": lambda: table_csv(one), ".json": lambda: table_json(one)}
+        forms |= {".csv": lambda: as_csv(one.columns, one.rows), ".json": lambda: as_json_of(one)}
     else:
         found = compared(read, baseline)
         shown = brief(found)
-        forms |= {".csv": lambda: as_csv(found), ".json": lambda: as_json_of(found)}
+        forms |= {".csv": found.as_csv, ".json": lambda: as_json_of(found.as_dict())}
     for path in output:
         try:
             with new_file(path) as draft:
@@ -94,6 +92,6 @@ def _check(runs: tuple[Path, ...], baseline: str | None, table: str | None) -> N
     if not runs:
         raise UsageError("name one or more run folders to compare")
     if table is not None:
-        table_file(table)
+        read_query(table)
     if table is not None and baseline is not None:
         raise UsageError("--table and --baseline cannot be combined: paper tables always compare with the target alone")

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from pipeline.analysis.compare.cells import Table
+from pipeline.analysis.tables import Table
 from pipeline.cli.commands import check_output, command, json_option, option, overwrite_option
 from pipeline.cli.console import PlainConsole, print_table
 from pipeline.cli.located import LocalPath, Located, RunFolder
@@ -74,20 +74,20 @@ def query(runs: tuple[Located, ...], sql: str, output: Path | None, overwrite: b
 
 def _run_folders(folder: Path) -> list[Path]:
     """The folder itself, or the runs in that of a sweep."""
-    found = [] if (folder / FILE).exists() else import_module("pipeline.analysis.run_list").run_folders(folder, depth=2)
+    found = [] if (folder / FILE).exists() else import_module("pipeline.analysis.progress").run_folders(folder, depth=2)
     if not found:
         check_run(folder)
     return found or [folder]
 
 
 def _make_runs(asked: Query) -> None:
-    read_runs = import_module("pipeline.analysis.compare.runs").read_runs
-    import_module("pipeline.analysis.compare.papers").make_runs(asked, read_runs(asked.folders))
+    read_runs = import_module("pipeline.analysis.compare").read_runs
+    import_module("pipeline.analysis.papers").make_runs(asked, read_runs(asked.folders), "")
 
 
 def _printed(value: Any) -> str:
     if isinstance(value, Mapping):  # it may be a figure with its interval
-        return str(import_module("pipeline.analysis.compare.papers").printed(value))
+        return str(import_module("pipeline.analysis.tables").printed(value))
     return "-" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)
 
 

@@ -18,10 +18,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from pipeline.analysis.compare.cells import Table, plain, plain_percent, size
-from pipeline.analysis.progress import ACTIVE, RecentRates, RunProgress, duration, run_progress
-from pipeline.analysis.resources import of_answers
-from pipeline.analysis.run_list import RunState, run_folders, run_state
+from pipeline.analysis.facts import of_answers
+from pipeline.analysis.progress import ACTIVE, RecentRates, RunProgress, RunState, duration, run_folders, run_progress, run_state
+from pipeline.analysis.tables import Table, plain, plain_percent, size
 from pipeline.cli.commands import command, json_option, option
 from pipeline.cli.console import PlainConsole, print_table
 from pipeline.cli.located import Located, RunFolder

@@ -7,8 +7,8 @@ from pathlib import Path
 import click
 from msgspec import structs
 
-from pipeline.analysis.compare.cells import Table
-from pipeline.analysis.compare.studies import Study, read_study, study_tables
+from pipeline.analysis.studies import Study, read_study, study_tables
+from pipeline.analysis.tables import Table
 from pipeline.cli import live
 from pipeline.cli.commands import command, option
 from pipeline.cli.located import LocalPath

@@ -9,10 +9,9 @@ from typing import Any, get_args
 import click
 from msgspec import structs
 
-from pipeline.analysis.compare.cells import Table
-from pipeline.analysis.compare.written import as_markdown
 from pipeline.analysis.points import Point
 from pipeline.analysis.sweep_tables import crossings, sweep_tables
+from pipeline.analysis.tables import Table, as_markdown
 from pipeline.cli import live
 from pipeline.cli.commands import command, headed, option
 from pipeline.cli.console import PlainConsole, print_parts

@@ -1,4 +1,9 @@
-"""Counts of steps: a run enters; counts by length, step number and the verifier's value leave. A few numbers of each step are held."""
+"""The steps of a run: their lengths, how many were accepted by step number and by the verifier's value, and how much probability a
+verifier's model gave to the valid options. A run enters, counts leave; a few numbers of each step are held.
+
+An engine is asked for one of a few tokens, and their probabilities are renormalised. Where they had little mass before that, the model
+meant to say something else; SpecReason's released code gives such a step the score 0.
+"""
 
 import math
 from collections import Counter
@@ -8,7 +13,7 @@ from typing import Any
 import numpy as np
 from msgspec import Struct, structs
 
-from pipeline.analysis.arrays import Array
+from pipeline.analysis.time.work import Array
 from pipeline.reasoning.chain import Scale
 from pipeline.store.query import Query
 
@@ -41,10 +46,20 @@ FROM steps WHERE verify_kind IS NOT NULL GROUP BY ALL ORDER BY min(start_unix_ns
 VALUES = """
 SELECT score_value AS value, decision = 'accepted' AS accepted
 FROM steps WHERE verify_kind = $kind AND score_scale = $name AND score_unit = $unit AND score_integers = $integers
-AND score_low IS NOT DISTINCT FROM $low::DOUBLE AND score_high IS NOT DISTINCT FROM $high::DOUBLE AND NOT isnan(score_value)
+AND score_low IS NOT DISTINCT FROM $low::DOUBLE AND score_high IS NOT DISTINCT FROM $high::DOUBLE AND isfinite(score_value)
 """
+LOW = 0.9
+"""Below this mass on the options a verification counts as doubtful."""
+FLAGGED = 0.05
+"""Above this share of doubtful verifications a run is flagged."""
+MASSES = f"""
+SELECT count(*) AS verifications, coalesce(avg(score_mass), 0) AS mean, coalesce(quantile_cont(score_mass, 0.05), 0) AS p5,
+       coalesce(avg((score_mass < {LOW})::INT), 0) AS low_share
+FROM steps WHERE score_mass IS NOT NULL AND len(score_probs) > 0 AND coalesce(score_unit, '') = ''
+"""
+"""Verifications that chose among options: verdicts with a unit are likelihoods of texts, those of functions have no mass."""
 BINS = 20
-"""Number of bins of a scale with two ends; about half as many, of round width, where an end is open."""
+"""Number of bins of a scale, but for whole numbers, which have one each."""
 OUTLIERS = 0.005
 """Share of the values that lie beyond the last edge at an open end; they count in the last bin."""
 
@@ -87,19 +102,36 @@ class StepCounts(Struct, frozen=True, kw_only=True):
     accepted: Array
     """Number of them that were accepted, by step number."""
     scores: dict[str, Scores]
-    """Values of verdicts by kind of verifying stage; see `read_scores`."""
+    """Values of verdicts by kind of verifier, or by kind and scale where one kind has several scales."""
+
+
+class OptionMass(Struct, frozen=True):
+    """Probability of all valid options together, before renormalising, over the verifications of a run; 0 to 1."""
+
+    verifications: int
+    mean: float
+    p5: float
+    """5th percentile: 95 % of the verifications have this mass or more."""
+    low_share: float
+    """Share of the verifications with a mass below `LOW`."""
+
+    @property
+    def flagged(self) -> bool:
+        """Whether too many are doubtful for the verdicts to be trusted."""
+        return self.low_share > FLAGGED
 
 
 def count_steps(query: Query) -> StepCounts:
     """Count the steps of a run."""
     query.execute(STEP_SUMS)
-    found, steps, scores = query.columns(LENGTHS), query.columns(VERIFIED), read_scores(query)
+    found, steps, all_kinds = query.columns(LENGTHS), query.columns(VERIFIED), query.rows(KINDS, _Kind)
     kinds = {kind: found["kind"] == kind for kind in dict.fromkeys(found["kind"].tolist())}
+    several = {kind for kind, count in Counter(each.kind for each in all_kinds).items() if count > 1}
     return StepCounts(
         lengths={kind: _counts(found["tokens"][mine], found["count"][mine]) for kind, mine in kinds.items()},
         verified=_counts(steps["step_index"], steps["verified"]),
         accepted=_counts(steps["step_index"], steps["accepted"]),
-        scores=scores,
+        scores={f"{each.kind}, {each.name}" if each.kind in several else each.kind: _scores(query, each) for each in all_kinds},
     )
 
 
@@ -107,27 +139,18 @@ def _counts(places: Array, counts: Array) -> Array:
     return np.bincount(places, counts).astype(int)
 
 
-def read_scores(query: Query) -> dict[str, Scores]:
-    """Bins of the verdicts of a run, by kind of verifier, or by kind and scale where one kind has several scales."""
-    kinds = query.rows(KINDS, _Kind)
-    several = {kind for kind, count in Counter(each.kind for each in kinds).items() if count > 1}
-    return {f"{each.kind}, {each.name}" if each.kind in several else each.kind: _scores(query, each) for each in kinds}
-
-
 def _scores(query: Query, kind: _Kind) -> Scores:
-    wanted = {name: value for name, value in structs.asdict(kind).items() if name != "threshold"}
-    rows = query.columns(VALUES, **wanted)
-    scale = Scale(kind.name, kind.low, kind.high, kind.unit, kind.integers)
-    edges, accepted = edges_of(scale, rows["value"]), rows["accepted"].astype(bool)
-    count = len(edges) - 1
-    bins = np.clip(np.searchsorted(edges, rows["value"], "right") - 1, 0, count - 1)
-    return Scores(
-        scale=scale,
-        edges=edges,
-        accepted=np.bincount(bins[accepted], minlength=count),
-        rejected=np.bincount(bins[~accepted], minlength=count),
-        threshold=kind.threshold,
-    )
+    rows = query.columns(VALUES, **{name: value for name, value in structs.asdict(kind).items() if name != "threshold"})
+    scale, values, accepted = Scale(kind.name, kind.low, kind.high, kind.unit, kind.integers), rows["value"], rows["accepted"].astype(bool)
+    ends = np.quantile(values, (OUTLIERS, 1 - OUTLIERS)) if len(values) else (0.0, 0.0)
+    low, high = sorted(float(found if end is None else end) for end, found in zip((scale.low, scale.high), ends, strict=True))
+    if scale.integers:  # they stand in the middle of their bins
+        first, last = math.floor(low), math.ceil(high)
+        edges = first - 0.5 + np.arange((last - first) + 2)
+    else:
+        edges = np.linspace(low, high if high > low else low + 1, BINS + 1)
+    counts = [np.histogram(np.clip(values[some], edges[0], edges[-1]), edges)[0] for some in (accepted, ~accepted)]
+    return Scores(scale=scale, edges=edges, accepted=counts[0], rejected=counts[1], threshold=kind.threshold)
 
 
 def scale_of(step: Mapping[str, Any]) -> Scale:
@@ -135,28 +158,15 @@ def scale_of(step: Mapping[str, Any]) -> Scale:
     return Scale(step["score_scale"], step["score_low"], step["score_high"], step["score_unit"], step["score_integers"])
 
 
-def edges_of(scale: Scale, values: Array) -> Array:
-    """Edges of the bins for `values` on `scale`. Whole numbers are in the middle of their bins; open ends are where the values end."""
-    finite = values[np.isfinite(values)]
-    low, high = np.quantile(finite, (OUTLIERS, 1 - OUTLIERS)) if len(finite) else (0.0, 0.0)
-    low, high = sorted(float(found if end is None else end) for end, found in ((scale.low, low), (scale.high, high)))
-    if scale.integers:
-        first, last = math.floor(low), math.ceil(high)
-        whole = -(-(last - first + 1) // (2 * BINS))
-        return np.asarray(first - 0.5 + whole * np.arange((last - first) // whole + 2))
-    if scale.low is not None and scale.high is not None:
-        return np.linspace(low, high, BINS + 1)
-    width = round_width((high - low) / (BINS / 2))
-    digits = 3 - math.floor(math.log10(width))
-    if scale.high is not None:
-        return np.round(high - width * np.arange(max(1, math.ceil((high - low) / width)), -1, -1), digits)
-    start = low if scale.low is not None else width * math.floor(low / width)
-    return np.round(start + width * np.arange(max(1, math.ceil((high - start) / width)) + 1), digits)
+def option_mass(db: Query) -> OptionMass | None:
+    """The figures of a run's verifications; None without any."""
+    found = db.row(MASSES, OptionMass)
+    return found if found.verifications else None
 
 
-def round_width(width: float) -> float:
-    """The least number of 1, 2 or 5 times a power of ten that is not below `width`; 1 where `width` is 0."""
-    if width <= 0:
-        return 1.0
-    power = 10.0 ** math.floor(math.log10(width))
-    return next(digit * power for digit in (1, 2, 5, 10) if digit * power >= width * (1 - 1e-9))
+def mass_sentence(found: OptionMass) -> str:
+    """What was found as one sentence, with a warning where it is `flagged`."""
+    if not found.mean:
+        return "no option had any probability: every draft was rejected; check the judge's prompt (`pipeline graph prompt`)"
+    said = f"{1 - found.mean:.0%} of the probability is on something other than a valid option"
+    return f"{said}: check the judge's prompt (`pipeline graph prompt`)" if found.flagged else said

@@ -10,11 +10,11 @@ from typing import Any
 import msgspec
 from msgspec import Struct, structs
 
-from pipeline.analysis.compare.cells import Table
-from pipeline.analysis.compare.papers import paper_table, table_file
-from pipeline.analysis.compare.runs import read_runs
+from pipeline.analysis.compare import read_runs
+from pipeline.analysis.facts import of_facts
+from pipeline.analysis.papers import paper_table
 from pipeline.analysis.points import Point
-from pipeline.analysis.simulated import of_facts
+from pipeline.analysis.tables import Table
 from pipeline.errors import InputError, UsageError, boundary
 from pipeline.graph.spec import Param
 
@@ -88,7 +88,7 @@ def study_tables(folder: Path, study: Study, points: Sequence[Point]) -> Iterato
         runs = read_runs(there, pooled=True) if there else []
         for name in tables.names if runs else ():
             try:
-                yield paper_table(table_file(name), runs)
+                yield paper_table(name, runs)
             except UsageError as error:
                 yield f"{name}: {error}."
     missing = {name for tables in study.tables for name in tables.runs} - finished

@@ -1,0 +1,415 @@
+"""A run in ten lines: a `Summary` enters, a `Headline` leaves, which `run`, `resume`, `show` and the pages print alike; with what limits
+the run, and how it compares with the run of the target alone that belongs to it (`run --baseline`).
+
+The folder of that run is named after the run's and lies next to it, so that both are still found after they are moved together.
+"""
+
+import shlex
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+
+from msgspec import Struct, structs
+
+from pipeline.analysis.compare import compare, read_runs
+from pipeline.analysis.figures import Estimate
+from pipeline.analysis.progress import ACTIVE, state_of
+from pipeline.analysis.rules import EXITS, Rules, differences
+from pipeline.analysis.steps import mass_sentence
+from pipeline.analysis.summary import Baseline, Left, Summary, summarize, summarize_work
+from pipeline.analysis.tables import TOO_FEW, Table, plain
+from pipeline.analysis.time.work import RunTimes
+from pipeline.errors import InputError, UsageError
+from pipeline.store.folder import FILE
+from pipeline.store.run_file import RunFile
+
+SUFFIX = "-target"
+"""Appended to the name of the run's folder for the baseline's."""
+WHEN_TO_USE = "docs: concepts/when-to-use"
+"""Where it is explained when speculation pays."""
+MAX_REASONS = 3
+"""How many reasons for missing grades are told."""
+BUSY = 0.9
+"""From this share of the time on an engine counts as busy all the time."""
+ALIKE = 0.03
+"""Engines whose busy shares are no further apart are equally busy."""
+
+
+class Row(Struct, frozen=True):
+    """One figure of a run."""
+
+    name: str
+    figure: str
+    """Its main value, such as `99.6 %`; empty where there is none."""
+    text: str
+
+
+class Headline(Struct, frozen=True, kw_only=True):
+    """What a person wants to know of a run, in the order in which they ask."""
+
+    about: str
+    """What is solved with what."""
+    head: str
+    """How many chains were solved, how fast."""
+    rows: tuple[Row, ...]
+    commands: tuple[tuple[str, str], ...] = ()
+    """What to do next, and the command that does it."""
+
+    @property
+    def essential(self) -> str:
+        """All of it in one line."""
+        right = next((row.figure for row in self.rows if row.name == "accuracy" and row.figure != "-"), "")
+        return f"{self.head}, {right} right" if right else self.head
+
+    @property
+    def lines(self) -> list[str]:
+        """The rows as lines of text, their figures below each other."""
+        name, figure = (max((len(getattr(row, of)) for row in self.rows), default=0) for of in ("name", "figure"))
+        return [f"{row.name:<{name}}   {row.figure:<{figure}}   {row.text}".rstrip() for row in self.rows]
+
+
+def baseline_folder(run: Path) -> Path:
+    """The folder of the baseline of the run in the folder `run`, whether there is one or not."""
+    return run.with_name(run.name + SUFFIX)
+
+
+def summary_of(run: Path, work: RunTimes | None = None) -> Summary:
+    """The summary of a run folder as it is now, with its baseline where there is one; `work` where it is open already.
+
+    Raises `InputError` as `summarize` does."""
+    found = summarize(run) if work is None else summarize_work(work)
+    status = state_of(run, RunFile.read(run)) if found.status in ACTIVE else found.status
+    return structs.replace(found, status=status, baseline=_read_baseline(run.absolute(), found.stop_reasons))
+
+
+def _read_baseline(run: Path, stop_reasons: Collection[str]) -> Baseline | None:
+    """How the run in the folder `run`, whose chains ended for these reasons, compares with its baseline; None where it has none."""
+    folder = baseline_folder(run)
+    if not (folder / FILE).is_file():
+        return None
+    state = state_of(folder, RunFile.read(folder))
+    if state != "finished":
+        return Baseline(run=folder.name, status=state)
+    try:
+        found = compare(read_runs([run, folder]), folder.name)
+    except (InputError, UsageError) as error:  # no problem that both have finished
+        return Baseline(run=folder.name, status=state, flags=(str(error),))
+    ours, theirs = found.runs
+    rate, base_rate, unmet = ours.problems_per_s, theirs.problems_per_s, _unmet(ours.rules, theirs.rules, stop_reasons)
+    return Baseline(
+        run=folder.name,
+        status=state,
+        problems_per_s=base_rate,
+        accuracy=theirs.figures["accuracy"].value,
+        times_as_fast=rate / base_rate if rate and base_rate else None,
+        speed_up=found.over_baseline(ours)["speed_up"],
+        flags=tuple(flag.what for flag in found.flags if flag.run == ours.name and flag.what not in unmet),
+    )
+
+
+def _unmet(ours: Rules, theirs: Rules, stop_reasons: Collection[str]) -> set[str]:
+    """What differs in the stop conditions of two runs, of those that no chain has met."""
+    return {clause for name, clause in differences(ours, theirs).items() if name in EXITS and name not in stop_reasons}
+
+
+def headline(found: Summary, place: str = "") -> Headline:
+    """The summary in ten lines. `place`: the run folder as commands name it; empty: suggest no command."""
+    rows = (*_failed(found, place), *_accuracy(found), *_empty(found), *_drafting(found), *_tokens(found))
+    rows = (*rows, *_engines(found), *_baseline(found, place), *_limits(found))
+    return Headline(about=_about(found), head=_head(found), rows=rows, commands=_commands(found, place) if place else ())
+
+
+def _commands(s: Summary, place: str) -> tuple[tuple[str, str], ...]:
+    stopped = s.status not in (None, "finished", "starting", "running") and s.resumable
+    return (
+        *([("resume", f"pipeline resume {place}")] if stopped else []),
+        ("answers", f"pipeline export {place} -o answers.csv"),
+        *([] if s.example is None else [("steps", f"pipeline show {place} {shlex.quote(s.example)}")]),
+        ("everything", f"pipeline view {place}"),
+    )
+
+
+def about(graph: str, problems: int, chains: int, models: Mapping[str, str], batch_size: int | None, *, toy: bool) -> str:
+    """What is solved with what, in one line."""
+    counted = f"{problems:,} problem{'s' * (problems != 1)}" + (f", {chains:,} samples" if chains != problems else "")
+    named = ", ".join(role if role == model else f"{role} {model}" for role, model in models.items()) + (" (toy models)" if toy else "")
+    return ", ".join(filter(None, (f"{graph}: {counted}", named, f"up to {batch_size:,} at once" if batch_size else "")))
+
+
+def _about(s: Summary) -> str:
+    chains = s.chains if s.planned is None else s.planned
+    problems = chains if s.problems_planned is None else s.problems_planned
+    return about(s.graph or s.run, problems, chains, s.models, s.batch_size, toy=s.has_toy_models)
+
+
+def _head(s: Summary) -> str:
+    planned = s.chains if s.planned is None else s.planned
+    chains = "" if s.samples < 2 else f" chains ({_samples(s)} samples a problem)"
+    state = "" if s.status in (None, "finished") else f"{s.status}: "
+    said = f"{state}{s.done:,} of {planned:,}{chains} solved"
+    if not s.wall_time_s:
+        return said
+    rate = "" if s.problems_per_s is None else f": {plain(s.problems_per_s)} problems/s"
+    return f"{said} in {_seconds(s.wall_time_s)}{' of simulated time' if s.simulated else ''}{rate}"
+
+
+def _samples(s: Summary) -> str:
+    """How many samples a problem has; of problems that say it themselves the most."""
+    even = None in (s.planned, s.problems_planned) or s.planned == s.samples * (s.problems_planned or 0)
+    return f"{s.samples}" if even else f"up to {s.samples}"
+
+
+def _failed(s: Summary, place: str) -> Iterator[Row]:
+    if s.status == "failed" and s.error:
+        yield Row("stopped", "", s.error)
+    if s.failed:
+        causes = ", ".join(f"{count:,} {kind}" for kind, count in s.errors.items())
+        example = next(iter(s.error_examples.values()), "")
+        alike = s.failed == s.chains and len(s.errors) == 1 and place and s.resumable
+        remedy = f"; mend that, then:  pipeline resume {place} --retry-failed" if alike else ""
+        yield Row("failed", _percent(s.failed / s.chains), f"{s.failed:,} of {s.chains:,} chains: {causes}; for example: {example}{remedy}")
+    if s.left is not None:
+        yield Row("left", f"{s.left.chains:,}", f"chains, {s.left.begun:,} of them begun: {_rest(s.left)}")
+    elif s.cancelled:
+        yield Row("cancelled", f"{s.cancelled:,}", "chains" + (", which `pipeline resume` solves" if s.resumable else ""))
+    if (retried := sum(engine.retried_calls for engine in s.engines.values())) > 0:
+        yield Row("retries", f"{retried:,}", "failed attempts at a call were repeated")
+    if crashed := {name: engine.restarts for name, engine in s.engines.items() if engine.restarts}:
+        said = ", ".join(f"{name} {'once' if count == 1 else f'{count} times'}" for name, count in crashed.items())
+        yield Row("restarts", "", f"engines crashed and were restarted: {said}")
+
+
+def _rest(left: Left) -> str:
+    """What the rest of a run would take."""
+    if left.tokens is None:
+        return "none is over, so that it is not known what they take"
+    time = "" if left.time_s is None else f", {_seconds(left.time_s)}"
+    return f"about {left.tokens:,} tokens{time} more, as the chains so far"
+
+
+def _accuracy(s: Summary) -> Iterator[Row]:
+    if not s.graded:
+        missing = "no reference answers" if s.done else "no chain finished"
+        yield Row("accuracy", "-", f"not graded; `pipeline grade` can do it later: {_ungraded(s)}" if s.grading_errors else missing)
+        return
+    if s.answers == "simulated" and not s.correct:
+        yield Row("accuracy", "-", "answers are simulated")
+        return
+    of = f" {s.answers} answers" if s.answers else ""
+    lost = f", {s.failed_as_wrong:,} of them failed and count as wrong" if s.failed_as_wrong else ""
+    bounds = s.accuracy_interval
+    interval = f"95 % CI {100 * bounds.low:.1f}-{100 * bounds.high:.1f}" if bounds else f"{TOO_FEW} problems for an interval"
+    yield Row("accuracy", _percent(s.accuracy), f"{s.correct:,} of {s.graded:,}{of}{lost}, {interval}")
+    if s.grading_errors:
+        yield Row("grading", "", _ungraded(s))
+    if s.samples > 1:
+        powers = ", ".join(f"pass@{k} {_percent(share)}" for k, share in s.pass_at.items())
+        yield Row("samples", _samples(s), f"{powers}; majority vote {_percent(s.majority_accuracy)}")
+
+
+def _ungraded(s: Summary) -> str:
+    """What kept answers from being compared, the most frequent reasons."""
+    said = [f"{count:,} not graded: {why}" for why, count in list(s.grading_errors.items())[:MAX_REASONS]]
+    more = len(s.grading_errors) - len(said)
+    return "; ".join(said) + (f"; and {more} other reasons" if more else "")
+
+
+def _empty(s: Summary) -> Iterator[Row]:
+    """That all answers, or all thoughts of a graph that drafts them, have no text."""
+    of = f"{s.done:,} of {s.done:,}"
+    if s.done and s.empty_answers == s.done:
+        yield Row("empty", "", f"{of} answers are empty; does the server take the text out, as reasoning or as a call of a tool?")
+    if s.done and s.drafters and s.empty_thoughts == s.done:
+        yield Row("empty", "", f"{of} thoughts are empty; does the model end its turn at once? See `pipeline graph prompt`")
+
+
+def _drafting(s: Summary) -> Iterator[Row]:
+    written = "" if s.draft_share is None else f", {_percent(s.draft_share)} of the reasoning is the draft's"
+    if s.unverified_share is not None:
+        yield Row("unverified", _percent(s.unverified_share), f"of {s.steps:,} steps were drafted and verified by nothing{written}")
+        written = ""
+    if s.verified_steps:
+        rewritten = f"; {s.fallback_steps:,} rewritten by the target" if s.fallback_steps else ""
+        yield Row("drafting", _percent(s.acceptance_rate), f"of {s.verified_steps:,} steps accepted{written}{rewritten}")
+        if s.option_mass and s.option_mass.flagged:
+            yield Row("options", "", mass_sentence(s.option_mass))
+
+
+def _tokens(s: Summary) -> Iterator[Row]:
+    if not s.output_tokens or s.kept_tokens is None:
+        return
+    speeds = ""
+    if s.kept_tokens_per_s is not None and s.output_tokens_per_s is not None:
+        speeds = f": {plain(s.kept_tokens_per_s)} kept tokens/s, {plain(s.output_tokens_per_s)} generated tokens/s"
+    discarded = f"; {_percent(s.wasted_draft_tokens / s.draft_tokens)} of the drafted ones were discarded" if s.draft_tokens else ""
+    yield Row("tokens", _percent(s.kept_tokens / s.output_tokens), f"of {s.output_tokens:,} generated were kept{speeds}{discarded}")
+
+
+def _engines(s: Summary) -> Iterator[Row]:
+    busy = {role: engine for role, engine in s.engines.items() if engine.calls}
+    if busy and s.span_s:
+        said = ", ".join(f"{role} {_percent(engine.busy_share)}" for role, engine in busy.items())
+        yield Row("busy", "", said + (f", mean of {s.replicas} replicas" if s.replicas > 1 else ""))
+    for role, engine in busy.items():
+        if engine.speculated_tokens:
+            accepted = (engine.accepted_speculated_tokens or 0) / engine.speculated_tokens
+            yield Row("speculation", _percent(accepted), f"of {engine.speculated_tokens:,} tokens that {role} proposed to itself accepted")
+
+
+def _baseline(s: Summary, place: str) -> Iterator[Row]:
+    found = s.baseline
+    command = f"pipeline resume {place} --baseline" if place and s.resumable else ""
+    if found is None:
+        if command and s.drafters:
+            yield Row("baseline", "not run", f"to compare with the target alone:  {command}")
+    elif found.times_as_fast is None or s.problems_per_s is None:
+        unfinished = f"the run of the target alone is {found.status}"
+        why = "; ".join(found.flags) or ("no time to compare" if found.status == "finished" else unfinished)
+        yield Row("baseline", "-", f"{why}{f':  {command}' if command and found.status != 'finished' else ''}")
+    else:
+        each = f"; per problem {_factor(found.speed_up)}" if found.speed_up.value else ""
+        rates = f"{plain(s.problems_per_s)} against {plain(found.problems_per_s)} problems/s"
+        yield Row("baseline", f"{found.times_as_fast:.2f}x", f"the target alone: {rates}{each}")
+        if said := "; ".join(_also_compared(s, found)):
+            yield Row("", "", said)
+        if found.flags:
+            yield Row("note", "", "; ".join(found.flags))
+
+
+def _factor(speed_up: Estimate) -> str:
+    """A speed-up, or its inverse where it is a loss."""
+    value, low, high, said = speed_up.value or 1, speed_up.low, speed_up.high, "faster"
+    if low is None or high is None:
+        return f"{max(value, 1 / value):.2f}x {said if value >= 1 else 'slower'} ({TOO_FEW} problems for an interval)"
+    if value < 1:
+        value, low, high, said = 1 / value, 1 / high, 1 / low, "slower"
+    return f"{value:.2f}x {said} (95 % CI {low:.2f}-{high:.2f})"
+
+
+def _also_compared(s: Summary, found: Baseline) -> Iterator[str]:
+    """What else is to be said of the comparison."""
+    if s.accuracy is not None and found.accuracy is not None and s.answers != "simulated":
+        yield f"accuracy {_percent(s.accuracy)} against {_percent(found.accuracy)}"
+    if s.simulated:
+        yield "both are simulated"
+    if s.has_toy_models and found.times_as_fast is not None and found.times_as_fast < 1:
+        yield f"a loss is expected of toy models, see {WHEN_TO_USE}"
+
+
+def _limits(s: Summary) -> Iterator[Row]:
+    if (said := limit(s)) is not None:
+        yield Row("bottleneck", "", said)
+    if s.simulator:
+        yield Row("simulated", "", s.simulator.removeprefix("Simulated; "))
+
+
+def limit(s: Summary) -> str | None:
+    """What limits the run and what to try, the first that its figures show: what makes it pointless, then what is misconfigured, then the
+    hardware. None where they show nothing."""
+    found, busy = s.baseline, {role: engine.busy_share for role, engine in s.engines.items()}
+    if s.verified_steps and not s.accepted_steps and not s.unverified_steps:
+        toys = "; these toy models do not know such problems: pass --model target=... --model draft=..."
+        return f"the target rejected all {s.verified_steps:,} drafted steps{toys if s.has_toy_models else ''}"
+    if found is not None and not s.has_toy_models and (found.speed_up.high or 1) < 1 and (found.times_as_fast or 1) < 1:
+        return "speculation: the target alone is faster here; use it, or a draft that costs less for each accepted token"
+    if len(s.take_turns) > 1 and s.span_s:
+        remedy = "`sharing: mps` in the engines file" if s.answers else "`nvidia-cuda-mps-control -d` before the run"
+        return f"one {'device' if s.answers else 'GPU'}: {' and '.join(s.take_turns)} take turns; CUDA MPS lets both compute ({remedy})"
+    if s.pauses:
+        return f"the KV cache: it was full, chains paused {s.pauses:,} times; give the engines more memory, or lower --batch-size"
+    if not busy or s.replicas > 1:
+        return None
+    first, *others = sorted(busy, key=lambda role: -busy[role])
+    if 0 < busy[first] < BUSY and s.status == "finished":
+        return _few_in_flight(s, f"{first} {busy[first]:.0%} busy")
+    if busy[first] < BUSY or not others:
+        return None
+    if busy[first] - busy[others[0]] <= ALIKE:
+        return f"{first} and {others[0]} (both {busy[first]:.0%} busy)"
+    return f"the {first} ({busy[first]:.0%} busy; {others[0]} {busy[others[0]]:.0%})"
+
+
+def _few_in_flight(s: Summary, most: str) -> str:
+    if s.schedule not in (None, "pipelined"):
+        return f"schedule {s.schedule} ({most}); try --schedule pipelined"
+    if s.batch_size is not None and s.batch_size < s.chains:
+        return f"the batch size ({most}); try more than {s.batch_size} (--batch-size)"
+    return f"too few problems to keep the engines busy ({s.chains:,} in flight)"
+
+
+def facts_table(s: Summary) -> Table:
+    """Further figures of a run, one row each."""
+    ready = [("engines ready", f"after {plain(s.startup_s)} s")] if s.startup_s is not None and not s.simulated else []
+    rows = (
+        *ready,
+        ("wall time", f"{plain(s.wall_time_s)} s ({plain(s.tail_time_s)} s tail: {_tail(s)})"),
+        ("steps", f"{s.steps:,}"),
+        *([("options", mass_sentence(s.option_mass))] if s.option_mass else []),
+        *([("admission", f"by cache, chains paused {s.pauses:,} times")] if s.pauses else []),
+        ("overlap", f"{_percent(s.overlap_share)} of the time at least two engines {_of_one(s)}were busy"),
+        ("stop reasons", ", ".join(f"{reason} {count}" for reason, count in s.stop_reasons.items())),
+        *((kind, f"for example: {message}") for kind, message in s.error_examples.items()),
+    )
+    return Table("Facts", ("", ""), rows)
+
+
+def engines_table(summary: Summary) -> Table:
+    """A row for each engine: its calls, tokens and busy time."""
+    columns = ("engine", "calls", "input tokens", "cached", "output tokens", "generated tokens/s", "busy", "in flight")
+    rows = []
+    for name, engine in summary.engines.items():
+        rows.append(
+            (
+                name,
+                f"{engine.calls:,}",
+                f"{engine.input_tokens:,}",
+                _percent(engine.cached_share),
+                f"{engine.output_tokens:,}",
+                plain(engine.output_tokens_per_s),
+                _percent(engine.busy_share),
+                f"{engine.mean_in_flight:.1f}",
+            )
+        )
+    note = f"Of all {summary.replicas} replicas; busy is the mean of their engines." if summary.replicas > 1 else ""
+    return Table("Engines", columns, tuple(rows), note)
+
+
+def stages_table(summary: Summary) -> Table:
+    """A row for each stage: its calls, tokens and times."""
+    columns = ("stage", "calls", "failed", "input tokens", "output tokens", "total s", "mean ms", "queued s")
+    rows = []
+    for name, stage in summary.stages.items():
+        rows.append(
+            (
+                name,
+                f"{stage.calls:,}",
+                f"{stage.failed_calls:,}",
+                f"{stage.input_tokens:,}",
+                f"{stage.output_tokens:,}",
+                f"{stage.in_flight_s:,.1f}",
+                f"{1000 * stage.in_flight_s / stage.calls:.1f}" if stage.calls else "-",
+                f"{stage.wait_s:,.1f}",
+            )
+        )
+    return Table("Stages", columns, tuple(rows))
+
+
+def _tail(s: Summary) -> str:
+    """What the tail is."""
+    return "a replica had fewer chains in flight than the batch size" if s.replicas > 1 else "fewer chains in flight than the batch size"
+
+
+def _of_one(s: Summary) -> str:
+    """Which engines an overlap is of."""
+    return "of a replica, on average, " if s.replicas > 1 else ""
+
+
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{100 * share:.1f} %"
+
+
+def _seconds(seconds: float) -> str:
+    if seconds < 100:
+        return f"{seconds:.3g} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02} min"

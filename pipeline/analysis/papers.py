@@ -1,0 +1,123 @@
+"""The tables of the papers over runs: runs enter; the table `runs`, for queries, and the result of one as a `Table` leave."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+from msgspec import structs
+
+from pipeline.analysis.choices import ThoughtChoice, read_choices
+from pipeline.analysis.compare import DECIDED, Run, data_sets, decided
+from pipeline.analysis.figures import CHANGES, FIGURES, Estimate, changes
+from pipeline.analysis.rules import differences, of_work
+from pipeline.analysis.tables import FORMS, Table, printed, read_query
+from pipeline.errors import UsageError
+from pipeline.graph.files import model_name
+from pipeline.store.query import Query, words_of
+
+FIGURE = pa.struct([("value", pa.float64()), ("low", pa.float64()), ("high", pa.float64()), ("text", pa.string())])
+MACROS = """
+CREATE OR REPLACE TEMP MACRO said(x) AS
+    CASE WHEN x IS NULL OR isnan(x::DOUBLE) THEN '-'
+         WHEN abs(x) >= 999.5 THEN format('{:,}', round(x)::BIGINT) ELSE format('{:.3g}', x) END;
+CREATE OR REPLACE TEMP MACRO said_percent(x) AS CASE WHEN x IS NULL THEN '-' ELSE format('{:.1f}%', 100 * x) END;
+"""
+"""For queries: a number and a share as they are printed, without interval."""
+
+
+def paper_table(name: str, runs: Sequence[Run]) -> Table:
+    """The table of a paper, or of an SQL file, over `runs`; raises `UsageError` where there is none, or none of the runs is in it."""
+    query = read_query(name)
+    with Query(*(folder for run in runs for folder in run.folders)) as db, db.errors_of_sql():
+        db.execute(MACROS)
+        make_runs(db, runs, query.sql)
+        found = db.select(query.sql)
+        columns, rows = found.columns, [tuple(map(printed, row)) for row in found.fetchall()]
+    if not rows:
+        raise UsageError(f"{query.source or name}: the runs give none of its figures{'. ' * bool(query.note)}{query.note}")
+    title = f"{query.title} ({query.source})" if query.source else query.title
+    return Table(
+        title, tuple(each.replace("_", " ") for each in columns), tuple(rows), " ".join([query.note, *_notes(runs, query.sql)]).strip()
+    )
+
+
+def _notes(runs: Sequence[Run], sql: str) -> Iterator[str]:
+    if failed := sum(run.ends.failed for run in runs):
+        yield f"{failed} chains failed: they count as wrong and are in no other figure."
+    if made := dict.fromkeys(run.answers for run in runs if run.answers):
+        yield f"Accuracies are of {' and '.join(map(str, made))} answers."
+    for run in runs if "over_target" in sql else ():
+        if (base := target_of(run, runs)) and (
+            clauses := [said for name, said in differences(run.rules, base.rules).items() if of_work(name)]
+        ):
+            yield f"{run.name} over {base.name}: {', '.join(clauses)}."
+
+
+def make_runs(db: Query, runs: Sequence[Run], sql: str) -> None:
+    """Make the tables for a query: `runs`, with a row for each run: what was decided about it, its figures as structs of `value`, `low`,
+    `high` and `text`, and in `over_target` its changes from the target alone; `members`, with the run of each folder; and, if the query
+    names it, `choices` among whole thoughts."""
+    data = data_sets(runs)
+    db.register("runs", **_columns([_row(run, data[run.name], target_of(run, runs)) for run in runs]))
+    members = [(name, run.name) for run in runs for name in run.pooled or (run.name,)]
+    db.register("members", run=[name for name, _ in members], member=[run for _, run in members])
+    if "choices" in words_of(sql):
+        found = [(run.name, *structs.astuple(choice)) for run in runs for choice in read_choices(run.folders, run.file.plan)]
+        run_names, *columns = zip(*found, strict=True) if found else [()] * (1 + len(ThoughtChoice.__struct_fields__))
+        outcomes = {name: pa.array(column, pa.bool_()) for name, column in zip(ThoughtChoice.__struct_fields__, columns, strict=True)}
+        db.register("choices", run=pa.array(run_names, pa.string()), **outcomes)
+
+
+def _row(run: Run, data: str, target: Run | None) -> dict[str, Any]:
+    found = run.resources
+    writers = [model for role, model in run.models.items() if role not in run.drafters]
+    named = {
+        "run": run.name,
+        "data": data,
+        "models": " + ".join(run.models.values()),
+        "draft": " + ".join(run.models[role] for role in run.drafters if role in run.models) or "-",
+        "target": writers[0] if writers else "-",
+        "speculation": _speculation(run),
+        "gpus": found.gpus,
+        "cores": found.cores,
+        "flops_per_s": found.flops_per_s,
+    }
+    plain_ones = {name: value for name, value in run.decided().items() if name not in ("pooled", "models", "params")}
+    params = [(name, str(value)) for name, value in run.file.plan.params.items()]
+    estimates = {each.name: _figure(run.figures[each.name], each.form) for each in FIGURES}
+    over = None if target is None else {name: _figure(each, "number") for name, each in changes(run.sums, target.sums).items()}
+    return {**named, **plain_ones, "params": params, **estimates, "over_target": over}
+
+
+def _figure(e: Estimate, form: str) -> dict[str, Any]:
+    return structs.asdict(e) | {"text": FORMS[form](e)}
+
+
+def _columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, pa.Array]:
+    kinds = {each.name: FIGURE for each in FIGURES} | {"params": pa.map_(pa.string(), pa.string())}
+    kinds |= {"over_target": pa.struct([(name, FIGURE) for name in ("accuracy_gain", *CHANGES)])}
+    kinds |= dict.fromkeys(("wall_time_s", "problems_per_s", "kept_tokens_per_s"), pa.float64()) | {"answers": pa.string()}
+    return {name: pa.array([row[name] for row in rows], kinds.get(name)) for name in rows[0]}
+
+
+def _speculation(run: Run) -> str:
+    """What proposes tokens inside its engines: the draft's model, or else the method."""
+    configs = (
+        spec.get("speculative_config") or (spec.get("speculative") and {"method": "simulated"}) for spec in run.file.engines.values()
+    )
+    return ", ".join(model_name(str(each.get("model") or each.get("method"))) for each in configs if each) or "-"
+
+
+def target_of(run: Run, runs: Sequence[Run]) -> Run | None:
+    """The run of the target alone over the same data with the same model that has most in common with `run`: settings and engines."""
+    if run.graph == "target":
+        return None
+    alike = [each for each in runs if each.graph == "target" and each.file.input.sha256 == run.file.input.sha256]
+    alike = [each for each in alike if each.models.get("target") == run.models.get("target")]
+    return max(alike, key=lambda each: _agreeing(run, each), default=None)
+
+
+def _agreeing(run: Run, other: Run) -> int:
+    """How many settings agree."""
+    ours, theirs = (dict(zip(DECIDED, decided(each), strict=True)) | {"on": each.resources} | each.rules for each in (run, other))
+    return sum(ours[name] == theirs[name] for name in ours.keys() & theirs.keys())

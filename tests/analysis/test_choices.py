@@ -1,0 +1,99 @@
+"""Votes over samples against a comparison of every answer with every other, and choices among whole thoughts (SCoT 4.4)."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec import structs
+
+from pipeline.analysis.choices import Sample, ThoughtChoice, ballot, majority, read_choices
+from pipeline.grading.answers import is_percentage, same_answer
+from pipeline.graph.plan import Block, LoopNode, Plan
+from pipeline.graph.spec import UntilSpec
+from pipeline.stages.choose import ChooseSpec
+from pipeline.stages.draft import DraftSpec
+from pipeline.store.rows import ChainRow, StepRow
+from tests.support.rows import blank
+from tests.support.traces import CHOOSE, plan_of, write
+
+THOUGHT = "so {} + 2 = {}.\n\n</think>"
+WRONG = ["7", "7.0", "14/2", "50", "50%", "0.5", "1/2", r"50\%", "(B)", "B", "", " ", "$", "x", "x ", "1,000", "1000"]
+answers = st.one_of(st.sampled_from(["5", "5.0"]), st.none(), st.sampled_from(WRONG)).map(lambda said: Sample(said in ("5", "5.0"), said))
+
+
+@pytest.mark.parametrize(
+    ("said", "share"),
+    [
+        (("5", "5.0", "7"), 1.0),
+        (("7", "5", "7"), 0.0),
+        (("5", "7"), 1.0),
+        (("7", "5"), 0.0),
+        (("1/2", "5", "0.5", "5"), 0.0),
+        ((None, None, "5"), 1.0),
+        ((None,), 0.0),
+    ],
+)
+def test_the_most_frequent_answer_and_of_a_tie_the_first(said: tuple[str | None, ...], share: float) -> None:
+    assert majority([[Sample(answer in ("5", "5.0"), answer) for answer in said]]) == share
+    assert majority([]) is None
+
+
+@given(st.lists(answers, max_size=24))
+def test_a_ballot_groups_what_is_the_same(samples: Sequence[Sample]) -> None:
+    groups: list[list[int]] = []
+    for place, sample in enumerate(samples):
+        if (said := sample.answer) is None:
+            continue
+        for group in groups:
+            first = samples[group[0]]
+            alike = same_answer(said, str(first.answer)) and is_percentage(said) == is_percentage(str(first.answer))
+            if (sample.correct and first.correct) or (alike and sample.correct == first.correct):
+                group.append(place)
+                break
+        else:
+            groups.append([place])
+    expected = sorted((-len(group), group[0]) for group in groups)
+    assert [(-answer.votes, answer.first) for answer in ballot(samples)] == expected
+
+
+def plan(unit: Literal["step", "thought"] = "thought", *, reject: bool = True) -> Plan:
+    """One that drafts and judges in a loop."""
+    stages = plan_of(draft=DraftSpec(engine="draft", unit=unit, max_tokens=9), verify=ChooseSpec(engine="target", unit=unit, reject=reject))
+    return structs.replace(stages, block=Block(((LoopNode("loop", UntilSpec(thought_closed=True), stages.block, None),),)))
+
+
+def test_classes_and_predictions(tmp_path: Path) -> None:
+    """5 is right; what nobody knows, and chains that failed, are left out."""
+    unknown = "... I do not know"
+    rounds: list[tuple[list[str], int | None, bool]] = [
+        (["5", "5.0", "7"], 1, False),  # class 1, right
+        (["5", "6"], 1, False),  # class 1, a wrong draft selected
+        (["5"], None, False),  # class 1, all rejected
+        (["6", "7"], None, False),  # class 2, right
+        (["6"], 0, False),  # class 2, wrong
+        (["5"], 0, True),  # a chain that failed
+        ([unknown, "7"], 1, False),  # the first draft may be right
+        ([unknown, "5"], 1, False),  # class 1 whatever it is
+        ([unknown, "5"], 0, False),  # class 1, and the selected draft is not known
+    ]
+    steps, chains = list[Any](), list[Any]()
+    for number, (said, chosen, failed) in enumerate(rounds):
+        drafts = tuple(THOUGHT.format(3, answer) if answer[0].isdigit() else answer for answer in said)
+        steps.append(blank(StepRow, chain_id=f"p{number}#0", chosen_candidate=chosen, candidate_texts=drafts, **CHOOSE))
+        stop = "error" if failed else "thought_closed"
+        chains.append(blank(ChainRow, chain_id=f"p{number}#0", grader="math", reference_answer="5", stop_reason=stop))
+    run = write(tmp_path, steps=steps, chains=chains)
+    outcomes = [
+        (True, False, True),
+        (True, False, False),
+        (True, True, False),
+        (False, True, False),
+        (False, False, False),
+        (True, False, True),
+    ]
+    assert read_choices([run], plan()) == [ThoughtChoice(*each, may_reject=True) for each in outcomes]
+    assert {choice.may_reject for choice in read_choices([run], plan(reject=False))} == {False}
+    assert read_choices([run], plan("step")) == read_choices([run], plan_of()) == []
