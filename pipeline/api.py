@@ -126,7 +126,6 @@ class RunKeywords(GraphKeywords, total=False):
     fail_on_error: FailedShare
     resume: Resume
     retry_failed: RetryFailed
-    allow_drift: Sequence[str]
     replicas: Replicas
     """Those of this machine: processes, which know no judge that is a function here."""
 

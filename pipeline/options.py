@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar, get_type_hints
 
-from msgspec import Meta, Struct, structs
+from msgspec import Meta, Struct
 
 from pipeline.errors import UsageError
 
@@ -72,7 +72,6 @@ Baseline: TypeAlias = Annotated[bool, about(BASELINE_HELP, "Output")]
 FailedShare: TypeAlias = Annotated[float, about(SHARE_HELP, "Output", "SHARE", bounds=(0, 1))]
 Resume: TypeAlias = Annotated[bool, about("Resume the run in --output, if there is one.", "Resume")]
 RetryFailed: TypeAlias = Annotated[bool, about("Also solve the chains again that failed.", "Resume")]
-AllowDrift: TypeAlias = Annotated[tuple[str, ...], about("Allow a change of {may_drift}.", "Resume", "NAME")]
 Cluster: TypeAlias = Annotated[str, about(CLUSTER_HELP, "Replicas", "ray[://HOST:PORT]")]
 Replicas: TypeAlias = Annotated[int, about(REPLICAS_HELP, "Replicas", "N", bounds=(1, 10_000))]
 
@@ -170,7 +169,6 @@ class RunOptions(Struct, frozen=True, kw_only=True):
     fail_on_error: FailedShare = 0.0
     resume: Resume = False
     retry_failed: RetryFailed = False
-    allow_drift: AllowDrift = ()
     cluster: Cluster | None = None
     replicas: Replicas = 1
     in_memory: tuple[str, ...] = ()
@@ -205,11 +203,10 @@ def _known() -> dict[str, About]:
         for part in (kind, *getattr(kind, "__args__", ())):
             for meta in getattr(part, "__metadata__", ()):
                 found[name] = meta.extra["about"]
-    may_drift = ", ".join(name for name, known in found.items() if known.drift == "allowed")
-    return {name: structs.replace(known, help=known.help.replace("{may_drift}", f"engines, {may_drift}")) for name, known in found.items()}
+    return found
 
 
 ABOUT = _known()
 """The options that commands have, by their fields."""
 MAY_DRIFT = ("engines", *(name for name, known in ABOUT.items() if known.drift == "allowed"))
-"""What may differ from the earlier sessions if the user allows it; with other params, input or seed it would be another run."""
+"""What a resumed run may change; with other params, input or seed it would be another run."""

@@ -23,7 +23,7 @@ from pipeline.cli.options import (
     with_preset,
 )
 from pipeline.cli.terminal import print_line
-from pipeline.options import MAY_DRIFT, RunOptions
+from pipeline.options import RunOptions
 
 
 @command(headed=True)
@@ -36,7 +36,7 @@ from pipeline.options import MAY_DRIFT, RunOptions
 @preset_option
 @run_options("samples", "seed", "batch_size", "schedule", "admission", "output", "baseline")
 @json_option
-@run_options("fail_on_error", "resume", "retry_failed", "allow_drift")
+@run_options("fail_on_error", "resume")
 @run_options("replicas", "cluster")
 @metrics_option
 @notice_options
@@ -98,7 +98,7 @@ def resume(
     changes = {name: value for name, value in changed.items() if value is not None}
     options = import_module("pipeline.run.prepare").resume_options(folder.path, retry_failed=retry_failed, fail_on_error=fail_on_error)
     planned = {} if "engines" in changes else options.planned_engines
-    options = structs.replace(options, **changes, planned_engines=planned, allow_drift=tuple(set(changes) & set(MAY_DRIFT)))
+    options = structs.replace(options, **changes, planned_engines=planned)
     plan = None if "engines" in changes else import_module("pipeline.store.run_file").RunFile.read(folder.path).plan
     _solve(options, run, folder, as_json, metrics_port, baseline, plan)
 

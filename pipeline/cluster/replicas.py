@@ -233,7 +233,6 @@ class Fleet:
             shard=f"{index}/{count}",
             resume=True,
             retry_failed=given.retry_failed,
-            allow_drift=given.allow_drift,
             replicas=1,
             cluster=None,
             baseline=False,

@@ -56,6 +56,8 @@ class Prepared(Struct, frozen=True, kw_only=True):
     """The content of `run.json` before this session."""
     resume_state: ResumeState = field(default_factory=ResumeState)
     """What earlier sessions left; empty for a new run."""
+    changes: tuple[str, ...] = ()
+    """How a resumed run differs from its earlier sessions, as clauses such as `batch_size is 8, was 4`."""
     nothing_to_do: bool = False
     """The run is to be resumed and is finished already; then its folder is not held."""
     starts_unix_ns: int | None = None
@@ -147,14 +149,14 @@ def _resumed(run: Prepared, old: RunFile) -> Prepared:
     assert folder is not None
     most = max(now.samples, old.input.samples)  # of a problem that a limit leaves out now as well
     record = structs.replace(run.record, folder_id=old.folder_id, input=structs.replace(now, samples=most))
-    check_drift(folder, old, record, run.options.allow_drift)
+    changes = allowed_changes(folder, old, record)
     if is_over(old, run.options):
         return structs.replace(run, record=old, nothing_to_do=True)
     state = read_resume_state(folder, old, most, run.options.retry_failed)
     *before, last = old.sessions
     if last.status == "running":  # it was killed: it ended with the last call in the trace
         last = structs.replace(last, status="killed", ended_unix_ns=max(last.started_unix_ns, state.last_call_unix_ns or 0))
-    return structs.replace(run, record=structs.replace(record, sessions=(*before, last)), resume_state=state)
+    return structs.replace(run, record=structs.replace(record, sessions=(*before, last)), resume_state=state, changes=changes)
 
 
 @contextmanager
@@ -255,7 +257,6 @@ def recorded(options: RunOptions) -> RunOptions:
         output=None,
         resume=False,
         retry_failed=False,
-        allow_drift=(),
     )
 
 
@@ -305,25 +306,22 @@ def _only_from_python(folder: Path, what: str) -> InputError:
 
 def check_resume(options: RunOptions) -> None:
     """Raise `UsageError` where options about resuming do not fit together."""
-    if unknown := [name for name in options.allow_drift if name not in MAY_DRIFT]:
-        raise UsageError(f"--allow-drift {unknown[0]}: not allowed; choose from {', '.join(MAY_DRIFT)}")
     if options.resume and options.output is None:
         raise UsageError("--resume: name the run folder with --output")
-    if (options.retry_failed or options.allow_drift) and not options.resume:
-        raise UsageError(f"--{'retry-failed' if options.retry_failed else 'allow-drift'}: only when a run is resumed; add --resume")
+    if options.retry_failed and not options.resume:
+        raise UsageError("--retry-failed: only when a run is resumed; add --resume")
 
 
-def check_drift(folder: Path, old: RunFile, new: RunFile, allowed: Sequence[str]) -> None:
-    """Raise `UsageError` that names everything in which `new` differs from `old`, except differences of the `allowed` names."""
-    found = [(name, clause) for name, clause in drift(old, new) if name not in allowed]
-    if found:
-        may = dict.fromkeys(name for name, _ in found if name in MAY_DRIFT)
-        remedy = f"add {' '.join(f'--allow-drift {name}' for name in may)}, or start a new run" if may else "start a new run"
-        raise UsageError(f"{folder}: cannot be resumed: {'; '.join(clause for _, clause in found)}; {remedy}")
+def allowed_changes(folder: Path, old: RunFile, new: RunFile) -> tuple[str, ...]:
+    """What a resumed run changes, as clauses; raises `UsageError` that names everything that it may not change."""
+    found = list(drift(old, new))
+    if refused := [clause for name, clause in found if name not in MAY_DRIFT]:
+        raise UsageError(f"{folder}: cannot be resumed: {'; '.join(refused)}; start a new run")
+    return tuple(clause for _, clause in found)
 
 
 def drift(old: RunFile, new: RunFile) -> Iterator[tuple[str, str]]:
-    """Differences between two runs, as clauses, each with the name under which it may be allowed or is refused."""
+    """Differences between two runs, as clauses, each with the name of what differs."""
     before, now = old.plan, new.plan
     if (before.block, before.prompts) != (now.block, now.prompts):  # a bundled graph may have got a param since, of no effect
         changes = [*_changes("param ", before.params, now.params)]

@@ -113,7 +113,7 @@ def run(
         if ready.nothing_to_do:
             return SessionResult(folder=ready.folder, run=ready.record, nothing_to_do=True, fail_on_error=options.fail_on_error)
         observer.ready(ready)
-        for sentence in ready.problems.remarks:
+        for sentence in (*ready.problems.remarks, *ready.changes):
             observer.tell(sentence)
         # What carries it out elsewhere waits in real time for simulated time to pass there.
         virtual = ready.virtual_time and carry_out is None

@@ -18,7 +18,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     problems = write_problems(folder, 12)
     for name in ("run", "other"):
         solve(folder, name, input=problems, limit=5)
-        solve(folder, name, input=problems, resume=True, allow_drift=("limit",))
+        solve(folder, name, input=problems, resume=True)
     return folder
 
 

@@ -46,12 +46,7 @@ NEW: list[tuple[dict[str, Any], str]] = [
     ({"columns": {"problem": "riddle"}}, "no column `riddle`"),
     ({"replicas": 2, "schedule": "lockstep"}, "--schedule lockstep cannot be combined with --replicas: it synchronises all chains in one"),
     ({"retry_failed": True}, "--retry-failed: only when a run is resumed; add --resume"),
-    ({"allow_drift": ("limit",)}, "--allow-drift: only when a run is resumed; add --resume"),
     ({"resume": True, "output": None}, "--resume: name the run folder with --output"),
-    (
-        {"resume": True, "allow_drift": ("seed",)},
-        "--allow-drift seed: not allowed; choose from engines, limit, batch_size, schedule, admission",
-    ),
     ({"output": Path("full")}, "full: already exists; choose another directory with --output"),
     ({"output": Path("/proc/x")}, "/proc/x: cannot be "),
     (
@@ -75,15 +70,8 @@ RESUMED: list[tuple[dict[str, Any], str]] = [
     ({"samples": 3}, "samples is 3, was 2; start a new run"),
     ({"random": "5"}, "random is 5, was None"),
     ({"columns": {"problem": "problem"}}, "columns is {'problem': 'problem'}, was {}"),
-    ({"batch_size": 2}, "batch_size is 2, was 4; add --allow-drift batch_size, or start a new run"),
-    ({"schedule": "lockstep"}, "schedule is lockstep, was pipelined; add --allow-drift schedule, or start a new run"),
-    ({"limit": 3}, "limit is 3, was None; add --allow-drift limit, or start a new run"),
-    ({"limit": 3, "seed": 1}, "seed is 1, was 0; add --allow-drift limit, or start a new run"),
-    ({"settings": ("engines.target.max_in_flight=7",)}, "engines.target.max_in_flight is 7, was 256; add --allow-drift engines"),
-    (
-        {"settings": ("engines.target.model=other",), "allow_drift": ("engines",)},
-        "engines.target.model is other, was QwQ-32B; start a new run",
-    ),
+    ({"limit": 3, "seed": 1}, "cannot be resumed: seed is 1, was 0; start a new run"),
+    ({"settings": ("engines.target.model=other",)}, "engines.target.model is other, was QwQ-32B; start a new run"),
     ({"input": ("full/mine.txt",)}, "cannot be resumed: --input is "),
 ]
 

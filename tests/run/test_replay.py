@@ -143,7 +143,7 @@ def test_a_replay_goes_on_after_it_was_stopped(recorded: Callable[[str], Path], 
     whole = replay(recorded("specreason"), tmp_path / "whole", settings=settings)
     part = replay(recorded("specreason"), tmp_path / "part", settings=settings, limit=3)
     assert part.run.options.engines == Path(f"replay:{recorded('specreason')}")
-    result = run(structs.replace(resume_options(part.folder), limit=None, allow_drift=("limit",)))
+    result = run(structs.replace(resume_options(part.folder), limit=None))
     assert said(result.folder) == said(whole.folder)
     assert result.run.totals == whole.run.totals
     assert run(resume_options(whole.folder)).nothing_to_do

@@ -88,7 +88,7 @@ def test_failed_chains_are_tried_again_when_asked(wholes: dict[str, Path], tmp_p
     problems = wholes["speccot"].parent / "problems.jsonl"
     failed = solve(tmp_path, input=problems, settings=("engines.target.timeout_s=0.5",), **GIVEN)
     assert failed.failed > 2
-    given = structs.replace(resume_options(failed.folder, retry_failed=True), settings=(), allow_drift=("engines",))
+    given = structs.replace(resume_options(failed.folder, retry_failed=True), settings=())
     assert run(given).failed == 2
     assert said(failed.folder) == said(wholes["speccot"])
 
@@ -140,8 +140,10 @@ def test_a_clock_that_was_set_back_turns_no_time_around(wholes: dict[str, Path],
 def test_a_finished_run_goes_on_when_its_limit_is_raised(wholes: dict[str, Path], tmp_path: Path) -> None:
     part = solve(tmp_path, input=wholes["speccot"].parent / "problems.jsonl", limit=3, **GIVEN)
     assert part.done == 6
-    more = run(structs.replace(resume_options(part.folder), limit=None, allow_drift=("limit",)))
+    told: list[str] = []
+    more = run(structs.replace(resume_options(part.folder), limit=None, batch_size=3), Observer(tell=told.append))
     assert (more.nothing_to_do, more.done) == (False, 16)
+    assert [each for each in told if ", was " in each] == ["limit is None, was 3", f"batch_size is 3, was {GIVEN['batch_size']}"]
     assert said(more) == said(wholes["speccot"])
 
 

@@ -86,7 +86,7 @@ def test_a_limit_grows_without_the_input(tmp_path: Path) -> None:
     problems.unlink()
     assert (RunFile.read(folder).input.rows, pq.read_metadata(folder / "problems.parquet").num_rows) == (3, 9)
     for limit in (5, None):
-        more = structs.replace(resume_options(folder), limit=limit, allow_drift=("limit",))
+        more = structs.replace(resume_options(folder), limit=limit)
         assert run(more).exit_code == 0
         assert sorted(row["input_row"] for row in rows(folder, "chains")) == list(range(1, 1 + (limit or 9)))
         assert RunFile.read(folder).input.rows == (limit or 9)
