@@ -73,7 +73,7 @@ def test_resume_changes_what_its_options_name(tmp_path: Path) -> None:
     resumed = pipeline("resume", run, "-n", "3", "--batch-size", "2", "--schedule", "sequential", "--engines", "sim-1xh200")
     assert resumed.returncode == 0, resumed.stderr
     found = RunFile.read(run)
-    assert (found.totals.chains_done, found.batch_size, found.schedule) == (3, 2, "sequential")
+    assert (found.totals.chains_done, found.options.batch_size, found.options.schedule) == (3, 2, "sequential")
     refused = pipeline("resume", run, "-n", "4", "--engines", "tiny")
     assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
     assert "engines.draft.model is bundled:tiny-draft" in refused.stderr
