@@ -41,12 +41,12 @@ def running(out: Path, *arguments: str, graph: str = "speccot") -> Iterator[subp
 
 @contextmanager
 def begun(*arguments: str | Path) -> Iterator[subprocess.Popen[str]]:
-    """A command that carries out or resumes a run, once its engines are open."""
+    """A command that carries out or resumes a run, once engines or replicas are there."""
     process = subprocess.Popen([*COMMAND, *map(str, arguments)], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None
     assert process.stderr is not None
     try:
-        assert any(line.startswith("engines ready") for line in process.stderr)  # notices may come before it
+        assert any("engines ready" in line or " replicas: " in line for line in process.stderr)
         yield process
     finally:
         process.kill()
