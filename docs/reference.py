@@ -116,8 +116,7 @@ def api() -> str:
     """The names of the package, documented by themselves."""
     names = sorted(pipeline.__all__, key=lambda name: isinstance(getattr(pipeline, name), type))  # functions first
     members = (f"::: {getattr(pipeline, name).__module__}.{name}\n" for name in names)
-    options = "pipeline.options"
-    others = (f"::: {each}\n" for each in (f"{options}.GraphKeywords", f"{options}.RunKeywords"))
+    others = (f"::: pipeline.api.{name}\n" for name in ("GraphKeywords", "RunKeywords"))
     known = {name: about for name, about in ABOUT.items() if name in RunKeywords.__annotations__}
     rows = (f"| `{name}` | {about.group} | {_cell(about.help)} |" for name, about in known.items())
     table = ["## Options of a run\n", "| keyword | | meaning |", "|---|---|---|", *rows, ""]

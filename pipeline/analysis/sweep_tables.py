@@ -29,13 +29,12 @@ NOTE = (
 
 
 def sweep_tables(points: Sequence[Point]) -> tuple[Table, ...]:
-    """A table for each curve, the target alone first, then for each curve one in the form of SpecCoT's table 6, and one that compares the
-    engines files where there are several."""
+    """A table for each curve, the target alone first, and one that compares the engines files where there are several."""
     found = curves(points)
     against = baselines(found)
     notes = [NOTE, *[""] * len(found)]
     tables = (_curve(name, found, against.get(name, name), note) for name, note in zip(found, notes, strict=False))
-    return (*tables, *_table_6(found, against), *_placements(found, against))
+    return (*tables, *_placements(found, against))
 
 
 def crossings(points: Sequence[Point]) -> list[str]:
@@ -123,30 +122,6 @@ def ranged(figure: Spread | None) -> str:
 
 def _median(figure: Spread | None) -> float | None:
     return figure.median if figure else None
-
-
-def _table_6(found: Curves, against: Mapping[str, str]) -> Iterator[Table]:
-    """SpecCoT's table 6 for each curve of a system: wall time, tokens/s, and speed-up over the smallest batch size and the target alone."""
-    for name, baseline in against.items():
-        curve, alone = found[name], found[baseline]
-        if _is_baseline(curve):
-            continue
-        walls = {size: spread(point.timed_s for point in points) for size, points in curve.items()}
-        first = _median(walls[min(walls)])
-        rows = tuple(
-            (
-                str(size),
-                ranged(walls[size]),
-                ranged(spread(point.output_tokens_per_s for point in points)),
-                ranged(spread(point.kept_tokens_per_s for point in points)),
-                times(first, _median(walls[size])),
-                times(_median(spread(point.timed_s for point in alone.get(size, ()))), _median(walls[size])),
-            )
-            for size, points in curve.items()
-        )
-        if len(rows) > 1:
-            columns = ("batch size", "wall time s", "generated tokens/s", "kept tokens/s", "speed-up", f"over {_short(baseline, found)}")
-            yield Table(f"{_titled(name, curve)}: in the form of SpecCoT's table 6", columns, rows)
 
 
 def _placements(found: Curves, against: Mapping[str, str]) -> Iterator[Table]:

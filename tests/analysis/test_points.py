@@ -143,11 +143,10 @@ def test_spread_is_over_what_is_known() -> None:
 
 def test_the_tables_say_what_the_points_do() -> None:
     points = [point(4.0, 1), point(6.0, 1, repeat=1), point(8.0, 8), *alone((1, 2.5), (8, 16.0))]
-    target, ours, table_6 = sweep_tables(points)
+    target, ours = sweep_tables(points)
     assert (target.title, ours.title) == ("target", "speccot, pipelined")
     assert ours.rows[0][:3] == ("1", "5 [4, 6]", "2 [1.6, 2.4]")
     assert ours.rows[1][:3] == ("8", "8", "0.5")
-    assert table_6.rows == (("1", "2.08 [1.67, 2.5]", "100", "50", "1.00", "1.92"), ("8", "1.25", "100", "50", "1.67", "0.50"))
     assert crossings(points) == [
         "speccot, pipelined: faster than the target alone at batch size 1, slower than the target alone at batch size 8; "
         "the curves cross near batch size 2.83."

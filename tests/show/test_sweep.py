@@ -45,7 +45,6 @@ def test_the_page_says_where_speculation_pays_and_what_to_doubt(tmp_path: Path) 
     assert "speccot, pipelined: faster than the target alone at batch size 1." in section.text
     html = report([sweep_folder(tmp_path / "s", POINTS)])
     assert "the curves cross near batch size 2.83" in html
-    assert "in the form of SpecCoT" in html
 
 
 def test_a_sweep_without_points_or_beside_runs_is_refused(tmp_path: Path) -> None:
