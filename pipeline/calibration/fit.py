@@ -18,7 +18,6 @@ from pipeline.calibration.recorded import RESOLUTION_S, TimedCall, durations, un
 from pipeline.engines.sim.cache import Node, PrefixCache
 from pipeline.engines.sim.device import SimDevice
 from pipeline.engines.sim.scheduler import Job, Scheduler
-from pipeline.engines.sim.sharing import Share
 from pipeline.engines.sim.spec import SimDeviceSpec, SimSpec
 
 EVALUATIONS = 250
@@ -121,7 +120,7 @@ def _logs(specs: Mapping[str, SimSpec], calls: Calls) -> list[Array]:
 def simulate(specs: Mapping[str, SimSpec], calls: Calls) -> dict[str, Array]:
     """Seconds that each call takes at its simulated engine, by role, when calls arrive at their recorded times."""
     device = SimDevice(next(iter(specs.values())).device)
-    shares = {role: _share(device, spec) for role, spec in specs.items() if role in calls}
+    shares = {role: device.join(Scheduler(spec, RecordedCache())) for role, spec in specs.items() if role in calls}
     jobs = {role: [_job(number, call) for number, call in enumerate(calls[role])] for role in shares}
     coming: list[tuple[float, int, str]] = []
     for role, listed in jobs.items():
@@ -135,12 +134,6 @@ def simulate(specs: Mapping[str, SimSpec], calls: Calls) -> dict[str, Array]:
     while (event := device.next_event()) < math.inf:
         device.advance(event)
     return {role: np.array([max(job.finished - job.arrived, RESOLUTION_S) for job in listed]) for role, listed in jobs.items()}
-
-
-def _share(device: SimDevice, spec: SimSpec) -> Share:
-    scheduler = Scheduler(spec)
-    scheduler.cache = RecordedCache()
-    return device.join(scheduler)
 
 
 def _job(number: int, call: TimedCall) -> Job:

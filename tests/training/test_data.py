@@ -87,7 +87,7 @@ def test_exported_text_is_learnt_as_it_was_served(tmp_path: Path, part: Literal[
     for chain, answer in answers.items():
         ids = [id_ for step in steps if step["chain_id"] == chain for id_ in step["step_token_ids"]]
         end = [*tokenizer.encode(answer), *sorted(tokenizer.eos_ids)[:1]] if part == "response" else []
-        [length] = {call["input_tokens"] for call in calls if call["chain_id"] == chain and call["step_index"] == 0 and not call["attempt"]}
+        [length] = {call["input_tokens"] for call in calls if call["chain_id"] == chain and call["step_index"] == 1 and not call["attempt"]}
         [found] = [each for each in examples if list(each[length:]) == [*ids, *end]]
         assert list(examples[found]["labels"]) == [IGNORED] * length + [*ids, *end]
 

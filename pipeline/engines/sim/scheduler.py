@@ -1,4 +1,4 @@
-"""Continuous batching of one simulated engine, in device work instead of time, and in segments instead of iterations.
+"""Continuous batching of one simulated engine, in device work, not time, and in segments of iterations.
 
 Jobs enter; they leave finished, with the moments at which they were scheduled, had their first token and ended. Plain
 synchronous code: no clock, no task. Work is measured in the seconds that it would take if no other engine shared the device.
@@ -89,7 +89,7 @@ class Job(Struct, eq=False):
 
     @property
     def kv_tokens(self) -> int:
-        """The maximum number of tokens whose keys and values it keeps at once."""
+        """Most tokens whose keys and values it keeps at once."""
         return len(self.prompt) + sum(self.lengths)
 
 
@@ -162,8 +162,8 @@ class Decoding(NamedTuple):
 class Scheduler:
     """The queue, the batch and the forecast of one engine."""
 
-    def __init__(self, spec: SimSpec) -> None:
-        self.roofline, self.cache = Roofline(spec), PrefixCache(spec.kv_cache_tokens)
+    def __init__(self, spec: SimSpec, cache: PrefixCache | None = None) -> None:
+        self.roofline, self.cache = Roofline(spec), cache or PrefixCache(spec.kv_cache_tokens)
         self.max_num_seqs, self.max_num_batched_tokens = spec.max_num_seqs, spec.max_num_batched_tokens
         self.work = 0.0
         """Device work at the boundary between iterations that the other fields describe."""
@@ -184,12 +184,12 @@ class Scheduler:
 
     @property
     def waiting(self) -> int:
-        """Jobs in the queue."""
+        """Queued jobs."""
         return len(self._queue)
 
     @property
     def size(self) -> int:
-        """The number of sequences that decode."""
+        """Sequences that decode."""
         return self._batch.size
 
     @property
@@ -208,7 +208,7 @@ class Scheduler:
         return not self.forecast[0].chunks
 
     def finishes_job(self) -> bool:
-        """True if a job finishes at the end of the forecast."""
+        """True if a job ends with the forecast."""
         end = self._iteration + sum(each.iterations for each in self.forecast)
         return any(finish.ends_job for finish in self._ending(end))
 
@@ -228,7 +228,7 @@ class Scheduler:
         return True
 
     def decide(self, now: float) -> None:
-        """Decide what the next iterations compute, at a boundary that is reached at time `now`."""
+        """Decide what the next iterations compute, from a boundary at time `now` on."""
         self._purge()
         chunks = self._prompts(now)
         self._make_forecast(chunks)
