@@ -68,7 +68,8 @@ def of_devices(name: str) -> bool:
 def _clause(name: str, ours: Any, theirs: Any) -> str:
     if name.startswith("prompts."):
         return f"`{name}` differs from the baseline's"
-    return f"{name} is {_told(ours, theirs)}, the baseline's {_told(theirs, ours)}"
+    other = "the baseline has none" if theirs == NONE else f"the baseline's {_told(theirs, ours)}"
+    return f"{name} is {_told(ours, theirs)}, {other}"
 
 
 def _told(value: Any, other: Any) -> str:

@@ -27,7 +27,7 @@ def test_a_sweep_prints_its_tables_and_the_crossing(tmp_path: Path, capfd: pytes
     eagle, verdict, error = out.splitlines()[-3:]
     assert eagle.startswith("target on sim-2xh100-eagle3: faster than the target alone at batch size")
     assert verdict.startswith("speccot, pipelined: faster than the target alone at batch size")
-    assert verdict.endswith("(not alike: max_steps is 256, the baseline's none).")
+    assert verdict.endswith("(not alike: max_steps is 256, the baseline has none).")
     assert error.startswith("Simulated; on our measured points this simulator is off by a median of ")
     assert error.endswith("of printed ones on average.")
     assert "1/6 " in err

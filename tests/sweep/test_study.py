@@ -288,7 +288,7 @@ def test_a_run_may_be_the_baseline_of_one_part_and_a_system_of_another(study: Wr
     }
     said = [crossings(points)[0] for points in compared.values()]
     assert " speccot at batch size 2" in said[0]
-    assert " the target alone at batch size 2 (not alike: max_steps is 256, the baseline's none" in said[1]
+    assert " the target alone at batch size 2 (not alike: max_steps is 256, the baseline has none" in said[1]
 
 
 @pytest.mark.slow

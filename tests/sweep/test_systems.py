@@ -66,11 +66,11 @@ def test_a_label_has_values_as_the_user_writes_them() -> None:
 
 
 def test_systems_that_are_held_to_other_rules_than_the_target_alone_are_named() -> None:
-    exits = "max_steps is 256, the baseline's none"
+    none = "the baseline has none"
     graphs = {"graphs": (Path("specreason"), SPECCOT)}
     assert unequal_rules([*systems("sim-2xh100", **graphs).values()]) == [
-        f"warning: specreason against the target alone: answer_boxed is true, the baseline's none; repeated is 2, the baseline's none; {exits}",
-        f"warning: speccot against the target alone: {exits}",
+        f"warning: specreason against the target alone: answer_boxed is true, {none}; repeated is 2, {none}; max_steps is 256, {none}",
+        f"warning: speccot against the target alone: max_steps is 256, {none}",
     ]
     stepwise = systems("sim-2xh100", baseline=Path("target-steps"), settings=("answer_boxed=true", "repeated=2"), **graphs)
     assert unequal_rules([*stepwise.values()]) == []
