@@ -82,7 +82,7 @@ class Run(Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def figures(self) -> dict[str, Estimate]:
-        """Its `FIGURES`."""
+        """Value and interval of each of `FIGURES`, by name."""
         return figures(self.sums)
 
     @property
@@ -138,7 +138,7 @@ class Run(Struct, frozen=True, kw_only=True, dict=True):
         return total / self.wall_time_s / max(1, len(self.pooled)) if self.wall_time_s else None
 
     def decided(self) -> dict[str, Any]:
-        """What was decided about it and what it came to, by name, besides its figures."""
+        """Its settings and results by name, besides its figures."""
         file = self.file
         return {
             "pooled": self.pooled,
@@ -281,7 +281,7 @@ class Comparison(Struct, frozen=True, kw_only=True):
 
 
 def _plain(value: Any) -> Any:
-    """Figures as mappings."""
+    """`value` with each `Estimate` in it as a mapping, for JSON and CSV."""
     if isinstance(value, Estimate):
         return structs.asdict(value)
     return {name: _plain(each) for name, each in value.items()} if isinstance(value, Mapping) else value

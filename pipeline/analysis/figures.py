@@ -181,7 +181,7 @@ def gain(part: Array, whole: Array, base_part: Array, base_whole: Array) -> Esti
 def factor(terms: Sequence[tuple[Array, Array, int]]) -> Estimate:
     """The product of ratios of sums, each of a column over another one to a power; all over the same problems.
 
-    The interval is that of the logarithm, so that a factor and its inverse say the same.
+    The interval is symmetric in the logarithm: a factor and its inverse have inverse intervals.
     """
     totals = [(float(over.sum()), float(under.sum()), power) for over, under, power in terms]
     if not all(over > 0 and under > 0 for over, under, _ in totals):

@@ -27,7 +27,7 @@ SUFFIX = "-target"
 WHEN_TO_USE = "docs: concepts/when-to-use"
 """Where it is explained when speculation pays."""
 MAX_REASONS = 3
-"""How many reasons for missing grades are told."""
+"""The most reasons for missing grades that are printed."""
 BUSY = 0.9
 """From this share of the time on an engine counts as busy all the time."""
 ALIKE = 0.03

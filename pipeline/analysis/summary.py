@@ -81,8 +81,7 @@ class EngineSummary(Struct, frozen=True, kw_only=True):
     input_tokens: int
     """Prompt tokens, cached ones included."""
     cached_share: float | None
-    """Share of the prompt tokens that were in the prefix cache, 0 to 1, of the calls for which the engine says so; null where it does for
-    none."""
+    """Share of the prompt tokens that were in the prefix cache, 0 to 1, of the calls whose engine states it; null where none does."""
     output_tokens: int
     output_tokens_per_s: float | None
     """`output_tokens` over the wall time."""

@@ -171,7 +171,7 @@ def values_of(values: Mapping[str, Any], place: str) -> FileMapping:
 
 
 def _copied(value: Any, place: str) -> Any:
-    """A copy of mappings and lists, those within them included: a YAML alias is a value of its own."""
+    """A copy of mappings and lists, nested ones included: a YAML alias becomes a separate value."""
     if isinstance(value, list):
         return [_copied(each, place) for each in value]
     return values_of(value, place) if isinstance(value, Mapping) else value

@@ -1,6 +1,6 @@
 """Run folders by URL: the folder on this machine in which a command reads or writes, and what brings the other side up to date with it.
 
-A run writes the rows of a call, then those of its step, then that of the chain. So file sizes are taken in the reverse order, and up to
+A run writes the rows of calls, then of their step, then of the chain. So file sizes are taken in the reverse order, and up to
 these sizes files are uploaded in the order in which they are written: each chain in the store has its steps and calls there, at every
 moment, and a write-ahead file that ends in the middle of a row is what a killed process leaves, too. `run.json` is last, every time: a run
 that has ended there is whole, and one that is `running` there with an old `run.json` has lost its machine.

@@ -277,7 +277,7 @@ def _new_record(options: RunOptions, plan: Plan, problems: Problems, run_id: str
 
 
 def resume_options(folder: Path, *, retry_failed: bool = False, fail_on_error: float | None = None) -> RunOptions:
-    """The options to resume the run in `folder` as it was started; by default the share `fail_on_error` is that of the start.
+    """The options to resume the run in `folder` as it was started; `fail_on_error` replaces the recorded share.
 
     Raises `InputError` where there is no such run.
     """

@@ -1,4 +1,4 @@
-"""The tables of the papers over small runs: each gives its rows, and says what it lacks; and the page about the papers' systems."""
+"""The tables of the papers over small runs: each has its rows, and names missing systems; and the page about the papers' systems."""
 
 from collections.abc import Sequence
 from pathlib import Path

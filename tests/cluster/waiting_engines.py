@@ -57,7 +57,7 @@ def in_real_time(
 
 
 def check_whole(result: SessionResult, alone: SessionResult) -> None:
-    """Fails unless the run is finished and says what that of one process says."""
+    """The run is finished, and its rows equal those of a run in one process."""
     assert (result.exit_code, result.done, result.error) == (0, CHAINS, None)
     check_hangs_together(result.folder, CHAINS)
     assert said(result) == said(alone)

@@ -187,7 +187,7 @@ def problems(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
-    """Makes a small disk of so many KiB, and makes it larger."""
+    """Makes a disk of a given size in KiB, and grows it."""
     place = tmp_path / "disk"
     place.mkdir()
     mounted = False

@@ -61,7 +61,7 @@ def test_a_small_run_has_all_tiles_and_sections(ran: Path) -> None:
     assert float(tiles["problems/s"].figure) > 0
     assert len(report([ran])) < 1e6, "a page of some chains is small"
     assert tiles["speed-up"].figure == "-"
-    assert found.notices[-1].startswith("failed: "), "what went wrong is said above the figures"
+    assert found.notices[-1].startswith("failed: "), "the error stands above the figures"
 
 
 def test_figures_of_replicas_say_what_they_are(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The page of a sweep: its curves, what it says of the target alone, and the file that the commands leave."""
+"""The page of a sweep: its curves, its comparison with the target alone, and the file that the commands leave."""
 
 from pathlib import Path
 

@@ -73,7 +73,7 @@ def query(runs: tuple[Located, ...], sql: str, output: Path | None, overwrite: b
 
 
 def _run_folders(folder: Path) -> list[Path]:
-    """The folder itself, or the runs in that of a sweep."""
+    """The folder itself, or the runs in a sweep's folder."""
     found = [] if (folder / FILE).exists() else import_module("pipeline.analysis.progress").run_folders(folder, depth=2)
     if not found:
         check_run(folder)

@@ -216,7 +216,7 @@ class TextModel:
         return Output(tuple(self.write(request, prompt, min(request.max_tokens, max_model_len - len(prompt)))))
 
     def read(self, prompt: Sequence[int], content: Content | None) -> ThoughtState:
-        """How far the thought in `prompt` has come, read from the marker at its end; its problem is that of the `content`."""
+        """How far the thought in `prompt` has come, read from the marker at its end; `content` has the problem."""
         prompt, problem = packed(prompt), None if content is None else _problem(_asked(content.problem))
         begins = 0
         for place in range(len(prompt) - 1, -1, -1):
