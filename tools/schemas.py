@@ -36,9 +36,7 @@ def schemas() -> dict[str, dict[str, Any]]:
     engines, stages = engine_specs(), stage_specs()
     graph = _components(GraphSpec, *stages.values(), *engines.values())
     graph = {name: part if name == "GraphSpec" else _with_params(part) for name, part in graph.items()}
-    for part in graph.values():
-        if "prompts" in part.get("properties", {}):
-            part["properties"]["prompts"] = {"anyOf": [PROMPTS_FILE, {"$ref": f"{REF}Prompts"}, {"type": "null"}]}
+    graph["GraphSpec"]["properties"]["prompts"] = {"anyOf": [PROMPTS_FILE, {"$ref": f"{REF}Prompts"}, {"type": "null"}]}
     graph["GraphSpec"]["properties"]["engines"] |= {"type": ["string", "object"]}
     graph |= {"StageSpec": _by_tag("kind", stages), "EngineSpec": _by_tag("backend", engines)}
     file = {"type": "object", "properties": {PARAMS: GRAPH_PARAMS}, "additionalProperties": {"$ref": f"{REF}EngineSpec"}}

@@ -63,7 +63,7 @@ def _trial(stages: Stages, rank: int) -> StageNode | None:
         return None
     answer = next(spec for spec in stages.values() if spec.answers and spec.when is None)
     confidence = any(until.answer_confident is not None for until in ends)
-    spec = TrialSpec(engine=str(answer.role), confidence=confidence, prompts=answer.prompts, adapter=answer.adapter)
+    spec = TrialSpec(engine=str(answer.role), confidence=confidence, adapter=answer.adapter)
     return StageNode(TRIAL, spec, None, rank)
 
 

@@ -116,10 +116,7 @@ def decode_graph(values: FileMapping, kinds: Kinds, backends: Backends) -> Graph
         kind = tagged(value, "kind", kinds, keys)
         if kind is RepeatSpec:
             return structs.replace(decode({**value, "stages": {}}, kind, keys), stages=block(value.get("stages"), (*keys, "stages")))
-        spec = decode({**(defaults if issubclass(kind, SamplingSpec) else {}), **value}, kind, keys)
-        if spec.prompts is not None and spec.prompts.thought != prompts.thought:
-            raise WrongValue((*keys, "prompts", "thought"), "differs from the graph's; all stages share one pair of reasoning tags")
-        return spec
+        return decode({**(defaults if issubclass(kind, SamplingSpec) else {}), **value}, kind, keys)
 
     stages = block(values.get("stages"), ("stages",))
     return GraphSpec(name=values["name"], params=params, engines=engines, prompts=prompts, sampling=sampling, stages=stages)

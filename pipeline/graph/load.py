@@ -219,13 +219,13 @@ def _fill(values: FileMapping, inside: Any, key: Any, keys: Keys) -> set[str]:
 
 
 def _fill_files(values: FileMapping) -> None:
-    """Replace the names of prompts files by what is in them, and write into each stage what the file of its reward model says."""
-    for keys, inside in [((), values), *_stages(values)]:
-        if isinstance(inside.get("prompts"), str):
-            file = _named(inside, "prompts", "prompts file", keys)
-            inside.put(("prompts",), file, inside.places.get("prompts", inside.place))
-        if isinstance(inside.get("prm"), str):
-            _fill_reward(values, inside, keys)
+    """Replace the name of a prompts file by what is in it, and write into each stage what the file of its reward model says."""
+    if isinstance(values["prompts"], str):
+        file = _named(values, "prompts", "prompts file", ())
+        values.put(("prompts",), file, values.places.get("prompts", values.place))
+    for keys, stage in _stages(values):
+        if isinstance(stage.get("prm"), str):
+            _fill_reward(values, stage, keys)
 
 
 def _fill_reward(values: FileMapping, stage: FileMapping, keys: Keys) -> None:

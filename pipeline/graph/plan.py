@@ -95,7 +95,6 @@ class Plan(Struct, frozen=True):
 
     @property
     def prompts(self) -> Prompts:
-        """The texts of all stages that have no block `prompts`."""
         return self.graph.prompts
 
     @property

@@ -169,7 +169,7 @@ class ScorePrompt(Question, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class Prompts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """All texts of a graph. The keys of a stage's own block take precedence."""
+    """All texts of a graph."""
 
     system: str | None = None
     """The system message; null: whatever the chat template does without one."""
@@ -200,11 +200,6 @@ class Prompts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         _check_places("options", self.options, ["options"] if self.options else [], ["letters"])
         _check_places("option", self.option, ["letter", "option"])
         _check_places("trial", self.trial, [])
-
-    @property
-    def opening(self) -> tuple[object, ...]:
-        """What decides how the prompts of two stages begin."""
-        return self.system, self.problem, self.options, self.option, self.examples, self.thought
 
     def before(self, history: Sequence[Message] = ()) -> tuple[Message, ...]:
         """The chat before a problem: the message of the system, which the problem's own `history` may begin with, the examples and the rest

@@ -173,8 +173,8 @@ def _engine_flaws(stages: Stages, engines: Mapping[str, EngineSpec]) -> Iterator
     """What is wrong with the engines that stages name, and with what they say to them."""
     for keys, spec in with_keys(stages):
         if spec.role is None:
-            if key := next((key for key in ("adapter", "prompts") if getattr(spec, key) is not None), None):
-                yield (*keys, key), f"a `{spec.kind}` calls no engine; set this on a stage that does"
+            if spec.adapter is not None:
+                yield (*keys, "adapter"), f"a `{spec.kind}` calls no engine; set this on a stage that does"
         elif spec.role not in engines:
             yield (*keys, "engine"), f"no engine named `{spec.role}`; {did_you_mean(spec.role, engines)}"
         elif spec.adapter is not None and spec.adapter not in (known := getattr(engines[spec.role], "adapters", ())):

@@ -41,8 +41,6 @@ class StageSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, t
     when: str | None = None
     """`STAGE.accepted` or `STAGE.rejected`: run only after this verdict of an earlier judge. `STAGE.flagged` or `STAGE.passed`: run only if
     an earlier gate flagged the draft, or did not."""
-    prompts: Prompts | None = None
-    """Prompts of this stage, which replace all of the graph's; null: those of the graph."""
     adapter: str | None = None
     """LoRA adapter of the stage's calls: a name under `adapters` in the engines file; null: the unmodified model."""
 

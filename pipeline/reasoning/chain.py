@@ -15,7 +15,7 @@ from pipeline.engine import Content
 from pipeline.grading.stated import Form, boxed, stated_in
 from pipeline.graph.prompts import DELIMITER
 from pipeline.graph.spec import UntilSpec
-from pipeline.reasoning.prompts import PromptBuilder, role_of
+from pipeline.reasoning.prompts import PromptBuilder
 from pipeline.reasoning.translate import TokenTranslator
 
 ANSWER_RESERVE = 64
@@ -221,8 +221,8 @@ class Ending:
 class Chain:
     """A problem, its sample, and all that was committed so far.
 
-    `contexts` holds for each role, and for each stage whose prompts begin otherwise, the token ids of its generation prompt and the
-    thought: the state of the chain. Ids take four bytes each, as there are millions of them.
+    `contexts` holds for each role the token ids of its generation prompt and the thought: the state of the chain. Ids take four bytes
+    each, as there are millions of them.
     """
 
     def __init__(
@@ -243,10 +243,9 @@ class Chain:
         self.content = Content(problem.problem)
         """What all its prompts are about."""
         self.chain_id = chain_id(problem.problem_id, sample_index)
-        self.contexts = {key: array("I", builder.generation(*asked)) for key, builder in builders.items()}
-        self.begins = {key: len(context) for key, context in self.contexts.items()}
+        self.contexts = {role: array("I", builder.generation(*asked)) for role, builder in builders.items()}
+        self.begins = {role: len(context) for role, context in self.contexts.items()}
         """Where the thought begins in each context."""
-        self._roles = {key: role_of(key) for key in builders}
         self._delimiter = next((builder.prompts.delimiter for builder in builders.values()), DELIMITER)
         self.thought: list[Span] = []
         """The text of every committed step, guidance included; what was not chosen is not kept."""
@@ -286,21 +285,20 @@ class Chain:
         """Whether the problem's own limit leaves no token, for a step or for the answer."""
         return not self.left_of_response(1)
 
-    def room(self, max_tokens: int, key: str) -> int:
+    def room(self, max_tokens: int, role: str) -> int:
         """The least of `max_tokens`, what is left of the problem's own limit and of the thought's token budget, and what all contexts have
-        room for next to an answer; at least 1. `key`: of the context that is written on; another one may take more tokens for the same
-        text, as it did so far."""
+        room for next to an answer; at least 1. `role`: whose context is written on; another one may take more tokens for the same text, as
+        it did so far."""
         found = self.left_of_response(max_tokens)
         if self.budget is not None:
             found = min(found, self.budget - self.thought_tokens)
         for other, ids in self.contexts.items():
-            left = self._limits[self._roles[other]] - len(ids) - ANSWER_RESERVE
-            found = min(found, self.written(left, key, other))
+            found = min(found, self.written(self._limits[other] - len(ids) - ANSWER_RESERVE, role, other))
         return max(1, found)
 
-    def written(self, tokens: int, key: str, other: str) -> int:
-        """How many tokens of the context `key` are no more than `tokens` of another one, by what the thought takes in both so far."""
-        own, grown = len(self.contexts[key]) - self.begins[key], len(self.contexts[other]) - self.begins[other]
+    def written(self, tokens: int, role: str, other: str) -> int:
+        """How many tokens of the context of `role` are no more than `tokens` of another one, by what the thought takes in both so far."""
+        own, grown = len(self.contexts[role]) - self.begins[role], len(self.contexts[other]) - self.begins[other]
         return tokens * own // grown if grown > own > 0 else tokens
 
     @property
@@ -406,7 +404,7 @@ class Chain:
 
     def _is_full(self, reserve: int) -> bool:
         """Whether fewer than `reserve` tokens, or none, are left of the context of any role."""
-        return any(len(ids) + reserve >= self._limits[self._roles[key]] for key, ids in self.contexts.items())
+        return any(len(ids) + reserve >= self._limits[role] for role, ids in self.contexts.items())
 
     def _commit(self, stage: str, span: Span, decision: str, judge: str | None, chosen: int | None) -> Step:
         step = Step(
@@ -420,8 +418,8 @@ class Chain:
             readings=dict(self.readings) if self.readings else {},
             chosen=chosen,
         )
-        for key, context in self.contexts.items():
-            context.extend(self.translate(span, self._roles[key]))
+        for role, context in self.contexts.items():
+            context.extend(self.translate(span, role))
         self.thought.append(span)
         self.next_index = step.index + 1
         self.thought_tokens += len(span.ids)

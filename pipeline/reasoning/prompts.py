@@ -40,22 +40,6 @@ class Opening(NamedTuple):
     """From its end to where the thought begins."""
 
 
-def builder_key(role: str, stage: str) -> str:
-    """The key of the builder of a stage with its own prompts; the key of a role's builder is the role."""
-    return f"{role}/{stage}"
-
-
-def role_of(key: str) -> str:
-    """The role of a builder's engine."""
-    return key.partition("/")[0]
-
-
-def openings(builders: Mapping[str, "PromptBuilder"]) -> dict[str, "PromptBuilder"]:
-    """The builders whose prompts begin differently from their role's."""
-    own = {role_of(key): builder.prompts.opening for key, builder in builders.items() if key == role_of(key)}
-    return {key: builder for key, builder in builders.items() if key == role_of(key) or builder.prompts.opening != own[role_of(key)]}
-
-
 class OptionPrompt(NamedTuple):
     """A prompt whose next token is one of `option_ids`."""
 

@@ -1,6 +1,6 @@
 """Records a chain while it runs: calls, steps and its end enter, rows of the trace and counts for the display leave. Never waits."""
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from msgspec import Struct, field
@@ -32,8 +32,8 @@ class StageLabel(Struct, frozen=True):
     purpose: Purpose
     role: str
     model: str
-    context: str | None
-    """The key of `Chain.contexts` with which its prompts begin; None: each is a separate chat."""
+    alone: bool
+    """Whether each of its prompts is a separate chat, and does not begin with the chain's context."""
 
 
 class Attempt(Struct, frozen=True, kw_only=True):
@@ -261,9 +261,9 @@ class ChainRecorder:
         if completion is None or (cached := completion.usage.cached_input_tokens) is None:
             return None
         label = attempt.label
-        if label.context is None:
+        if label.alone:
             return 0
-        return self._computed.recomputed((label.context, attempt.call.request.adapter), label.role, attempt.context, cached)
+        return self._computed.recomputed(label.role, attempt.call.request.adapter, attempt.context, cached)
 
 
 def _measures(request: Request, candidates: Sequence[Candidate]) -> dict[str, Any]:
@@ -335,15 +335,15 @@ class ComputedContexts:
     def __init__(self, blocks: Mapping[str, int]) -> None:
         """`blocks`: see `block_tokens`, by role."""
         self._blocks = blocks
-        self._contexts: dict[Hashable, tuple[int, int]] = {}
-        """By its key, the length of the latest context that it computed, and of the one before that was shorter."""
+        self._contexts: dict[tuple[str, str | None], tuple[int, int]] = {}
+        """By role and adapter, the length of the latest context that it computed, and of the one before that was shorter."""
 
-    def recomputed(self, key: Hashable, role: str, context: int, cached: int) -> int:
-        """How many tokens the engine computed again for a call with a context of that many tokens, of which `cached` were in its cache.
-        `key` tells apart the contexts of the chain, and the adapters that they are computed with."""
-        latest, before = self._contexts.get(key, (0, 0))
+    def recomputed(self, role: str, adapter: str | None, context: int, cached: int) -> int:
+        """How many tokens the engine computed again for a call with a context of that many tokens, computed with this `adapter`, of which
+        `cached` were in its cache."""
+        latest, before = self._contexts.get((role, adapter), (0, 0))
         if context > latest:
             before = latest
-            self._contexts[key] = (context, before)
+            self._contexts[role, adapter] = (context, before)
         block = self._blocks.get(role, BLOCK_TOKENS)
         return max(0, before // block * block - cached)

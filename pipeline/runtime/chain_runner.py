@@ -67,10 +67,10 @@ def bind(plan: Plan, stages: Mapping[str, Stage], dispatchers: Mapping[str, Disp
     def stage(node: StageNode) -> BoundStage:
         built, spec = stages[node.name], node.spec
         model = str(getattr(plan.engines.get(built.role), "model", built.role))
-        context = None if getattr(built, "alone", False) else getattr(built, "context", built.role)
+        alone = getattr(built, "alone", False)
         return BoundStage(
             stage=built,
-            label=StageLabel(name=node.name, kind=spec.kind, purpose=spec.purpose, role=built.role, model=model, context=context),
+            label=StageLabel(name=node.name, kind=spec.kind, purpose=spec.purpose, role=built.role, model=model, alone=alone),
             dispatcher=dispatchers.get(built.role),
             in_thread=threads and getattr(built, "in_thread", False),
             condition=node.condition,

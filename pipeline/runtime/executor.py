@@ -14,7 +14,7 @@ from pipeline.engine import Engine
 from pipeline.errors import BadRow, RunError
 from pipeline.graph.plan import Plan
 from pipeline.reasoning.chain import Chain
-from pipeline.reasoning.prompts import PromptBuilder, openings, role_of
+from pipeline.reasoning.prompts import PromptBuilder
 from pipeline.reasoning.translate import TokenTranslator
 from pipeline.runtime.admission.admission import AdmissionMember
 from pipeline.runtime.admission.feed import Feed, Start
@@ -60,11 +60,10 @@ class Executor:
         self.engines, self.progress = engines, recording.progress
         self._block = bind(plan, fitted.stages, self._dispatchers, threads=not settings.virtual_time)
         self._mode = None if plan.speculate is None else MODES[plan.speculate]
-        self._seed, self._openings = settings.seed, openings(builders)
+        self._seed, self._builders = settings.seed, builders
         self._blocks = {role: block_tokens(engine.facts) for role, engine in engines.items()}
         self._limits = {role: engine.max_model_len for role, engine in engines.items()}
-        tokenizers = {key: builder.tokenizer for key, builder in builders.items() if key == role_of(key)}
-        self._translator = TokenTranslator(tokenizers, plan.prompts.thought)
+        self._translator = TokenTranslator({role: builder.tokenizer for role, builder in builders.items()}, plan.prompts.thought)
         self._schedule, self._recording = schedule, recording
         self._feeding = anyio.CancelScope()
         self.exhausted = False
@@ -109,7 +108,7 @@ class Executor:
         try:
             if isinstance(item, BadRow):
                 raise item
-            chain = Chain(item, start.sample_index, start.order, self._seed, self._openings, self._translator, self._limits)
+            chain = Chain(item, start.sample_index, start.order, self._seed, self._builders, self._translator, self._limits)
             with start.withdrawal or nullcontext():
                 await ChainRunner(chain, self._schedule, member, self._recording.clock, record).run(self._block)
             record.end(chain, chain.ending.reason or chain.default_stop_reason())

@@ -34,13 +34,12 @@ def shortened(text: str) -> str:
 
 def settings_line(spec: StageSpec) -> str:
     """The settings of a stage as `name=value`, without fields in `ELSEWHERE` and defaults in `NEUTRAL`."""
-    said = [
+    return " ".join(
         f"{field.name}={shortened(_value(value))}"
         for field in sorted(structs.fields(spec), key=lambda field: field.name in PLAIN_SAMPLING)
         if field.name not in ELSEWHERE
         and not ((value := getattr(spec, field.name)) == field.default and any(value == each for each in NEUTRAL))
-    ]
-    return " ".join([*said, *([] if spec.prompts is None else ["prompts=its own"])])
+    )
 
 
 def problem_line(plan: Plan) -> str:

@@ -11,7 +11,7 @@ from pipeline.engines.registry import backend_of
 from pipeline.errors import BadRow, GraphError, InputError, UsageError, did_you_mean
 from pipeline.graph.plan import Plan, StageNode
 from pipeline.reasoning.chain import Chain, Outcome, Span
-from pipeline.reasoning.prompts import PromptBuilder, openings, role_of
+from pipeline.reasoning.prompts import PromptBuilder
 from pipeline.reasoning.translate import TokenTranslator
 from pipeline.stages.build import build_stages, builders_of
 
@@ -82,9 +82,9 @@ def _tokenizer(plan: Plan, role: str) -> Tokenizer:
 
 
 def _chain(plan: Plan, builders: dict[str, PromptBuilder], problem: Problem) -> Chain:
-    tokenizers = {key: builder.tokenizer for key, builder in builders.items() if key == role_of(key)}
+    tokenizers = {role: builder.tokenizer for role, builder in builders.items()}
     limits = dict.fromkeys(tokenizers, NO_LIMIT)
-    return Chain(problem, 0, 0, 0, openings(builders), TokenTranslator(tokenizers, plan.prompts.thought), limits)
+    return Chain(problem, 0, 0, 0, builders, TokenTranslator(tokenizers, plan.prompts.thought), limits)
 
 
 def _span(builder: PromptBuilder, role: str, text: str) -> Span:

@@ -48,7 +48,7 @@ class AnswerStage(EngineStage):
         max_tokens = chain.left_of_response(self._room(chain)) - len(begun)
         if max_tokens < 1:
             return []
-        prompt: Sequence[int] = chain.contexts[self.context]
+        prompt: Sequence[int] = chain.contexts[self.role]
         if not self.close_ids or prompt[-1] != self.close_ids[0]:
             prompt = [*prompt, *self.builder.close_thought_ids]
         # What is blank alone may be what an answer begins with; whoever shows the answer ends it there.
@@ -87,7 +87,7 @@ class TrialStage(EngineStage):
         return None
 
     def requests(self, chain: Chain) -> list[Request]:
-        prompt = self.builder.trial(chain.contexts[self.context])
+        prompt = self.builder.trial(chain.contexts[self.role])
         return [self.request(chain, prompt, MOST, stop=STOPS, logprobs=self.spec.confidence)]
 
     def apply(self, chain: Chain, completions: Sequence[Completion]) -> Outcome:

@@ -15,7 +15,7 @@ from pipeline.engine import Candidate, Completion, Content, Request
 from pipeline.errors import RequestRefused
 from pipeline.graph.spec import SamplingSpec, StageSpec
 from pipeline.reasoning.chain import Chain, Outcome, Span, Verdict
-from pipeline.reasoning.prompts import PromptBuilder, builder_key, openings
+from pipeline.reasoning.prompts import PromptBuilder
 
 TOO_LONG = "too long"
 """Label of the verdict on candidates that do not fit into the engine's context together."""
@@ -48,9 +48,6 @@ class Stage(Protocol):
 class ShowingStage(Stage, Protocol):
     """A judge that shows its engine the candidates in a prompt."""
 
-    context: str
-    """The key of the context that its prompts begin with."""
-
     def room_for(self, chain: Chain, candidates: int) -> int:
         """Maximum number of tokens of each of that many candidates, so that the question about them fits; below 1: it does not fit."""
 
@@ -79,7 +76,7 @@ class StageKind(Struct, frozen=True, kw_only=True):
     """The keys that a graph file may hold for it; its tag is the word under `kind`."""
     build: Any
     """Makes a stage ready to run: `build(name, spec, builders, place) -> Stage`, where `builders` has a `PromptBuilder` for each
-    role, and for each stage with its own prompts (`builder_key`), and `place` is its `StagePlace`."""
+    role, and `place` is its `StagePlace`."""
 
     @property
     def name(self) -> str:
@@ -105,10 +102,7 @@ class EngineStage:
     def __init__(self, name: str, spec: Any, builders: Mapping[str, PromptBuilder], place: StagePlace = ALONE) -> None:
         self.name, self.spec, self.place = name, spec, place
         self.role: str = spec.engine
-        key = builder_key(self.role, name)
-        self.builder = builders.get(key, builders[self.role])
-        self.context = key if key in openings(builders) else self.role
-        """Under which key of `Chain.contexts` the stage's prompts begin."""
+        self.builder = builders[self.role]
         self.alone = False
         """Whether each of its prompts is a separate chat, and does not begin with a context."""
         self.close_ids = () if self.builder.think_close_id is None else (self.builder.think_close_id,)

@@ -11,15 +11,15 @@ from pipeline.graph.plan import Plan
 from pipeline.graph.plugins import stage_kinds
 from pipeline.graph.prompts import Marks, Prompts
 from pipeline.graph.spec import SamplingSpec
-from pipeline.reasoning.prompts import PromptBuilder, builder_key, role_of
+from pipeline.reasoning.prompts import PromptBuilder
 from pipeline.stages.base import ShowingStage, Stage, StagePlace
 
 
 def build_stages(
     plan: Plan, builders: Mapping[str, PromptBuilder], where: str, *, cannot: Mapping[str, Container[str]] = {}, only: str | None = None
 ) -> dict[str, Stage]:
-    """The stages of `plan` by name, or the `only` one of this name; `builders`: of all roles, and of stages with their own prompts;
-    `cannot`: what the engine of each role cannot do.
+    """The stages of `plan` by name, or the `only` one of this name; `builders`: of all roles; `cannot`: what the engine of each role
+    cannot do.
 
     Raises `GraphError` at `where` for a stage that its engine's tokenizer does not suit, such as a verdict that has an option
     which is not a single token.
@@ -47,20 +47,10 @@ def build_stages(
 
 
 def builders_of(plan: Plan, tokenizers: Mapping[str, Tokenizer]) -> dict[str, PromptBuilder]:
-    """A prompt builder for each role of `tokenizers`, and by `builder_key` for each of its stages that has its own prompts.
-
-    Raises `GraphError` for a tokenizer or a chat template that fails.
-    """
-    said = dict.fromkeys(tokenizers, plan.prompts)
-    judged = {str(node.spec.role) for node in plan.stages() if node.spec.rewards}
-    for node in plan.stages():
-        role = node.spec.role
-        if node.spec.prompts is not None and role is not None and role in tokenizers:
-            said[builder_key(role, node.name)] = node.spec.prompts
-    return {
-        key: _reward_builder(key, tokenizers[key], prompts) if key in judged else _builder(role_of(key), tokenizers[role_of(key)], prompts)
-        for key, prompts in said.items()
-    }
+    """A prompt builder for each role of `tokenizers`; raises `GraphError` for a tokenizer or a chat template that fails."""
+    rewards = {node.spec.role for node in plan.stages() if node.spec.rewards}
+    made = {role: _reward_builder if role in rewards else _builder for role in tokenizers}
+    return {role: made[role](role, tokenizer, plan.prompts) for role, tokenizer in tokenizers.items()}
 
 
 def cannot_of(engine: Engine) -> frozenset[str]:

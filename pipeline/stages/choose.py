@@ -84,7 +84,7 @@ class ChooseStage(EngineStage):
         return [self.request(chain, prompt.ids, 1, option_ids=prompt.option_ids, judged=prompt.judged)]
 
     def room_for(self, chain: Chain, candidates: int) -> int:
-        context, around = len(chain.contexts[self.context]), self._around.get(candidates)
+        context, around = len(chain.contexts[self.role]), self._around.get(candidates)
         if around is None or self.alone:
             around = self._around[candidates] = len(self._asked(chain, [()] * candidates).ids) - context
         return (chain.left(self.role, context + around) - 1) // candidates
@@ -92,12 +92,12 @@ class ChooseStage(EngineStage):
     def _asked(self, chain: Chain, shown: Sequence[Sequence[int]]) -> OptionPrompt:
         """The question for the best of the candidates, which are shown as these ids."""
         return self.builder.choose(
-            chain.contexts[self.context],
+            chain.contexts[self.role],
             shown,
             unit=self.spec.unit,
             reject=self.spec.reject,
             problem=chain.problem.told(self.builder.prompts),
-            begin=chain.begins[self.context],
+            begin=chain.begins[self.role],
         )
 
     def _unclosed(self, candidate: Span) -> Span:

@@ -46,7 +46,7 @@ class DraftStage(EngineStage):
         return [
             self.request(
                 chain,
-                chain.contexts[self.context],
+                chain.contexts[self.role],
                 most,
                 n=spec.candidates,
                 stop=self.step_stop if spec.unit == "step" else (),
@@ -61,10 +61,10 @@ class DraftStage(EngineStage):
         without drafts, none of which is then paid for in vain."""
         if chain.is_spent:
             return 0
-        most = chain.room(self.spec.max_tokens, self.context)
+        most = chain.room(self.spec.max_tokens, self.role)
         if self.spec.unit == "thought":
             return most
-        shown = [chain.written(judge.room_for(chain, self.spec.candidates), self.context, judge.context) for judge in self.place.judges]
+        shown = [chain.written(judge.room_for(chain, self.spec.candidates), self.role, judge.role) for judge in self.place.judges]
         least = min([most, *shown])
         return least if least >= min(most, chain.mean_step) else 0
 

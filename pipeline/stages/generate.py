@@ -69,8 +69,8 @@ class GenerateStage(EngineStage):
         stop = self.step_stop if spec.unit == "step" else ()
         stop_ids = () if spec.unit == "response" else self.close_ids
         most = min(spec.max_tokens, spec.until.every) if spec.until is not None and spec.until.tries else spec.max_tokens
-        prompt = chain.contexts[self.context]
-        return [self.request(chain, prompt, chain.room(most, self.context), stop=stop, stop_ids=stop_ids, **self.sampled(chain))]
+        prompt = chain.contexts[self.role]
+        return [self.request(chain, prompt, chain.room(most, self.role), stop=stop, stop_ids=stop_ids, **self.sampled(chain))]
 
     def apply(self, chain: Chain, completions: Sequence[Completion]) -> Outcome:
         if not completions:

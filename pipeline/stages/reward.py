@@ -1,6 +1,6 @@
 """`reward`: judges candidates by a process reward model, which rates the thought up to and including each."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, ClassVar
 
 from msgspec import Meta
@@ -9,7 +9,7 @@ from pipeline.engine import Completion, Request
 from pipeline.graph.rewards import ChatPrompt, TextPrompt
 from pipeline.graph.spec import Name, StageSpec
 from pipeline.reasoning.chain import Chain, Outcome, Scale, Verdict
-from pipeline.reasoning.prompts import PromptBuilder, role_of
+from pipeline.reasoning.prompts import PromptBuilder
 from pipeline.reasoning.reward_prompts import RewardPromptBuilder, Thought
 from pipeline.stages.base import ALONE, EngineStage, StageKind, StagePlace
 from pipeline.stages.choose import probabilities
@@ -41,10 +41,6 @@ class RewardJudgeSpec(StageSpec, frozen=True, kw_only=True, tag="reward"):
     def needs(self) -> Mapping[str, object]:
         return {"options": True}
 
-    def flaws(self, before: Mapping[str, StageSpec], *, inside_repeat: bool) -> Iterator[tuple[str, str]]:
-        if self.prompts is not None:
-            yield "prompts", "a reward model is asked as the file `prm` says; set its `prompt`, or drop this"
-
 
 class RewardStage(EngineStage):
     """Compares the best candidate's reward, P(good) / (P(good) + P(bad)) after its text, with a threshold (RSD, arXiv 2501.19324).
@@ -62,7 +58,7 @@ class RewardStage(EngineStage):
         assert spec.prompt is not None, "the loader fills it in"
         self.alone, self._prompt = True, spec.prompt
         self._builder = RewardPromptBuilder(self.builder.tokenizer, spec.prompt, spec.prm)
-        self._said = next((each.prompts for key, each in builders.items() if role_of(key) != self.role), self.builder.prompts)
+        self._said = next((each.prompts for role, each in builders.items() if role != self.role), self.builder.prompts)
         """The prompts of the graph, which say what ends a step and a thought."""
         self._added = len(self._builder.ids("", [_STEP, _STEP]))
         """Tokens that a prompt adds to a step, at most."""

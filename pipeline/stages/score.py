@@ -69,7 +69,7 @@ class ScoreStage(EngineStage):
 
     def _asked(self, chain: Chain, candidate: Sequence[int]) -> OptionPrompt:
         told = chain.problem.told(self.builder.prompts)
-        return self.builder.score(chain.contexts[self.context], candidate, problem=told, begin=chain.begins[self.context])
+        return self.builder.score(chain.contexts[self.role], candidate, problem=told, begin=chain.begins[self.role])
 
     def apply(self, chain: Chain, completions: Sequence[Completion]) -> Outcome:
         if not completions:
@@ -120,7 +120,7 @@ class LikelihoodStage(EngineStage):
     spec: LikelihoodSpec
 
     def requests(self, chain: Chain) -> list[Request]:
-        context = chain.contexts[self.context]
+        context = chain.contexts[self.role]
         return [self.request(chain, context, 1, part=f"/{i}", scored_ids=ids) for i, ids in self._distinct(chain).items() if ids]
 
     def apply(self, chain: Chain, completions: Sequence[Completion]) -> Outcome:

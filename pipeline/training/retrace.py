@@ -20,7 +20,6 @@ from pipeline.engine import Completion, Request, Tokenizer
 from pipeline.engines.sim.replay import recorded_limit, recorded_tokenizer
 from pipeline.errors import InputError, NeverGenerated, PipelineError, RunError
 from pipeline.reasoning.chain import Chain, Step
-from pipeline.reasoning.prompts import openings, role_of
 from pipeline.reasoning.translate import TokenTranslator
 from pipeline.runtime.chain_recorder import ChainRecorder, StageLabel
 from pipeline.runtime.chain_runner import BoundBlock, ChainRunner, bind
@@ -79,9 +78,7 @@ class Retracer:
         self._limits = {role: recorded_limit(run, self.record, role, "max_model_len") for role in self.plan.engines}
         self.builders = builders_of(self.plan, tokenizers)
         self.stages = build_stages(self.plan, self.builders, str(run))
-        self._openings = openings(self.builders)
-        own = {key: builder.tokenizer for key, builder in self.builders.items() if key == role_of(key)}
-        self._translator = TokenTranslator(own, self.plan.prompts.thought)
+        self._translator = TokenTranslator(tokenizers, self.plan.prompts.thought)
         answers = {role: cast(Dispatcher, _RecordedAnswers(tokenizer)) for role, tokenizer in tokenizers.items()}
         self._block = bind(self.plan, self.stages, answers)
 
@@ -128,7 +125,7 @@ class Retracer:
         """The chain of a row of the table `chains`; None where its calls do not lead to its steps."""
         sample = row["sample_index"]
         order = (problem.row - 1) * self.record.input.samples + sample
-        chain = Chain(problem, sample, order, self.record.options.seed, self._openings, self._translator, self._limits)
+        chain = Chain(problem, sample, order, self.record.options.seed, self.builders, self._translator, self._limits)
         record = _Record(chain, recorded)
         try:
             anyio.run(partial(_run, chain, record, self._block))

@@ -1,7 +1,6 @@
-"""The block `prompts` of a graph: presets, blocks upon blocks, and one sentence for whatever is wrong with one."""
+"""The block `prompts` of a graph: bundled files, and one sentence for whatever is wrong with one."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,16 +15,11 @@ from tests.support.paths import ROOT, SIM
 SPECCOT = "\n".join(line for line in (ROOT / "graphs/speccot.yaml").read_text().splitlines() if not line.lstrip().startswith("prompts:"))
 
 
-def graph_with(folder: Path, prompts: str = "", verify: str = "") -> Plan:
-    """SpecCoT's graph with a block of prompts, and one of its verifying stage."""
-    text = SPECCOT.replace("engines: engines/tiny.yaml", f"engines: {ROOT}/graphs/engines/tiny.yaml\n{prompts}")
+def graph_with(folder: Path, prompts: str) -> Plan:
+    """SpecCoT's graph with a block of prompts."""
     path = folder / "graph.yaml"
-    path.write_text(text.replace("adapter: $adapter}", f"adapter: $adapter{verify and f', prompts: {verify}'}}}"))
+    path.write_text(SPECCOT.replace("engines: engines/tiny.yaml", f"engines: {ROOT}/graphs/engines/tiny.yaml\nprompts: {prompts}"))
     return load_plan(path)
-
-
-def stage_of(plan: Plan, name: str) -> Any:
-    return next(node.spec for node in plan.stages() if node.name == name)
 
 
 def test_a_file_is_next_to_the_file_that_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,29 +42,13 @@ def test_a_file_is_next_to_the_file_that_names_it(tmp_path: Path, monkeypatch: p
 def test_every_bundled_file_is_whole_and_is_a_preset_of_a_graph(tmp_path: Path, name: str) -> None:
     prompts = decode_file(read_file(name, "prompts file"), Prompts)
     assert (prompts == DEFAULT_PROMPTS) == (name == "default")
-    assert graph_with(tmp_path, f"prompts: {name}").prompts == prompts
-
-
-def test_a_stage_s_block_replaces_that_of_its_graph(tmp_path: Path) -> None:
-    plan = graph_with(tmp_path, 'prompts: {system: "Be brief.", choose: {prefill: "Best: "}}', '{choose: {turn: "{{candidates}}Which?"}}')
-    own, default = stage_of(plan, "verify").prompts, DEFAULT_PROMPTS
-    assert (own.system, own.choose.prefill, own.choose.turn) == (None, default.choose.prefill, "{{candidates}}Which?")
-    assert (plan.prompts.system, plan.prompts.choose.prefill, plan.prompts.choose.turn) == ("Be brief.", "Best: ", default.choose.turn)
+    assert graph_with(tmp_path, name).prompts == prompts
 
 
 def test_a_text_may_begin_with_a_dollar_sign(tmp_path: Path) -> None:
-    found = graph_with(
-        tmp_path, "prompts: {system: '$5 is a price.', problem: '$$x$$ {{problem}}', examples: [{problem: '$x$', reply: $}]}"
-    )
+    found = graph_with(tmp_path, "{system: '$5 is a price.', problem: '$$x$$ {{problem}}', examples: [{problem: '$x$', reply: $}]}")
     assert (found.prompts.system, found.prompts.problem) == ("$5 is a price.", "$$x$$ {{problem}}")
     assert found.prompts.examples == (Example(problem="$x$", reply="$"),)
-
-
-def test_a_stage_cannot_have_other_marks_of_a_thought_than_its_graph(tmp_path: Path) -> None:
-    marks = "{thought: {open: <a>, close: </a>}}"
-    with pytest.raises(GraphError, match=r"verify\.prompts\.thought: differs from the graph's; all stages share one pair of"):
-        graph_with(tmp_path, verify=marks)
-    assert stage_of(graph_with(tmp_path, f"prompts: {marks}", marks), "verify").prompts.thought.open == "<a>"
 
 
 @pytest.mark.parametrize(
@@ -105,10 +83,7 @@ def test_an_engines_file_names_the_prompts_that_suit_its_judge(engines: str, pro
 )
 def test_what_is_wrong_is_one_sentence(tmp_path: Path, prompts: str, what: str) -> None:
     with pytest.raises(GraphError, match=what):
-        graph_with(tmp_path, f"prompts: {prompts}")
-    if prompts.startswith("{"):
-        with pytest.raises(GraphError, match=what.replace(r"\$\.prompts", r"\$\.stages\.reason\.stages\.verify\.prompts")):
-            graph_with(tmp_path, "", prompts)
+        graph_with(tmp_path, prompts)
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,7 @@ def test_the_target_writes_on_as_its_fallback_does() -> None:
     stages = {"reason": loop, "answer": {"kind": "answer", "engine": "target", "after": "reason"}}
     [response, answer] = load_graph({"name": "mine", "stages": stages}, engines=SIM).stages()
     same = {"kind": "generate", "engine": "target", "temperature": 0.1, "top_p": 1.0, "after": (), "when": None, "first_steps": 0}
-    same |= {"prompts": None, "adapter": None, "top_k": 0, "min_p": 0.0, "until": None}
+    same |= {"adapter": None, "top_k": 0, "min_p": 0.0, "until": None}
     assert msgspec.to_builtins(response.spec) == {**same, "unit": "response", "max_tokens": 500, "answer_tokens": 1024}
     assert (response.rank, answer.rank, answer.spec.after) == (0, 1, "response")
 

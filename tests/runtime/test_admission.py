@@ -116,10 +116,10 @@ def test_a_step_counts_as_often_as_there_are_candidates() -> None:
 
 def test_what_an_engine_had_computed_for_an_earlier_step_and_does_not_find_is_computed_again() -> None:
     computed = ComputedContexts({"t": 10})
-    assert computed.recomputed("t", "t", 100, 0) == 0
-    assert computed.recomputed("t", "t", 100, 0) == 0, "calls of one step may be in flight together"
-    assert computed.recomputed("t", "t", 145, 100) == 0
-    assert computed.recomputed("t", "t", 145, 60) == 40
-    assert computed.recomputed("t", "t", 160, 0) == 140, "a block that is not full is kept by no cache"
-    assert computed.recomputed("d", "d", 160, 0) == 0, "another engine computes it for the first time"
+    assert computed.recomputed("t", None, 100, 0) == 0
+    assert computed.recomputed("t", None, 100, 0) == 0, "calls of one step may be in flight together"
+    assert computed.recomputed("t", None, 145, 100) == 0
+    assert computed.recomputed("t", None, 145, 60) == 40
+    assert computed.recomputed("t", None, 160, 0) == 140, "a block that is not full is kept by no cache"
+    assert computed.recomputed("t", "mine", 160, 0) == 0, "with another adapter it is computed for the first time"
     assert (block_tokens({"block_size": 128}), block_tokens({})) == (128, 16)

@@ -9,7 +9,6 @@ because a gate let them pass: its next call computes them, and needs the room. D
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 
-from pipeline.reasoning.prompts import role_of
 from pipeline.runtime.admission.cache import Cache, CacheLimit
 
 
@@ -41,8 +40,6 @@ class Admission:
         """The number of times that a chain was told to pause."""
         self._caches = [Cache(limit) for limit in limits]
         self._roles = [limit.role for limit in limits]
-        self._keys: list[list[str]] = []
-        """For each role the keys of its contexts in every chain."""
         self._max_sequences = min(limit.sequences for limit in limits)
         self._members: list[AdmissionMember] = []
         self._running = self._numbers = self._unseen = 0
@@ -67,9 +64,7 @@ class Admission:
 
     def before_level(self, member: AdmissionMember, contexts: Mapping[str, Sequence[int]]) -> bool:
         """Record the contexts of `member`, and let the youngest pause if they do not fit. Returns True if `member` continues."""
-        if not self._keys:
-            self._keys = [[key for key in contexts if role_of(key) == role] for role in self._roles]
-        tokens = [len(contexts[keys[0]]) if len(keys) == 1 else sum(len(contexts[key]) for key in keys) for keys in self._keys]
+        tokens = [len(contexts[role]) for role in self._roles]
         if tokens != member.tokens:
             if member.starts:
                 for cache, start, before, now in zip(self._caches, member.starts, member.tokens, tokens, strict=True):
