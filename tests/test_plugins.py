@@ -68,7 +68,7 @@ def test_its_verdicts_lead_the_chains_and_are_in_the_trace(solved: Path) -> None
     assert {row["decision"] for row in steps} == {"accepted", "fallback"}
     for row in steps:
         assert (row["verify_kind"], row["verify_stage"], row["threshold"]) == ("critic", "judge", 50.0)
-        assert (row["score_scale"], row["score_unit"], row["score_low"], row["score_high"]) == ("probability of Y", "%", 0.0, 100.0)
+        assert (row["score_scale"], row["score_low"], row["score_high"]) == ("probability of Y", 0.0, 100.0)
         assert row["score_options"] == ["Y", "N"]
         assert row["score_label"] == ("Y" if row["decision"] == "accepted" else "N")
         assert row["score_value"] == pytest.approx(90 if row["decision"] == "accepted" else 10)

@@ -39,13 +39,13 @@ SELECT step_index, count(*) AS verified, count(*) FILTER (decision = 'accepted')
 FROM steps WHERE verify_kind IS NOT NULL GROUP BY step_index
 """
 KINDS = """
-SELECT verify_kind AS kind, score_scale AS name, score_low AS low, score_high AS high, score_unit AS unit, score_integers AS integers,
+SELECT verify_kind AS kind, score_scale AS name, score_low AS low, score_high AS high, score_integers AS integers,
        CASE WHEN count(DISTINCT threshold) = 1 THEN min(threshold) END AS threshold
 FROM steps WHERE verify_kind IS NOT NULL GROUP BY ALL ORDER BY min(start_unix_ns), kind, name
 """
 VALUES = """
 SELECT score_value AS value, decision = 'accepted' AS accepted
-FROM steps WHERE verify_kind = $kind AND score_scale = $name AND score_unit = $unit AND score_integers = $integers
+FROM steps WHERE verify_kind = $kind AND score_scale = $name AND score_integers = $integers
 AND score_low IS NOT DISTINCT FROM $low::DOUBLE AND score_high IS NOT DISTINCT FROM $high::DOUBLE AND isfinite(score_value)
 """
 LOW = 0.9
@@ -55,9 +55,9 @@ FLAGGED = 0.05
 MASSES = f"""
 SELECT count(*) AS verifications, coalesce(avg(score_mass), 0) AS mean, coalesce(quantile_cont(score_mass, 0.05), 0) AS p5,
        coalesce(avg((score_mass < {LOW})::INT), 0) AS low_share
-FROM steps WHERE score_mass IS NOT NULL AND len(score_probs) > 0 AND coalesce(score_unit, '') = ''
+FROM steps WHERE score_mass IS NOT NULL AND len(score_probs) > 0
 """
-"""Verifications that chose among options: verdicts with a unit are likelihoods of texts, those of functions have no mass."""
+"""Verifications that chose among options: those of functions have no mass."""
 BINS = 20
 """Number of bins of a scale, but for whole numbers, which have one each."""
 OUTLIERS = 0.005
@@ -71,7 +71,6 @@ class _Kind(Struct, frozen=True, kw_only=True):
     name: str
     low: float | None
     high: float | None
-    unit: str
     integers: bool
     threshold: float | None
 
@@ -141,7 +140,7 @@ def _counts(places: Array, counts: Array) -> Array:
 
 def _scores(query: Query, kind: _Kind) -> Scores:
     rows = query.columns(VALUES, **{name: value for name, value in structs.asdict(kind).items() if name != "threshold"})
-    scale, values, accepted = Scale(kind.name, kind.low, kind.high, kind.unit, kind.integers), rows["value"], rows["accepted"].astype(bool)
+    scale, values, accepted = Scale(kind.name, kind.low, kind.high, kind.integers), rows["value"], rows["accepted"].astype(bool)
     ends = np.quantile(values, (OUTLIERS, 1 - OUTLIERS)) if len(values) else (0.0, 0.0)
     low, high = sorted(float(found if end is None else end) for end, found in zip((scale.low, scale.high), ends, strict=True))
     if scale.integers:  # they stand in the middle of their bins
@@ -155,7 +154,7 @@ def _scores(query: Query, kind: _Kind) -> Scores:
 
 def scale_of(step: Mapping[str, Any]) -> Scale:
     """The scale of a step's verdict; `step` is a row of the steps table whose step was verified."""
-    return Scale(step["score_scale"], step["score_low"], step["score_high"], step["score_unit"], step["score_integers"])
+    return Scale(step["score_scale"], step["score_low"], step["score_high"], step["score_integers"])
 
 
 def option_mass(db: Query) -> OptionMass | None:

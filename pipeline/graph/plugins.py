@@ -14,7 +14,7 @@ from pipeline.errors import GraphError, UsageError, reason
 from pipeline.graph.spec import EngineSpec, RepeatSpec, StageSpec, TrialSpec
 
 _STAGES = {kind: f"{kind}:KIND" for kind in ("generate", "draft", "gate", "choose", "score", "reward", "vote", "answer")}
-_STAGES |= {"likelihood": "score:LIKELIHOOD", "trial": "answer:TRIAL"}
+_STAGES["trial"] = "answer:TRIAL"
 _SPECS = {"torch": "TorchSpec", "vllm": "VllmSpec", "openai": "OpenAISpec", "sim": "SimSpec"}
 _MODULES = {"torch": "backend", "vllm": "backend", "openai": "engine", "sim": "engine"}
 STAGES, ENGINES = "pipeline.stages", "pipeline.engines"

@@ -17,7 +17,7 @@ CONDITIONS = sorted(set(UntilSpec.__struct_fields__) - {"every"}, key=[*UntilSpe
 """The stop conditions of a loop."""
 Flaw = tuple[tuple[str, ...], str]
 """The path of what is wrong, and a clause."""
-JUDGES = "a `choose`, `score`, `likelihood`, `reward` or `vote` stage"
+JUDGES = "a `choose`, `score`, `reward` or `vote` stage"
 """How an error names the built-in stages that judge."""
 RESPONSE = "response"
 """Name of the stage that writes where a loop never speculates."""

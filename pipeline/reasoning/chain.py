@@ -45,8 +45,6 @@ class Scale(Struct, frozen=True):
     """Least value that is possible; None where there is none."""
     high: float | None = None
     """Greatest value that is possible; None where there is none."""
-    unit: str = ""
-    """`nats per token`; empty where the value has none."""
     integers: bool = False
     """Whether only whole numbers are possible."""
 

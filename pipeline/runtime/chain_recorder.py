@@ -288,7 +288,7 @@ def _gate_columns(readings: Mapping[str, Reading]) -> tuple[Any, ...]:
     return (tuple(readings), *(tuple([getattr(each, name) for each in found]) for name in ("statistic", "value", "threshold", "flagged")))
 
 
-VerdictColumns = tuple[Any, Any, Any, Any, Any, Any, Any, Any, Any, Any, Any, Any, Any, Any]
+VerdictColumns = tuple[Any, Any, Any, Any, Any, Any, Any, Any, Any, Any, Any, Any, Any]
 
 
 def _verdict_columns(verdict: Verdict, stage: str | None) -> VerdictColumns:
@@ -299,7 +299,6 @@ def _verdict_columns(verdict: Verdict, stage: str | None) -> VerdictColumns:
         stage,
         verdict.value,
         scale.name,
-        scale.unit,
         scale.low,
         scale.high,
         scale.integers,
@@ -312,7 +311,7 @@ def _verdict_columns(verdict: Verdict, stage: str | None) -> VerdictColumns:
     )
 
 
-NO_VERDICT: VerdictColumns = (None, None, None, None, None, None, None, None, None, (), None, (), None, None)
+NO_VERDICT: VerdictColumns = (None, None, None, None, None, None, None, None, (), None, (), None, None)
 """The same columns of a step that was not verified."""
 
 

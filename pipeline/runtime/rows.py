@@ -82,7 +82,7 @@ class FirstRows(NoRows):
         """Errors of the chains that are over, each with its words."""
 
     def step(self, row: StepRow) -> None:
-        if self._verdicts == FIRST or row.score_mass is None or not row.score_probs or row.score_unit:
+        if self._verdicts == FIRST or row.score_mass is None or not row.score_probs:
             return  # nothing was chosen among options
         self._verdicts += 1
         self._massless += not row.score_mass

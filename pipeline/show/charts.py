@@ -211,9 +211,9 @@ def _counts(name: str, hue: str, x: Array, width: float, counts: Array) -> Panel
 
 
 def axis_title(scale: Scale) -> str:
-    """The title of an axis of values on `scale`: its name, its ends unless they are 0 and 1, and its unit."""
+    """The title of an axis of values on `scale`: its name, and its ends unless they are 0 and 1."""
     ends = "" if scale.low is None or scale.high is None or scale.is_share else f"{scale.low:g} to {scale.high:g}"
-    return ", ".join(filter(None, (scale.name, ends, scale.unit)))
+    return ", ".join(filter(None, (scale.name, ends)))
 
 
 def lengths(counts: Mapping[str, Array]) -> Chart:

@@ -209,9 +209,8 @@ def _verdict(row: Mapping[str, Any]) -> str | None:
     elif threshold is None and label:
         said.append(label)
     value = f"{row['score_value']:.1%}" if scale.is_share else f"{row['score_value']:.3g}"
-    said.append(" ".join(filter(None, (value, scale.unit))) + ("" if threshold is None else f" against a threshold of {threshold:g}"))
-    # A value with a unit was measured: no question was asked whose answer could have been no valid option.
-    asked = row["score_mass"] is not None and row["score_probs"] and not scale.unit
+    said.append(value + ("" if threshold is None else f" against a threshold of {threshold:g}"))
+    asked = row["score_mass"] is not None and row["score_probs"]
     mass = f" ({row['score_mass']:.1%} probability on valid options)" if asked and row["score_mass"] < LOW else ""
     return shown(f"{row['verify_kind']}: {', '.join(said)}{mass}")
 

@@ -217,15 +217,13 @@ class StepRow(ChainKey, frozen=True):
     """`guidance`, `accepted`, `unverified` (by the draft, which a gate let pass: neither accepted nor rejected), `fallback` (after all
     candidates were rejected), `first_steps`, or `written` (without a draft, or because a gate flagged it)."""
     verify_kind: str | None
-    """Kind of the stage that gave the verdict, such as `choose`, `score` or `likelihood`; null if nothing was verified."""
+    """Kind of the stage that gave the verdict, such as `choose` or `score`; null if nothing was verified."""
     verify_stage: str | None
     """Name of that stage in the graph."""
     score_value: float | None
     """The value that the verdict is based on, on the scale that the next five columns describe, as is `threshold`."""
     score_scale: str | None
     """What the value means, such as `score` or `probability of the chosen option`."""
-    score_unit: str | None
-    """Unit of the value; empty: none."""
     score_low: float | None
     """Minimum possible value; null: none."""
     score_high: float | None
@@ -241,7 +239,7 @@ class StepRow(ChainKey, frozen=True):
     score_probs: tuple[float, ...]
     """Probability of each option, in order, renormalized."""
     score_mass: float | None
-    """Total probability of the options before renormalizing; for a `likelihood` stage, that of writing one of the candidates."""
+    """Total probability of the options before renormalizing."""
     threshold: float | None
     """The threshold of the verdict; null: none."""
     num_candidates: int

@@ -14,7 +14,7 @@ from pipeline.store.query import Query
 from pipeline.store.rows import ChainRow, StepRow
 from tests.support.changed import write_rewards
 from tests.support.rows import blank
-from tests.support.traces import CHOOSE, LIKELIHOOD, SCORE, write
+from tests.support.traces import CHOOSE, SCORE, write
 
 TEXTS = ("", "Wait, but no. Hmm: butter waits. Double-check!", "x = 12 über naïve", "however, alternatively\nLET ME CHECK")
 Rows = dict[str, list[dict[str, Any]]]
@@ -59,7 +59,7 @@ def _step(draw: random.Random, chain: str, index: int) -> dict[str, Any]:
         "decision": "accepted" if chosen is not None else "fallback" if drafts else "written",
     }
     if drafts:
-        scale, value = draw.choice([(CHOOSE, draw.random()), (SCORE, float(draw.randint(0, 9))), (LIKELIHOOD, -draw.expovariate(1))])
+        scale, value = draw.choice([(CHOOSE, draw.random()), (SCORE, float(draw.randint(0, 9)))])
         probs = draw.choice([(), (0.4, 0.6)])
         row |= scale | {
             "score_value": value,
@@ -131,9 +131,7 @@ def test_lengths_and_verdicts(given: tuple[Path, Rows]) -> None:
 
 def test_masses(given: tuple[Path, Rows]) -> None:
     run, rows = given
-    masses = [
-        row["score_mass"] for row in rows["steps"] if row.get("score_mass") is not None and row["score_probs"] and not row["score_unit"]
-    ]
+    masses = [row["score_mass"] for row in rows["steps"] if row.get("score_mass") is not None and row["score_probs"]]
     with Query(run) as db:
         found = option_mass(db)
     assert (found is None) == (not masses)

@@ -47,7 +47,7 @@ class CriticStage(EngineStage):
             chosen=best if accepted else None,
             label=OPTIONS[not accepted],
             value=percent[best],
-            scale=Scale("probability of Y", 0.0, 100.0, unit="%"),
+            scale=Scale("probability of Y", 0.0, 100.0),
             options=OPTIONS,
             probs=found[best][0],
             mass=found[best][1],

@@ -15,7 +15,7 @@ from pipeline.show.transcripts import MAX_TEXT, Transcript, option_probabilities
 from pipeline.store.query import Query
 from pipeline.store.rows import StepRow
 from tests.support.rows import blank
-from tests.support.traces import CHOOSE, LIKELIHOOD, SCORE, call, chain, verdict_columns, write
+from tests.support.traces import CHOOSE, SCORE, call, chain, verdict_columns, write
 
 pytestmark = pytest.mark.slow  # whole runs
 
@@ -121,10 +121,9 @@ def test_candidates_get_their_probabilities_and_repeated_ones_point_back() -> No
         (CHOOSE, (0.2, 0.5, 0.3), 2, (0.5, 0.3)),
         (CHOOSE, (0.6, 0.4), 2, (0.6, 0.4)),
         (CHOOSE, (0.2, 0.5, 0.2, 0.1), 3, ()),
-        (LIKELIHOOD, (0.6, 0.4), 2, (0.6, 0.4)),
         (SCORE, (0.1,) * 10, 2, ()),
     ],
-    ids=["none may be said", "one must be chosen", "same texts of other tokens", "likelihood", "digits are no candidates"],
+    ids=["none may be said", "one must be chosen", "same texts of other tokens", "digits are no candidates"],
 )
 def test_options_are_told_only_where_the_trace_tells_them(
     judged: dict[str, Any], probs: tuple[float, ...], distinct: int, expected: tuple[float, ...]
@@ -169,11 +168,6 @@ def test_options_are_told_only_where_the_trace_tells_them(
             SCORE,
             {"score_value": 6.0, "score_label": "6", "threshold": 7.0, "score_mass": 0.5, "score_probs": [0.1] * 10},
             "score: 6 against a threshold of 7 (50.0% probability on valid options)",
-        ),
-        (
-            LIKELIHOOD,
-            {"score_value": -0.25, "threshold": -0.5, "score_mass": 0.1},
-            "likelihood: -0.25 nats per token against a threshold of -0.5",
         ),
         (verdict_columns("pick", Scale("value")), {"score_label": "yes", "score_value": 12.0}, "pick: yes, 12"),
         ({"verify_kind": None}, {}, None),

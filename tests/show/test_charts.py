@@ -131,7 +131,6 @@ def test_acceptance_by_score() -> None:
     [
         (Scale("probability of the chosen option", 0.0, 1.0), "probability of the chosen option"),
         (Scale("score", 0.0, 9.0, integers=True), "score, 0 to 9"),
-        (Scale("log probability", high=0.0, unit="nats per token"), "log probability, nats per token"),
     ],
 )
 def test_axes_are_named_after_the_scale(scale: Scale, title: str) -> None:

@@ -1,17 +1,14 @@
-"""`choose`, `score` and `likelihood`: what they ask and how probabilities become a verdict."""
+"""`choose` and `score`: what they ask and how probabilities become a verdict."""
 
-import math
-from statistics import fmean
 from typing import Any
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from pipeline.engine import Completion, Request, Usage
 from pipeline.graph.prompts import CHOOSE_ASKED, CHOOSE_INTRO, CHOOSE_QUESTION, CHOOSE_THOUGHT_INTRO
 from pipeline.stages.choose import ChooseSpec, ChooseStage
-from pipeline.stages.score import LikelihoodSpec, LikelihoodStage, ScoreSpec, ScoreStage
+from pipeline.stages.score import ScoreSpec, ScoreStage
 from tests.support.chains import begun
 
 
@@ -21,10 +18,6 @@ def choose(here: Any, **fields: Any) -> Any:
 
 def score(here: Any, **fields: Any) -> Any:
     return ScoreStage("verify", ScoreSpec(engine="target", **fields), here.builders)
-
-
-def likelihood(here: Any, **fields: Any) -> Any:
-    return LikelihoodStage("verify", LikelihoodSpec(engine="target", **fields), here.builders)
 
 
 @given(st.lists(st.integers(0, 9), min_size=3, max_size=3).filter(any), st.sampled_from([0.0, 0.4, 0.5, 1.0]))
@@ -72,16 +65,15 @@ def test_thoughts_that_do_not_fit_together_are_all_rejected_without_a_call() -> 
     assert len(choose(here, unit="thought", reject=False).requests(chain)) == 1  # what may not be rejected fails with its chain
 
 
-@pytest.mark.parametrize("build", [choose, score, likelihood])
+@pytest.mark.parametrize("build", [choose, score])
 def test_without_candidates_nothing_is_asked_and_options_of_no_probability_are_a_rejection(build: Any) -> None:
     here, chain = begun()
     stage = build(here)
     assert stage.requests(chain) == []
     assert stage.apply(chain, []).verdict is None
     here.draft(chain, "a\n\n")
-    if build is not likelihood:
-        verdict = stage.apply(chain, [here.weighed(*[0.0] * 10)]).verdict
-        assert (verdict.accepted, verdict.label, verdict.mass, set(verdict.probs)) == (False, "0", 0.0, {0.0})
+    verdict = stage.apply(chain, [here.weighed(*[0.0] * 10)]).verdict
+    assert (verdict.accepted, verdict.label, verdict.mass, set(verdict.probs)) == (False, "0", 0.0, {0.0})
 
 
 @pytest.mark.parametrize("target", ["sim", "shifted", "tiny"])
@@ -108,48 +100,3 @@ def test_a_score_against_its_threshold(tenths: list[int], threshold: int, method
     assert tenths[int(verdict.label)] == max(tenths)
     assert verdict.accepted == (verdict.value >= threshold)
     assert (verdict.threshold, verdict.mass) == (threshold, pytest.approx(sum(tenths) / 100))
-
-
-@pytest.mark.parametrize("target", ["sim", "shifted", "tiny"])
-def test_a_likelihood_scores_distinct_candidates_after_the_context_and_asks_nothing(target: str) -> None:
-    here, chain = begun(target=target)
-    here.draft(chain, "It is 5.\n\n", "", "It is 5.\n\n", "Done.</think>")
-    encode = here.tokenizers["target"].encode
-    assert likelihood(here).requests(chain) == [
-        Request(
-            request_id=f"p#0/0/verify/{index}",
-            prompt_ids=chain.contexts["target"],
-            max_tokens=1,
-            seed=chain.seed("verify"),
-            scored_ids=tuple(encode(text)),
-            affinity="p#0",
-            content=chain.content,
-        )
-        for index, text in ((0, "It is 5.\n\n"), (3, "Done.</think>"))
-    ]
-
-
-Tokens = st.lists(st.integers(0, 20), max_size=4).map(lambda tenths: [-each / 10 for each in tenths])
-
-
-@given(st.lists(Tokens, min_size=1, max_size=4), st.sampled_from([-1.0, -0.5, 0.0]), st.sampled_from(["mean", "minimum"]))
-@example([[-0.1, -0.9]], -0.5, "mean")
-@example([[0.0, 0.0]], 0.0, "minimum")
-@example([[], [-0.5]], -1.0, "mean")
-def test_the_likeliest_candidate_is_accepted_where_it_reaches_the_threshold(
-    logprobs: list[list[float]], threshold: float, statistic: Any
-) -> None:
-    """By the mean over its tokens, or by the least likely one; a candidate without tokens is never accepted."""
-    here, chain = begun()
-    here.draft(chain, *("a" * (place + 1) if tokens else "" for place, tokens in enumerate(logprobs)))
-    shown = [logprobs[place] for place in chain.distinct_candidates()]
-    answers = [Completion(candidates=(), scored_logprobs=tuple(each), usage=Usage(input_tokens=1)) for each in shown if each]
-    verdict = likelihood(here, threshold=threshold, statistic=statistic).apply(chain, answers).verdict
-    least = {"mean": fmean, "minimum": min}[statistic]
-    values = [least(each) if each else -math.inf for each in shown]
-    assert verdict.value == pytest.approx(max(values))
-    best = values.index(max(values))
-    accepted = bool(shown[best]) and values[best] >= threshold
-    assert verdict.chosen == (chain.distinct_candidates()[best] if accepted else None)
-    assert (verdict.label, verdict.distinct) == (str(best + 1) if accepted else "0", len(shown))
-    assert verdict.mass == pytest.approx(min(1.0, sum(math.exp(sum(each)) for each in shown if each)))

@@ -38,14 +38,13 @@ def call(chain: str, engine: str, ready: float, submit: float, end: float, **mor
 
 def verdict_columns(kind: str, scale: Scale, *, of_candidates: bool = False) -> dict[str, Any]:
     """The columns of a step that say what gave its verdict and what the value means."""
-    names = ("score_scale", "score_unit", "score_low", "score_high", "score_integers", "score_of_candidates")
-    values = (scale.name, scale.unit, scale.low, scale.high, scale.integers, of_candidates)
+    names = ("score_scale", "score_low", "score_high", "score_integers", "score_of_candidates")
+    values = (scale.name, scale.low, scale.high, scale.integers, of_candidates)
     return {"verify_kind": kind, **dict(zip(names, values, strict=True))}
 
 
 CHOOSE = verdict_columns("choose", Scale("probability of the chosen option", 0.0, 1.0), of_candidates=True)
 SCORE = verdict_columns("score", Scale("score", 0.0, 9.0, integers=True))
-LIKELIHOOD = verdict_columns("likelihood", Scale("log probability", high=0.0, unit="nats per token"), of_candidates=True)
 
 
 def chain(name: str, start: float, end: float, **more: Any) -> Any:
