@@ -27,7 +27,7 @@ Z_95 = 1.959963984540054
 LEAST = 30
 """Fewer problems give no interval: it would be too narrow."""
 PROBLEMS = Path(__file__).with_name("problems.sql")
-COUNTS = ("problem", "chains", "graded", "right")
+COUNTS = ("chains", "graded", "right")
 """Columns that are added up over the chains of a problem; the others are means over its finished chains."""
 
 
@@ -83,11 +83,11 @@ CHANGES: Mapping[str, Mapping[str, int]] = {
 def read_sums(runs: Sequence[Query]) -> Sums:
     """The sums by problem of open runs, which count as one run: of each only the first folder is read."""
     parts = [_read(db) for db in runs]
-    problem, place = np.unique(np.concatenate([part["problem"] for part in parts]), return_inverse=True)
-    names = [name for name in parts[0] if name != "problem"]
-    added = {name: np.bincount(place, np.concatenate([part[name] for part in parts]), len(problem)) for name in names}
-    samples = np.maximum(added["chains"], 1)
-    sums = {name: column if name in COUNTS else column / samples for name, column in added.items()} | {"problem": problem}
+    problem, place = np.unique(np.concatenate([part.pop("problem") for part in parts]), return_inverse=True)
+    sums: Sums = {"problem": problem}
+    for name in list(parts[0]):  # column by column, so that a long run is not in memory twice
+        added = np.bincount(place, np.concatenate([part.pop(name) for part in parts]), len(problem))
+        sums[name] = added if name in COUNTS else added / np.maximum(sums["chains"], 1)
     return sums | {
         "problems": (sums["chains"] > 0).astype(float),
         "tokens": sums["thought_tokens"] + sums["answer_tokens"],
@@ -102,8 +102,7 @@ def _read(db: Query) -> Sums:
     stages = [node for node in run.plan.stages() if node.spec.finishes]
     db.execute(f"CREATE OR REPLACE TEMP MACRO worked(instant) AS {Axis(0, run.pauses).sql('instant')}")
     ending, whole = [node.name for node in stages], [node.name for node in stages if not node.spec.answers]
-    columns = db.columns(PROBLEMS, ending=ending or [""], whole=whole or [""])
-    return {name: column if name == "problem" else np.ma.filled(column, 0).astype(float) for name, column in columns.items()}
+    return db.columns(PROBLEMS, ending=ending or [""], whole=whole or [""])
 
 
 def figures(sums: Sums) -> dict[str, Estimate]:
