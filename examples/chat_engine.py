@@ -27,7 +27,7 @@ class Chat:
     """One model of a server; a request is one POST. The text of a reply is a thought or an answer, or it names an option."""
 
     def __init__(self, role: str, base_url: str, model: str, key: str | None = None, max_model_len: int = 32768) -> None:
-        self.facts = {"cannot": ("continues", "probabilities", "scoring", "logprobs", "top_k", "min_p")}
+        self.facts = {"cannot": ("continues", "probabilities", "logprobs", "top_k", "min_p")}
         self.role, self.model, self.max_model_len, self.vocab_size = role, model, max_model_len, VOCAB_SIZE
         self.tokenizer, self.requests = SimTokenizer(), 0  # the server's is unknown: a word counts as a token, turns have marks
         self.close = self.tokenizer.special_ids["</think>"]
@@ -36,8 +36,8 @@ class Chat:
     async def generate(self, request: pipeline.Request) -> pipeline.Completion:
         messages, begun = self.messages(request.prompt_ids)
         options, thinks = [self.tokenizer.decode([each]) for each in request.option_ids], self.close not in begun and not request.option_ids
-        if request.scored_ids or (thinks and self.text(begun)):
-            raise RequestRefused("a server with chat completions only cannot continue a thought, nor score a text")
+        if thinks and self.text(begun):
+            raise RequestRefused("a server with chat completions only cannot continue a thought")
         if options:
             messages[-1]["content"] += CHOICE.format(", ".join(options))
         elif not thinks:

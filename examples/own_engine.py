@@ -25,7 +25,7 @@ PROBLEMS = [
 class Generate:
     """A model in this process, one request at a time; nothing that a stage could ask for beyond plain text."""
 
-    role, facts = "target", {"cannot": ("options", "scoring")}
+    role, facts = "target", {"cannot": ("options",)}
 
     def __init__(self, folder: str) -> None:
         self.tokenizer: Any = HFTokenizer(folder)

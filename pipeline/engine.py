@@ -62,8 +62,6 @@ class Request(Struct, frozen=True, kw_only=True):
     """Not empty: choose one token among these (`max_tokens` is 1) and return all their log probabilities."""
     logprobs: bool = False
     """Return the cumulative log probability and the `Confidence` of every candidate, which takes notably longer on some engines."""
-    scored_ids: tuple[int, ...] = ()
-    """Not empty: generate nothing, return the log probability of each of these tokens after the prompt."""
     priority: int = 0
     """Lower goes first, in engines that order their own queues."""
     adapter: str | None = None
@@ -75,15 +73,15 @@ class Request(Struct, frozen=True, kw_only=True):
     """What the prompt holds, for engines that simulate an answer; those that compute one do not need it."""
 
     def digest(self) -> int:
-        """64 bits of what an answer depends on and calls have no columns for: the prompt, `scored_ids`, `stop_ids`, and where they are set
+        """64 bits of what an answer depends on and calls have no columns for: the prompt, `stop_ids`, and where they are set
         `top_k`, `min_p` and the adapter."""
         state = blake2b(packed(self.prompt_ids), digest_size=8)
         if self.adapter is not None:
             state.update(f"adapter={self.adapter!r} ".encode())
         if self.top_k or self.min_p:
             state.update(f"top_k={self.top_k} min_p={self.min_p!r}".encode())
-        for ids in (self.stop_ids, self.scored_ids) if self.stop_ids or self.scored_ids else ():
-            state.update(array("I", (_NO_ID, *ids)))
+        if self.stop_ids:
+            state.update(array("I", (_NO_ID, *self.stop_ids, _NO_ID)))
         return int.from_bytes(state.digest(), "little", signed=True)
 
 
@@ -142,11 +140,9 @@ class Completion(Struct, frozen=True, kw_only=True):
     """The answer to one request."""
 
     candidates: tuple[Candidate, ...]
-    """`n` of them; one for a choice; none for a scoring."""
+    """`n` of them; one for a choice."""
     option_logprobs: tuple[float, ...] = ()
     """Log probability of each of `option_ids`, in that order, before any masking: their exponentials sum to the mass on valid options."""
-    scored_logprobs: tuple[float, ...] = ()
-    """Log probability of each of `scored_ids`, in that order."""
     usage: Usage
     timing: Timing = Timing()
     model: str | None = None
@@ -275,7 +271,7 @@ class Engine(Protocol):
         servers: addresses of the servers that compute for it, in place of `devices`.
         replay: the folder of the recorded run that it answers from.
         cannot: what it cannot do of all that stages may need (`StageSpec.needs`). `continues`: continue a partial reply;
-            `options`: give log probabilities of `option_ids`; `scoring`: of `scored_ids`; `logprobs`: of what it writes, and of the
+            `options`: give log probabilities of `option_ids`; `logprobs`: of what it writes, and of the
             likeliest tokens in its place; `top_p`, `top_k`, `min_p`, `seeds`: honour these. Left out: it can do all of it.
         batch_invariant: whether it promises that a request gets the same answer whatever else is in the batch. Left out: it does not.
         kv_cache_tokens: tokens whose keys and values fit into its cache, over all replicas.

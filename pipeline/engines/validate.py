@@ -25,7 +25,7 @@ _MANY_IDS = 128
 def validate_request(request: Request, max_model_len: int, vocab_size: int, adapters: Collection[str] | None = ()) -> None:
     """Raise an error for a flaw in `request`, before anything is computed: every engine refuses the same requests.
 
-    Raises `ContextOverflow` where the prompt, with the tokens to be scored, leaves no room for one token, `RequestRefused` for ids outside
+    Raises `ContextOverflow` where the prompt leaves no room for one token, `RequestRefused` for ids outside
     the vocabulary, options and sampling parameters that contradict each other or are out of range, and an adapter that is none of
     `adapters` (None: any is). An engine adds only what its own memory forbids.
     """
@@ -34,14 +34,14 @@ def validate_request(request: Request, max_model_len: int, vocab_size: int, adap
     )
     if flaw:
         raise RequestRefused(f"request {request.request_id!r}: {flaw}")
-    if len(request.prompt_ids) + len(request.scored_ids) + 1 > max_model_len:  # engines that score sample a token, too
-        raise ContextOverflow(len(request.prompt_ids) + len(request.scored_ids), max_model_len)
+    if len(request.prompt_ids) >= max_model_len:
+        raise ContextOverflow(len(request.prompt_ids), max_model_len)
 
 
 def _flaw_in_ids(request: Request, vocab_size: int) -> str | None:
     if not request.prompt_ids:
         return "its prompt is empty"
-    for ids in (request.prompt_ids, request.option_ids, request.scored_ids):
+    for ids in (request.prompt_ids, request.option_ids):
         if ids and not _all_in(ids, vocab_size):
             wrong = next(i for i in ids if not 0 <= i < vocab_size)
             return f"token id {wrong} is not in the model's vocabulary of {vocab_size}"
@@ -58,10 +58,8 @@ def _all_in(ids: Sequence[int], vocab_size: int) -> bool:
 
 
 def _flaw_in_options(request: Request) -> str | None:
-    if request.option_ids and request.scored_ids:
-        return "option_ids and scored_ids exclude each other"
-    if (request.option_ids and (request.max_tokens, request.n) != (1, 1)) or (request.scored_ids and request.n != 1):
-        return f"a choice or a scoring is of one token or text, not max_tokens={request.max_tokens}, n={request.n}"
+    if request.option_ids and (request.max_tokens, request.n) != (1, 1):
+        return f"a choice is of one token, not max_tokens={request.max_tokens}, n={request.n}"
     return None
 
 
@@ -100,18 +98,15 @@ def validate_completion(completion: Completion, request: Request, vocab_size: in
 
 
 def _flaw_in_completion(completion: Completion, request: Request, vocab_size: int) -> str | None:
-    wanted = 0 if request.scored_ids else request.n
-    if len(completion.candidates) != wanted:
-        return f"it has {len(completion.candidates)} candidates, not {wanted}"
+    if len(completion.candidates) != request.n:
+        return f"it has {len(completion.candidates)} candidates, not {request.n}"
     for candidate in completion.candidates:
         if flaw := _flaw_in_candidate(candidate, request, vocab_size, completion.usage.output_tokens):
             return flaw
     chosen = completion.candidates[0].ids if request.option_ids else ()
     if request.option_ids and (len(chosen) != 1 or chosen[0] not in request.option_ids):
         return f"it chose {list(chosen)}, which is none of the options"
-    return _flaw_in_logprobs(completion.option_logprobs, len(request.option_ids), "option") or _flaw_in_logprobs(
-        completion.scored_logprobs, len(request.scored_ids), "scored"
-    )
+    return _flaw_in_logprobs(completion.option_logprobs, len(request.option_ids))
 
 
 def _flaw_in_candidate(candidate: Candidate, request: Request, vocab_size: int, sampled: int) -> str | None:
@@ -137,10 +132,8 @@ def _flaw_in_candidate(candidate: Candidate, request: Request, vocab_size: int, 
     return None
 
 
-def _flaw_in_logprobs(logprobs: Sequence[float], wanted: int, what: str) -> str | None:
+def _flaw_in_logprobs(logprobs: Sequence[float], wanted: int) -> str | None:
     if len(logprobs) != wanted:
-        return f"its {what} log probabilities are {len(logprobs)}, not {wanted}"
-    if not logprobs:
-        return None
+        return f"its option log probabilities are {len(logprobs)}, not {wanted}"
     wrong = [logprob for logprob in array("d", logprobs) if not logprob <= _ROUNDING]
     return f"{wrong[0]} is not a log probability" if wrong else None

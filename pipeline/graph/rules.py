@@ -28,8 +28,6 @@ _LACKS = {
     "thoughts, such as `scot`",
     "options": "returns no log probabilities, which stage `{stage}` needs for its verdict; use a server that returns them, or a judge "
     "without an engine, such as `vote`",
-    "scoring": "returns no log probabilities of prompt tokens, which stage `{stage}` needs; use an engine that returns them (torch, a vLLM "
-    "server), or judge with `choose` or `score`",
     "logprobs": "returns no log probabilities of what it writes, which stage `{stage}` needs; use an engine that returns them (torch, "
     "vllm, most servers with /v1/completions, a replay of a run that had them), or leave out what needs them",
     "seeds": "does not support seeds: stage `{stage}` samples a different text in every run; use an engine that does if runs must be "

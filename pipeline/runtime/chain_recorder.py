@@ -234,7 +234,6 @@ class ChainRecorder:
             tuple([None if c.stop_reason is None else str(c.stop_reason) for c in candidates]),
             request.option_ids,
             answer.option_logprobs,
-            answer.scored_logprobs,
             self._clock.unix_ns(submit),
             self._clock.unix_ns(end),
             submit - ready,

@@ -46,8 +46,8 @@ class _Stage:
 
     def begin(self, request: Request) -> None:
         """A call is sent."""
-        self.most = max(self.most, 1 if request.scored_ids else request.max_tokens)
-        self.prompts += _prompt(request)
+        self.most = max(self.most, request.max_tokens)
+        self.prompts += len(request.prompt_ids)
         self.sequences += request.n
         self.running[request.request_id] = 0
 
@@ -59,7 +59,7 @@ class _Stage:
                 self.running[other] = max(self.running[other], tokens)
             self.ended, self.written = self.ended + 1, self.written + tokens
         del self.running[request.request_id]
-        self.prompts -= _prompt(request)
+        self.prompts -= len(request.prompt_ids)
         self.sequences -= request.n
 
 
@@ -84,10 +84,6 @@ class CallRoom:
     def end(self, stage: str, request: Request, tokens: int | None) -> None:
         """A call that had begun has ended; `tokens` is the mean of its texts, None where it has none."""
         self._stages[stage].end(request, tokens)
-
-
-def _prompt(request: Request) -> int:
-    return len(request.prompt_ids) + len(request.scored_ids)
 
 
 class Lane:

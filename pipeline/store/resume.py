@@ -49,10 +49,7 @@ class ResumedCall(AnsweredCall, frozen=True, kw_only=True):
 
     def completion(self, tokenizer: Tokenizer) -> Completion:
         """The completion that the engine gave, with texts decoded from the recorded ids."""
-        candidates = self.candidates(tokenizer)
-        return Completion(
-            candidates=candidates, option_logprobs=self.option_logprobs, scored_logprobs=self.scored_logprobs, usage=self.usage
-        )
+        return Completion(candidates=self.candidates(tokenizer), option_logprobs=self.option_logprobs, usage=self.usage)
 
 
 RECORDED = ("chain_id", "error_type", *ResumedCall.__struct_fields__)

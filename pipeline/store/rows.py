@@ -110,8 +110,6 @@ class CallRow(ChainKey, frozen=True):
     """Options of a single-token choice, as tokens."""
     option_logprobs: tuple[float, ...]
     """Natural log of the probability of each option, before masking; empty if the call was no choice."""
-    scored_logprobs: tuple[float, ...]
-    """Natural log of the probability of each scored token; empty if none was scored."""
     submit_unix_ns: Instant
     """When the request was sent to the engine."""
     end_unix_ns: Instant
@@ -182,7 +180,6 @@ class AnsweredCall(Struct, frozen=True, kw_only=True):
     finish_reason: tuple[FinishReason, ...]
     stop_reason: tuple[str | None, ...]
     option_logprobs: tuple[float, ...]
-    scored_logprobs: tuple[float, ...]
     logprob_mean: tuple[float | None, ...]
     logprob_min: tuple[float | None, ...]
     first_entropy: tuple[float | None, ...]

@@ -45,8 +45,8 @@ class EchoModel:
         return not self._running
 
     def add(self, number: int, request: Request) -> None:
-        if request.scored_ids:
-            raise RequestRefused("an echo scores nothing")
+        if request.option_ids:
+            raise RequestRefused("an echo chooses nothing")
         self._running[number] = request, 0
 
     def abort(self, number: int) -> None:

@@ -13,7 +13,7 @@ from pipeline.engine import Asks, Candidate, Completion, Request, Tokenizer
 from pipeline.engines.openai.completions import Terms, answer_ids, prompt_of
 from pipeline.engines.openai.engine import OpenAIEngine
 from pipeline.engines.openai.spec import OpenAISpec
-from pipeline.errors import BadCompletion, EngineDead, EngineUnavailable, GraphError, PipelineError, RequestRefused
+from pipeline.errors import EngineDead, EngineUnavailable, GraphError, PipelineError, RequestRefused
 from pipeline.reasoning.prompts import PromptBuilder
 from tests.support.chat_models import chat_model, folder_of
 from tests.support.served import (
@@ -91,14 +91,6 @@ def test_candidates_draw_from_seed_and_index_and_options_are_read(kind: Kind) ->
     assert some.option_logprobs == ((-1.0, -2.0) if kind is VLLM else (-float("inf"), -2.0)), "one that was not named has no probability"
 
 
-def test_tokens_of_a_prompt_are_scored_where_the_server_can() -> None:
-    request = ask(prompt_ids=PROMPT[:-3], max_tokens=1, scored_ids=tuple(PROMPT[-3:]))
-    (scored,) = answers(VLLM, request)
-    assert (scored.candidates, scored.scored_logprobs, scored.usage.output_tokens) == ((), (-0.25,) * 3, 0)
-    with pytest.raises(BadCompletion, match="lacks the log probabilities of some scored tokens"):
-        answers(HOSTED, request)
-
-
 def test_a_server_that_does_not_keep_to_max_tokens_is_cut_short() -> None:
     text = "So 5 pens. " * 20
     found = after(edited(lambda answer: first(answer).update(text=text, finish_reason="stop")), ask(max_tokens=10, logprobs=False), HOSTED)
@@ -141,7 +133,7 @@ def test_any_other_server_is_sent_texts_and_openai_fields_only() -> None:
     body, engine = sent(HOSTED, ask(temperature=0.6, n=2, stop=("\n\n",), stop_ids=(THINK_CLOSE,)))
     assert body.keys() <= OPENAI_FIELDS
     assert (body["prompt"], body["stop"], body["logprobs"]) == (TOKENIZER.decode(PROMPT), ["\n\n"], 5)
-    assert {"prompts": "text", "cannot": ("scoring", "top_k", "min_p")}.items() <= engine.facts.items()
+    assert {"prompts": "text", "cannot": ("top_k", "min_p")}.items() <= engine.facts.items()
     assert sent(HOSTED, ask(stop_ids=(THINK_CLOSE,)))[0]["stop"] == ["</think>"]
     assert sent(VLLM, ask(), server="generic")[0]["prompt"] == TOKENIZER.decode(PROMPT)
 
@@ -295,7 +287,7 @@ def test_the_context_is_the_one_that_both_allow_and_the_cache_that_of_all_engine
         with small_server(replace(HOSTED, card=card, logprobs=False), TOKENIZER) as server:
             engine = opened(spec_of(server, max_model_len=stated))
         assert engine.max_model_len == length
-        assert engine.facts["cannot"] == ("options", "logprobs", "scoring", "top_k", "min_p"), "it has no log probabilities"
+        assert engine.facts["cannot"] == ("options", "logprobs", "top_k", "min_p"), "it has no log probabilities"
     with small_server(VLLM, TOKENIZER) as server:
         for server.metrics, *found in (
             (LINE % (0, "100") + LINE % (1, "50"), 16, 16 * 150),

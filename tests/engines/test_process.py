@@ -44,8 +44,8 @@ def test_an_engine_of_another_package_answers_refuses_and_counts() -> None:
         answer = await engine.generate(asked(n=2))
         assert [candidate.ids for candidate in answer.candidates] == [tuple(PROMPT[:3]), tuple(PROMPT[1:4])]
         assert answer.candidates[0].text == engine.tokenizer.decode(PROMPT[:3])
-        with pytest.raises(RequestRefused, match=r"^request 'r': an echo scores nothing$"):
-            await engine.generate(asked(scored_ids=(1,)))
+        with pytest.raises(RequestRefused, match=r"^request 'r': an echo chooses nothing$"):
+            await engine.generate(asked(option_ids=(1,), max_tokens=1))
         with pytest.raises(ContextOverflow):
             await engine.generate(asked(prompt_ids=PROMPT * 99))
         async with anyio.create_task_group() as tasks:

@@ -134,15 +134,6 @@ async def test_a_cancelled_request_leaves_with_the_iteration_under_way() -> None
         assert engine.statistics().running == engine.statistics().waiting == 0
 
 
-async def test_a_scoring_costs_the_prefill_of_what_it_scores() -> None:
-    async with opened() as engine:
-        scoring = Request(request_id="a", prompt_ids=prompt(8), max_tokens=1, scored_ids=prompt(6, "b"))
-        [(end, completion)] = await run(engine, (0.0, scoring))
-        assert end == iteration(14, 14)
-        assert len(completion.scored_logprobs) == 6
-        assert (completion.candidates, completion.usage.output_tokens) == ((), 0)
-
-
 async def test_a_closed_engine_is_dead() -> None:
     async with opened() as engine:
         with pytest.RaisesGroup(EngineDead):

@@ -152,11 +152,10 @@ def test_correlation_changes_who_fails_together_but_not_how_often(correlation: f
     assert alike == pytest.approx(1 - (1 - correlation) * 2 * 0.8 * 0.2, abs=0.05)
 
 
-def test_a_right_step_has_a_higher_score_and_a_higher_probability_than_a_wrong_one() -> None:
+def test_a_right_step_has_a_higher_score_than_a_wrong_one() -> None:
     judge, context = model("t", verifier_accuracy=1), start()
     wrong, right = (write(model(step_accuracy=accuracy), context, **STEP)[0].ids for accuracy in (0, 1))
     assert choice(judge, DIALECT.score(context, wrong)) < 7 <= choice(judge, DIALECT.score(context, right))
-    assert fmean(judge.score(context, wrong)) < fmean(judge.score(context, right)) < 0
 
 
 def test_a_gate_separates_right_from_wrong_steps_as_well_as_stated() -> None:

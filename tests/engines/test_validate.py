@@ -25,7 +25,6 @@ def flaw(asked: dict[str, Any], **given: Any) -> str | None:
 
 TWO = {"n": 2}
 CHOICE = {"option_ids": (3, 4), "max_tokens": 1}
-SCORING = {"scored_ids": (3, 4)}
 
 
 @pytest.mark.parametrize(
@@ -34,7 +33,6 @@ SCORING = {"scored_ids": (3, 4)}
         (TWO, {"candidates": (said(1), said(text=""))}, None),
         (TWO, {"candidates": (said(1, cumulative_logprob=None), said(1, cumulative_logprob=0.004))}, None),
         (CHOICE, {"candidates": (said(4),), "option_logprobs": (-math.inf, 0.0)}, None),
-        (SCORING, {"scored_logprobs": (-math.inf, -2.0)}, None),
         ({"max_tokens": 300}, {"candidates": (said(*[9] * 300),)}, None),
         (TWO, {"candidates": (said(1),)}, "it has 1 candidates, not 2"),
         (TWO, {"candidates": (said(1), said(1, 10))}, "token id 10 is not in the model's vocabulary of 10"),
@@ -46,7 +44,6 @@ SCORING = {"scored_ids": (3, 4)}
         (CHOICE, {"candidates": (said(5),), "option_logprobs": (-1.0, -1.0)}, "it chose [5], which is none of the options"),
         (CHOICE, {"candidates": (said(3),), "option_logprobs": (-1.0,)}, "its option log probabilities are 1, not 2"),
         (CHOICE, {"candidates": (said(3),), "option_logprobs": (-1.0, math.inf)}, "inf is not a log probability"),
-        (SCORING, {"scored_logprobs": (-1.0,) * 3}, "its scored log probabilities are 3, not 2"),
         ({"logprobs": True}, {"candidates": (said(1),)}, "a candidate lacks the requested log probabilities"),
         ({}, {"candidates": (said(1.5),)}, "it holds a value of a wrong type: 'float' object cannot be interpreted as an integer"),
         ({}, {"candidates": (said(1, text=5),)}, "it holds a value of a wrong type: expected text, got 'int'"),
@@ -63,10 +60,8 @@ def test_what_is_no_answer_is_told_in_one_clause(asked: dict[str, Any], given: d
         ({"prompt_ids": [1, 1 << 40]}, f"token id {1 << 40} is not in the model's vocabulary"),
         ({"prompt_ids": [1, -1]}, "token id -1 is not in the model's vocabulary"),
         ({"option_ids": (1, -2), "max_tokens": 1}, "token id -2 is not in the model's vocabulary"),
-        ({"option_ids": (1, 2), "max_tokens": 2}, "one token or text, not max_tokens=2, n=1"),
-        ({"option_ids": (1, 2), "max_tokens": 1, "n": 2}, "one token or text, not max_tokens=1, n=2"),
-        ({"option_ids": (1, 2), "max_tokens": 1, "scored_ids": (1,)}, "exclude each other"),
-        ({"scored_ids": (1,), "n": 2}, "n=2"),
+        ({"option_ids": (1, 2), "max_tokens": 2}, "a choice is of one token, not max_tokens=2, n=1"),
+        ({"option_ids": (1, 2), "max_tokens": 1, "n": 2}, "a choice is of one token, not max_tokens=1, n=2"),
         ({"max_tokens": 0}, "max_tokens=0 is out of range"),
         ({"n": 0}, "n=0 is out of range"),
         ({"temperature": -1.0}, "temperature=-1.0 is out of range"),
@@ -84,11 +79,10 @@ def test_what_no_engine_can_run_is_refused_in_one_sentence(flaw: dict[str, Any],
         validate_request(Request(**{"request_id": "r", "prompt_ids": [1], "max_tokens": 4} | flaw), 16, 10, ("other",))
 
 
-@pytest.mark.parametrize(("prompt", "scored", "fits"), [(9, 0, True), (10, 0, False), (4, 5, True), (5, 5, False)])
-def test_a_prompt_leaves_room_for_one_token_behind_all_that_is_read(prompt: int, scored: int, fits: bool) -> None:
-    request = Request(request_id="r", prompt_ids=[1] * prompt, max_tokens=1, scored_ids=(1,) * scored)
+@pytest.mark.parametrize(("prompt", "fits"), [(9, True), (10, False)])
+def test_a_prompt_leaves_room_for_one_token(prompt: int, fits: bool) -> None:
     with nullcontext() if fits else pytest.raises(ContextOverflow):
-        validate_request(request, 10, 100)
+        validate_request(Request(request_id="r", prompt_ids=[1] * prompt, max_tokens=1), 10, 100)
 
 
 def test_each_adapter_has_another_digest() -> None:

@@ -55,7 +55,7 @@ def test_speculation_is_counted_and_a_choice_works_under_it(portal: BlockingPort
     portal.call(engine.generate, asked(engine, PROBLEMS[0]))
     counted = engine.statistics().speculation
     assert counted is not None
-    assert engine.facts["cannot"] == ("scoring", "min_p", "top_k")
+    assert engine.facts["cannot"] == ("min_p", "top_k")
     assert 0 < counted.accepted_tokens < counted.draft_tokens <= TOKENS * counted.drafts
     assert sum(counted.accepted_by_position) == counted.accepted_tokens
     assert sorted(counted.accepted_by_position, reverse=True) == list(counted.accepted_by_position)

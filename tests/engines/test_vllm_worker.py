@@ -92,7 +92,6 @@ def gone() -> Exception:
     ("does", "options", "becomes", "says"),
     [
         ({"fails": lambda: ValueError("temperature is odd")}, {"n": 3}, "refused", "temperature is odd"),
-        ({}, {"scored_ids": (7,)}, "refused", "scores no tokens"),
         ({"fails": gone}, {"n": 3}, "again", "the block is gone"),
         ({"fails": lambda: KeyError("x")}, {}, "again", "x"),
         ({"finish_reason": "error"}, {}, "again", "finish reason 'error'"),

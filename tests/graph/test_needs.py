@@ -10,7 +10,7 @@ from pipeline.graph.rules import check_needs, unmet_needs
 from pipeline.run.prepare import load_plan
 from tests.support.paths import ROOT, SIM
 
-EVERYTHING = ("continues", "options", "probabilities", "scoring", "logprobs", "seeds", "top_p", "top_k", "min_p")
+EVERYTHING = ("continues", "options", "probabilities", "logprobs", "seeds", "top_p", "top_k", "min_p")
 
 
 def plan(graph: str, *settings: str) -> Plan:

@@ -11,8 +11,8 @@ from pipeline.engine import Request
 from pipeline.runtime.lane import Call, CallRoom, Lane
 
 
-def request(name: int, prompt: int = 10, max_tokens: int = 90, n: int = 1, scored: int = 0) -> Request:
-    return Request(request_id=str(name), prompt_ids=[1] * prompt, max_tokens=max_tokens, n=n, scored_ids=(1,) * scored)
+def request(name: int, prompt: int = 10, max_tokens: int = 90, n: int = 1) -> Request:
+    return Request(request_id=str(name), prompt_ids=[1] * prompt, max_tokens=max_tokens, n=n)
 
 
 def begun(room: CallRoom, *requests: Request, stage: str = "response") -> int:
@@ -42,9 +42,8 @@ def test_a_call_that_failed_teaches_nothing_and_frees_its_place() -> None:
     assert begun(room, request(1), request(2)) == 1
 
 
-def test_every_text_of_a_call_counts_and_a_scoring_has_its_prompt_alone() -> None:
+def test_every_text_of_a_call_counts() -> None:
     assert begun(CallRoom(250), *[request(i, prompt=50, max_tokens=20, n=5) for i in range(9)]) == 3
-    assert begun(CallRoom(450), *[request(i, prompt=50, max_tokens=900, scored=99) for i in range(9)]) == 4
 
 
 def test_stages_are_expected_to_write_as_they_did() -> None:

@@ -103,24 +103,19 @@ def _after(calls: int, limit: int | None) -> bool:
 
 
 def _spoilt(completion: Completion, kind: int) -> Completion:
-    """No answer, in one of four ways: nothing at all; ids of no token, and a log probability too many; what are no numbers; and texts that
+    """No answer, in one of four ways: nothing at all; ids of no token; what are no numbers; and texts that
     are empty and did not end by themselves."""
 
     def each(**change: Any) -> tuple[Candidate, ...]:
         return tuple(structs.replace(candidate, **change) for candidate in completion.candidates)
 
-    options, scored = completion.option_logprobs, completion.scored_logprobs
+    options = completion.option_logprobs
     changes: list[dict[str, Any]] = [
-        {"candidates": (), "option_logprobs": (), "scored_logprobs": ()},
-        {"candidates": each(ids=(VOCAB_SIZE,)), "scored_logprobs": (*scored, 0.0)},
-        {
-            "candidates": each(cumulative_logprob=math.nan),
-            "option_logprobs": (math.nan,) * len(options),
-            "scored_logprobs": (math.nan,) * len(scored),
-        },
+        {"candidates": (), "option_logprobs": ()},
+        {"candidates": each(ids=(VOCAB_SIZE,))},
+        {"candidates": each(cumulative_logprob=math.nan), "option_logprobs": (math.nan,) * len(options)},
         {
             "candidates": each(ids=(), text="", finish_reason="length", stop_reason=None),
-            "scored_logprobs": scored[:-1],
             "usage": structs.replace(completion.usage, output_tokens=0),
         },
     ]

@@ -246,7 +246,6 @@ class Writer:
             choice["stop_reason"] = None if stop in self.tokenizer.eos_ids else stop
             choice["token_ids"] = ids if self.body.get("return_token_ids") else None
             choice["prompt_token_ids"] = self.prompt if self.body.get("return_token_ids") else None
-            choice["prompt_logprobs"] = self.scored()
         if self.body.get("logprobs") is not None:
             choice["logprobs"] = self.logprobs(ids) if self.kind.logprobs else None
         return choice
@@ -288,11 +287,6 @@ class Writer:
             "token_logprobs": [-0.5] * len(ids),
             "top_logprobs": [{label(token): value for token, value in top.items()} for top in tops],
         }
-
-    def scored(self) -> list[dict[str, Any] | None] | None:
-        if self.body.get("prompt_logprobs") is None:
-            return None
-        return [None, *({str(token): {"logprob": -0.25, "rank": 1}} for token in self.prompt[1:])]
 
 
 class Listener(ThreadingHTTPServer):

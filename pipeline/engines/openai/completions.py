@@ -58,7 +58,7 @@ class Terms(Struct, frozen=True, kw_only=True):
     @property
     def cannot(self) -> tuple[str, ...]:
         """The fact of that name of `Engine.facts`."""
-        return (*(() if self.logprobs else ("options", "logprobs")), *(() if self.ids else ("scoring", "top_k", "min_p")))
+        return (*(() if self.logprobs else ("options", "logprobs")), *(() if self.ids else ("top_k", "min_p")))
 
 
 class Prompt(NamedTuple):
@@ -71,8 +71,8 @@ class Prompt(NamedTuple):
 
 
 def prompt_of(request: Request, terms: Terms) -> Prompt:
-    """The prompt of `request`, followed by the tokens to score. Raises `RequestRefused` for a text that a server would read otherwise."""
-    ids = [*request.prompt_ids, *request.scored_ids]
+    """The prompt of `request`. Raises `RequestRefused` for a text that a server would read otherwise."""
+    ids = list(request.prompt_ids)
     if terms.ids:
         return Prompt(Raw(msgspec.json.encode(ids)), len(ids))
     controls, text = terms.tokenizer.control_ids, terms.tokenizer.decode(ids)
@@ -90,7 +90,7 @@ def body_of(request: Request, prompt: Prompt, terms: Terms, room: int) -> bytes:
     body: dict[str, Any] = {
         "model": terms.spec.model if request.adapter is None else terms.spec.adapters[request.adapter],
         "prompt": prompt.sent,
-        "max_tokens": 1 if request.scored_ids else min(request.max_tokens, room),
+        "max_tokens": min(request.max_tokens, room),
         "temperature": request.temperature,
         "top_p": request.top_p,
     }
@@ -106,8 +106,6 @@ def body_of(request: Request, prompt: Prompt, terms: Terms, room: int) -> bytes:
         body |= {**_VLLM, "top_k": request.top_k or -1, "min_p": request.min_p, "stop_token_ids": request.stop_ids}
         if request.option_ids:
             body |= {"logprob_token_ids": request.option_ids, "allowed_token_ids": request.option_ids}
-        if request.scored_ids:
-            body["prompt_logprobs"] = 0
     return msgspec.json.encode(body | terms.spec.extra)  # type: ignore[operator]
 
 
@@ -164,7 +162,6 @@ class Choice(Struct, frozen=True):
     logprobs: Logprobs | None = None
     stop_reason: Stop | UnsetType = UNSET
     """vLLM's field for the stop string or stop id that ended it; None for an end of sequence."""
-    prompt_logprobs: tuple[dict[str, TokenLogprob] | None, ...] | None = None
     prompt_token_ids: Raw = _NULL
     """The prompt, which vLLM repeats with every candidate."""
 
@@ -248,8 +245,6 @@ def completion_of(request: Request, body: Body, prompt: Prompt, terms: Terms) ->
     if asked > 1 and [choice.index for choice in choices] != list(range(asked)):
         raise _malformed("numbers its choices in an unexpected way")
     _check_prompt(body, prompt, terms)
-    if request.scored_ids:
-        return Completion(candidates=(), scored_logprobs=_scored(request, choices[0]), usage=_usage(request, body, 0))
     options: tuple[float, ...] = ()
     candidates = [] if request.option_ids else [_candidate(request, choice, terms) for choice in choices]
     if request.option_ids:
@@ -279,13 +274,12 @@ def _check_prompt(body: Body, prompt: Prompt, terms: Terms) -> None:
 def _usage(request: Request, body: Body, sampled: int) -> Usage:
     """The counts that the server states; where it states none, or some that cannot be true, those of the request and of the `sampled`
     tokens. For several candidates vLLM states as cached what the last of them found, which the others had just computed."""
-    given, written = len(request.prompt_ids) + len(request.scored_ids), body.count("completion_tokens")
+    given, written = len(request.prompt_ids), body.count("completion_tokens")
     if written is None or not sampled <= written <= request.n * (request.max_tokens + 1):
         written = sampled
-    alone = not request.scored_ids and candidates_asked(request) == 1
-    cached = body.count("cached_tokens", "prompt_tokens_details") if alone else None
+    cached = body.count("cached_tokens", "prompt_tokens_details") if candidates_asked(request) == 1 else None
     cached = None if cached is None else min(cached, given)
-    return Usage(input_tokens=given, cached_input_tokens=cached, output_tokens=0 if request.scored_ids else written)
+    return Usage(input_tokens=given, cached_input_tokens=cached, output_tokens=written)
 
 
 def _candidate(request: Request, choice: Choice, terms: Terms) -> Candidate:
@@ -370,12 +364,3 @@ def _logprob(value: float | None) -> float:
     if value is None or not value <= _MAX_LOGPROB:
         raise _malformed(f"has a log probability of {value}")
     return -math.inf if value <= _MIN_LOGPROB else value
-
-
-def _scored(request: Request, choice: Choice) -> tuple[float, ...]:
-    """Log probabilities of the tokens at the end of the prompt."""
-    places = (choice.prompt_logprobs or ())[-len(request.scored_ids) :]
-    given = [place.get(str(token)) if place else None for place, token in zip(places, request.scored_ids, strict=False)]
-    if len(given) < len(request.scored_ids) or None in given:
-        raise _malformed("lacks the log probabilities of some scored tokens")
-    return tuple([_logprob(one.logprob) for one in given if one is not None])

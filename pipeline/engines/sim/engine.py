@@ -102,7 +102,6 @@ class SimEngine:
         return Completion(
             candidates=output.candidates,
             option_logprobs=output.option_logprobs,
-            scored_logprobs=output.scored_logprobs,
             usage=usage,
             timing=Timing(
                 queue_time_s=first.scheduled - first.arrived,
@@ -152,7 +151,7 @@ class SimEngine:
     def _jobs(self, request: Request, output: Output) -> dict[Job, Done]:
         """The jobs of a request, each with what has a result when it is over: one for the first `max_num_seqs` candidates, and one for each
         further candidate. Raises `RequestRefused` where they can never fit."""
-        prompt, spec, inner = packed(request.prompt_ids) + packed(request.scored_ids), self.spec, self.spec.speculative
+        prompt, spec, inner = packed(request.prompt_ids), self.spec, self.spec.speculative
         if (need := len(prompt) + sum(output.lengths)) > spec.kv_cache_tokens:
             raise RequestRefused(f"{need} tokens of keys and values do not fit; kv_cache_tokens is {spec.kv_cache_tokens}")
         now, cached, jobs = self._clock.now(), tuple(map(packed, output.cached)), {}
@@ -162,7 +161,7 @@ class SimEngine:
             job = Job(
                 key=(request.priority, now, request.request_id, next(self._numbers)),
                 prompt=prompt,
-                reusable=len(request.prompt_ids) - 1,
+                reusable=len(prompt) - 1,
                 lengths=output.lengths[start:end],
                 cached_outputs=cached[start:end],
                 notify=partial(_end, done),

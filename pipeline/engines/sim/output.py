@@ -32,12 +32,11 @@ class Output(Struct, frozen=True):
 
     candidates: tuple[Candidate, ...]
     option_logprobs: tuple[float, ...] = ()
-    scored_logprobs: tuple[float, ...] = ()
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """Tokens that are sampled for each candidate, at least one; a request that only scores samples one, which is dropped."""
-        return tuple(max(len(each.ids) + each.ended, 1) for each in self.candidates) or (1,)
+        """Tokens that are sampled for each candidate, at least one."""
+        return tuple(max(len(each.ids) + each.ended, 1) for each in self.candidates)
 
     @property
     def cached(self) -> tuple[tuple[int, ...], ...]:

@@ -90,8 +90,6 @@ def output_of(call: RecordedCall, request: Request, limit: int, tokenizer: Token
     A candidate depends on the seed and its own number alone (`Request.seed`), and its text on nothing that comes after. So the
     first few of the recorded candidates, and the beginnings of their texts, are what the model would have written.
     """
-    if request.scored_ids:
-        return Output((), scored_logprobs=call.scored_logprobs)
     candidates = list(call.candidates(tokenizer)[: request.n])
     for place, each in enumerate(candidates):
         if request.max_tokens == call.max_tokens and len(each.ids) <= limit:

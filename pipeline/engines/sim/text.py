@@ -206,8 +206,6 @@ class TextModel:
     def output(self, request: Request, max_model_len: int) -> Output:
         """See `TextSource`."""
         prompt = packed(request.prompt_ids)
-        if request.scored_ids:
-            return Output((), scored_logprobs=self.score(prompt, tuple(request.scored_ids)))
         if request.option_ids:
             chosen, logprobs = self.choose(request, prompt)
             ids = (request.option_ids[chosen],)
@@ -273,12 +271,6 @@ class TextModel:
             chosen = int(_draws(f"{self.name}/option/{hash(tuple(prompt[-64:]))}")[0] * options)
         chosen = min(chosen, options - 1)
         return chosen, _option_logprobs(options, chosen)
-
-    def score(self, prompt: Sequence[int], scored: tuple[int, ...]) -> tuple[float, ...]:
-        """Log probability of each of the `scored` ids after `prompt`: likelier in a right step than in a wrong one."""
-        mean = 0.35 if self._accepts(_NO not in scored, scored) else 1.1
-        shift = hash((tuple(prompt[-8:]), scored)) % 97
-        return tuple(-mean * (0.5 + ((token ^ (position + shift)) * 40503 % 1024) / 1024) for position, token in enumerate(scored))
 
     def _steps(self, problem: SimProblem) -> int:
         return min(max(1, round(self._thought(problem.normal))), _MOST)

@@ -36,7 +36,7 @@ class Prefill:
     @property
     def left(self) -> int:
         """Tokens that are still to be computed."""
-        return len(self.state.fed) - self.done
+        return len(self.state.prompt) - self.done
 
 
 class BatchPlan:
@@ -49,7 +49,7 @@ class BatchPlan:
         self.rows = list(range(len(decoding)))
         """For each of these candidates, the row of logits that its token is sampled from."""
         self.wanted: list[tuple[int, int, Prefill]] = []
-        """The log probabilities that are read from the logits, of options and of scored tokens: row, token, and whose request asked."""
+        """The log probabilities that are read from the logits, of options: row, token, and whose request asked."""
         self.keep = list(range(len(decoding)))
         """Flat positions whose logits are computed; a row of logits is an index into this list."""
         ids = [np.array([sequence.ids[-1] for sequence in decoding], dtype=np.int64)]
@@ -58,11 +58,11 @@ class BatchPlan:
         chunks, fed = [], len(decoding)
         for prefill in prefills:
             start, end = prefill.done, prefill.done + prefill.chunk
-            ids.append(prefill.state.fed[start:end])
+            ids.append(prefill.state.prompt[start:end])
             slots.append(np.full(prefill.chunk, prefill.slot, dtype=np.int64))
             positions.append(np.arange(start, end, dtype=np.int64))
             chunks.append(PrefillChunk(prefill.slot, fed, fed + prefill.chunk, start))
-            self._want(prefill, start, end, fed)
+            self._want(prefill, end, fed)
             fed += prefill.chunk
         self.ids = np.concatenate(ids)
         self.batch = BatchLayout(np.concatenate(slots), np.concatenate(positions), len(decoding), chunks)
@@ -79,14 +79,10 @@ class BatchPlan:
             np.array([len(sequence.ids) for sequence in self.sequences], dtype=np.uint64),
         )
 
-    def _want(self, prefill: Prefill, start: int, end: int, fed: int) -> None:
-        """Note what the logits of a prefill's tokens `start` to `end`, in the batch from `fed` on, give: scores, options, tokens."""
-        state, request = prefill.state, prefill.state.request
-        if request.scored_ids:
-            for position in range(max(start, len(state.prompt) - 1), end):
-                token = request.scored_ids[position + 1 - len(state.prompt)]
-                self.wanted.append((self._keep(fed + position - start), token, prefill))
-        elif end == len(state.fed):
+    def _want(self, prefill: Prefill, end: int, fed: int) -> None:
+        """Note what the logits of a prefill's tokens up to `end`, in the batch from `fed` on, give: options, tokens."""
+        request = prefill.state.request
+        if end == len(prefill.state.prompt):
             row = self._keep(fed + prefill.chunk - 1)
             self.wanted += [(row, token, prefill) for token in request.option_ids]
             if not request.option_ids:
@@ -198,7 +194,7 @@ class BatchRunner:
 
     def _start(self, state: RequestState, count: int, now_s: float) -> None:
         """Give a slot to each of `count` candidates of `state`; the first one's is prefilled, the others are copied from it."""
-        self._make_room(len(state.fed))
+        self._make_room(len(state.prompt))
         first = self._slots.place(state.prompt + self._adapters[state.request.adapter], state.affinity)
         places = [first, *(self._slots.reserve(state.affinity) for _ in range(count - 1))]
         for copy in (copy for place in places for copy in place.copies):
@@ -319,15 +315,11 @@ class BatchRunner:
             by_prefill.setdefault(prefill, []).append(logprob)
         for prefill, logprobs in by_prefill.items():
             state, request = prefill.state, prefill.state.request
-            if request.option_ids:
-                index = choose(logprobs, request.temperature, prefill.sequences[0].key)
-                state.option_logprobs = tuple(logprobs)
-                state.settle(request.option_ids[index], logprobs[index])
-                self._written_tokens += 1
-            else:
-                state.scored_logprobs += tuple(logprobs)
-            if not prefill.left:
-                self._slots.release(prefill.slot)
+            index = choose(logprobs, request.temperature, prefill.sequences[0].key)
+            state.option_logprobs = tuple(logprobs)
+            state.settle(request.option_ids[index], logprobs[index])
+            self._written_tokens += 1
+            self._slots.release(prefill.slot)
 
     def _tensor(self, values: Collection[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.int64, device=self._device)

@@ -98,15 +98,12 @@ class RequestState:
     def __init__(self, number: int, request: Request, stops: Stops, decode: Decode, max_model_len: int, arrival_s: float) -> None:
         self.number, self.request, self.stops, self.decode = number, request, stops, decode
         self.prompt = np.array(request.prompt_ids, dtype=np.int64)
-        self.fed = np.array([*request.prompt_ids, *request.scored_ids[:-1]], dtype=np.int64) if request.scored_ids else self.prompt
-        """The tokens to prefill: the prompt, followed by the tokens to score but the last, after which nothing is scored."""
         self.max_tokens = min(request.max_tokens, max_model_len - len(self.prompt))
         self.started = 0
         """How many candidates have a slot or have ended."""
         self.ended: dict[int, Candidate] = {}
         """The candidates that have ended, by their index."""
         self.option_logprobs: tuple[float, ...] = ()
-        self.scored_logprobs: tuple[float, ...] = ()
         self.cached_tokens = self.output_tokens = 0
         self.arrival_s, self.first_scheduled_s, self.first_token_s = arrival_s, 0.0, 0.0
 
@@ -123,9 +120,7 @@ class RequestState:
 
     @property
     def finished(self) -> bool:
-        """True if all candidates have ended or all scores are there."""
-        if self.request.scored_ids:
-            return len(self.scored_logprobs) == len(self.request.scored_ids)
+        """True if all candidates have ended."""
         return len(self.ended) == self.request.n
 
     def settle(self, option: int, logprob: float) -> None:
@@ -139,9 +134,8 @@ class RequestState:
         return Completion(
             candidates=tuple(self.ended[index] for index in sorted(self.ended)),
             option_logprobs=self.option_logprobs,
-            scored_logprobs=self.scored_logprobs,
             usage=Usage(
-                input_tokens=len(self.prompt) + len(self.request.scored_ids),
+                input_tokens=len(self.prompt),
                 cached_input_tokens=self.cached_tokens,
                 output_tokens=self.output_tokens,
             ),

@@ -56,4 +56,4 @@ class VllmSpec(RestartableSpec, frozen=True, kw_only=True, tag="vllm"):
 
     @property
     def cannot(self) -> tuple[str, ...]:
-        return ("scoring", *(() if self.speculative_config is None else ("min_p",)))  # `SamplingParams._validate_spec_decode` of vLLM
+        return () if self.speculative_config is None else ("min_p",)  # `SamplingParams._validate_spec_decode` of vLLM

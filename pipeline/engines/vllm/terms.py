@@ -57,10 +57,8 @@ def sampling_params(request: Request, max_model_len: int, *, speculates: bool) -
     """The sampling parameters of each candidate of `request`, of one where it is greedy, with nothing left to the model's own defaults.
 
     Each candidate is a separate request to vLLM, with the seed that vLLM would give it. Of a request for n candidates vLLM states the
-    cached tokens of the one that ends last, which are those that the others have just computed. Raises `ValueError` for a scoring.
+    cached tokens of the one that ends last, which are those that the others have just computed.
     """
-    if request.scored_ids:
-        raise ValueError("engine `vllm` scores no tokens")
     terms: dict[str, Any] = {
         "max_tokens": min(request.max_tokens, max_model_len - len(request.prompt_ids)),
         "temperature": request.temperature,
