@@ -98,7 +98,7 @@ def gone() -> Exception:
         ({"logprobs": []}, {"option_ids": (7, 8), "max_tokens": 1}, "again", "IndexError"),
         ({"token_ids": None}, {}, "again", "TypeError"),
     ],
-    ids=range(7),
+    ids=range(6),
 )
 def test_what_goes_wrong_with_one_request_is_that_of_one_request(
     does: dict[str, Any], options: dict[str, Any], becomes: str, says: str
