@@ -35,11 +35,9 @@ KEY = "PIPELINE_API_KEY"
 """The variable of the environment that holds the API key."""
 LOCAL = ("127.0.0.1", "::1", "localhost")
 """Hosts that only this machine reaches."""
-MIB = 1 << 20
 HOST_HELP = "Address to listen on; another one than this machine's own is open to its network."
 PORT_HELP = "Port to listen on; 0: any free one."
 QUEUE_HELP = "Maximum number of waiting requests; further ones are refused with status 429."
-BODY_HELP = "Maximum size of a request in MiB."
 TIMEOUT_HELP = "Maximum time of a request in seconds."
 
 
@@ -48,7 +46,6 @@ TIMEOUT_HELP = "Maximum time of a request in seconds."
 @option("--host", default="127.0.0.1", show_default=True, metavar="HOST", help=HOST_HELP, heading="Server")
 @option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True, metavar="PORT", help=PORT_HELP, heading="Server")
 @option("--max-queue", type=click.IntRange(1), default=1024, show_default=True, metavar="N", help=QUEUE_HELP, heading="Server")
-@option("--max-body", type=click.IntRange(1, 1024), default=8, show_default=True, metavar="MIB", help=BODY_HELP, heading="Server")
 @option(
     "--timeout", type=click.FloatRange(0, min_open=True), default=3600, show_default=True, metavar="S", help=TIMEOUT_HELP, heading="Server"
 )
@@ -64,7 +61,6 @@ def serve(
     host: str,
     port: int,
     max_queue: int,
-    max_body: int,
     timeout: float,
     output: str | None,
     as_json: bool,
@@ -84,7 +80,7 @@ def serve(
     chosen = RunOptions(
         graph=graph, input=("requests",), output=None if folder is None else folder.path, fail_on_error=1.0, served=True, **bound
     )
-    limits = server.ServeLimits(max_queue=max_queue, max_body_bytes=max_body * MIB, timeout_s=timeout)
+    limits = server.ServeLimits(max_queue=max_queue, timeout_s=timeout)
     observer = Observer(starting=live.show_starts, tell=print_notice)
     metrics = import_module("pipeline.cli.metrics").served_metrics
     with restored_handlers(), rare_collection():

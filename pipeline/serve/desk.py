@@ -6,7 +6,7 @@ Decides synchronously and never waits: a request is refused at once where too ma
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from msgspec import Struct
@@ -29,7 +29,6 @@ class ServeLimits(Struct, frozen=True, kw_only=True):
 
     max_queue: int = 1024
     """Most requests that wait for their chains to begin."""
-    max_body_bytes: int = 8 << 20
     timeout_s: float = 3600.0
     """Most seconds from a request to its answer."""
 
@@ -55,32 +54,20 @@ Listener = Callable[[Event], object]
 """Hears what happens to the chains of a request; it must not wait."""
 
 
-class Ticket(Struct, frozen=True, kw_only=True):
-    """A request whose chains wait, or are solved."""
+class _OpenChain(Struct):
+    """A chain that is not over, and the texts of its steps."""
 
-    name: str
-    """Its id: the `problem_id` of its chains."""
-    starts: tuple[Start, ...]
-
-
-class _OpenChain:
-    """A chain that is not over."""
-
-    __slots__ = ("index", "listener", "texts")
-
-    def __init__(self, index: int, listener: Listener) -> None:
-        self.index, self.listener = index, listener
-        self.texts = list[str]()
-        """Its steps."""
+    index: int
+    listener: Listener
+    texts: list[str] = []
 
 
 class Desk:
     """Hands the requests of clients to the run, of whose rows it is a `pipeline.runtime.rows.RowSink`."""
 
     def __init__(self, arrivals: Arrivals, limits: ServeLimits, mark: str) -> None:
-        self._arrivals, self._limits = arrivals, limits
-        self.mark = mark
-        """The tag that closes a thought."""
+        """`mark`: the tag that closes a thought."""
+        self._arrivals, self.limits, self.mark = arrivals, limits, mark
         self._next_row = 1
         self._open: dict[str, _OpenChain] = {}
         """By `chain_id`."""
@@ -100,12 +87,13 @@ class Desk:
         """Chains that have begun and are not over, or whose rows are on their way."""
         return len(self._open) - self.waiting
 
-    def ask(self, name: str, chat: AskedChat, record: Mapping[str, Any], listener: Listener) -> Ticket:
-        """Let the chains of a request wait, which have a row number each; raises `ApiError` where too many do, or the server ends."""
+    def ask(self, name: str, chat: AskedChat, record: Mapping[str, Any], listener: Listener) -> tuple[Start, ...]:
+        """Let the chains of a request wait, which have a row number each and `name` as `problem_id`. Raises `ApiError` where too many
+        do, or the server ends."""
         count = chat.settings.samples or 1
         if self.closed is not None:
             raise ApiError(self.closed, code="service_unavailable", status=503)
-        if self.waiting + count > self._limits.max_queue:
+        if self.waiting + count > self.limits.max_queue:
             self.refused += 1
             raise Overloaded(self.waiting, self.wait_s)
         row = self._next_row
@@ -117,14 +105,15 @@ class Desk:
         for start in starts:
             self._open[chain_id(name, start.sample_index)] = _OpenChain(start.sample_index, listener)
             self._arrivals.add(start)
-        return Ticket(name=name, starts=starts)
+        return starts
 
-    def withdraw(self, ticket: Ticket, why: str) -> None:
+    def withdraw(self, starts: Sequence[Start], why: str) -> None:
         """End the chains of a request that nobody waits for any more."""
-        for start in ticket.starts:
+        for start in starts:
+            name = chain_id(start.item.problem_id, start.sample_index)
             if self._arrivals.take_back(start):
-                del self._open[chain_id(ticket.name, start.sample_index)]
-            elif chain_id(ticket.name, start.sample_index) in self._open:
+                del self._open[name]
+            elif name in self._open:
                 assert start.withdrawal is not None
                 start.withdrawal.withdraw(why)
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import anyio
 import uvicorn
-from msgspec import Struct, structs
+from msgspec import structs
 
 from pipeline.engines.registry import notices
 from pipeline.graph.plan import Plan
@@ -25,7 +25,7 @@ from pipeline.run.prepare import Prepared, load_plan, prepare
 from pipeline.run.run import SessionResult, solve
 from pipeline.runtime.admission.feed import Arrivals
 from pipeline.runtime.rows import Tee
-from pipeline.serve.app import Access, Phase, ServerSelf, new_app
+from pipeline.serve.app import Address, Phase, ServerSelf, new_app
 from pipeline.serve.completions import ChatEndpoint
 from pipeline.serve.desk import Desk, ServeLimits
 from pipeline.store.kept_problems import Problems
@@ -44,30 +44,18 @@ Metrics = Callable[[Plan, Work | None, Desk], tuple[bytes, str]]
 """What Prometheus reads of a run and its requests, and its media type; there is no work while the engines start."""
 
 
-class Address(Struct, frozen=True):
-    """Where a server listens, and who may ask."""
-
-    host: str
-    port: int
-    """0: any that is free."""
-    key: str | None = None
-    """The API key that clients have to send; None: none."""
-
-
 class GraphServer:
     """One server over one run, from its start to its end, in an event loop."""
 
     def __init__(self, run: Prepared, limits: ServeLimits, address: Address, listener: socket.socket, metrics: Metrics) -> None:
-        self._arrivals, self._listener = Arrivals(), listener
-        self._run = run
+        self._arrivals, self._listener, self._run = Arrivals(), listener, run
         self._work: Work | None = None
         self.desk = Desk(self._arrivals, limits, run.plan.prompts.thought.close)
         own = ServerSelf(run.plan.name, lambda: self.phase, lambda: metrics(run.plan, self._work, self.desk))
-        app = new_app(own, ChatEndpoint(self.desk, limits, own.model), access_to(address))
-        settings: dict[str, Any] = {"lifespan": "off", "log_config": None, "access_log": False, "ws": "none", "server_header": False}
-        self._uvicorn = _QuietServer(
-            uvicorn.Config(app, backlog=BACKLOG, timeout_keep_alive=IDLE_S, timeout_graceful_shutdown=LEAVE_S, **settings)
-        )
+        app = new_app(own, ChatEndpoint(self.desk, own.model), address)
+        quiet: dict[str, Any] = {"lifespan": "off", "log_config": None, "access_log": False, "ws": "none", "server_header": False}
+        config = uvicorn.Config(app, backlog=BACKLOG, timeout_keep_alive=IDLE_S, timeout_graceful_shutdown=LEAVE_S, **quiet)
+        self._uvicorn = _QuietServer(config)
 
     @property
     def phase(self) -> Phase:
@@ -173,16 +161,9 @@ def serve(
         return in_loop(solve_in_loop, virtual=False)
 
 
-def access_to(address: Address) -> Access:
-    """Who may ask at an address. With a key any name will do: a page of another site has none."""
-    names = (address.host.lower(), socket.gethostname().lower())
-    return Access(address.key, names if address.key is None else None)
-
-
 def allow_files() -> None:
     """Let as many connections and other files be open as the system allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
     with suppress(ValueError, OSError):
-        resource.setrlimit(
-            resource.RLIMIT_NOFILE, (max(soft, MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)), hard)
-        )
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))

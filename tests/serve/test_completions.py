@@ -11,7 +11,7 @@ from starlette.routing import Route
 
 from pipeline.reasoning.chain import chain_id
 from pipeline.runtime.admission.feed import Arrivals
-from pipeline.serve.app import Access, ServerSelf, new_app
+from pipeline.serve.app import Address, ServerSelf, new_app
 from pipeline.serve.completions import URL, ChatEndpoint
 from pipeline.serve.desk import Desk, ServeLimits
 from pipeline.store.rows import ChainRow, StepRow
@@ -39,7 +39,7 @@ async def answer(steps: tuple[str, ...], said: str, **more: Any) -> httpx2.Respo
             desk.step(blank(StepRow, chain_id=name, step_text=text))
         desk.chain(blank(ChainRow, chain_id=name, stop_reason="thought_closed", answer_text=said))
 
-    endpoint = ChatEndpoint(desk, ServeLimits(), "m")
+    endpoint = ChatEndpoint(desk, "m")
     app = Starlette(routes=[Route(URL, endpoint.__call__, methods=["POST"])])
     body = {"model": "m", "messages": [{"role": "user", "content": "What?"}], **more}
     async with (
@@ -74,9 +74,9 @@ async def test_a_thought_ends_before_the_closing_tag_of_the_graph(steps: tuple[s
 
 
 async def test_a_client_that_leaves_in_the_middle_of_its_body_is_no_failure_of_the_server() -> None:
-    desk, limits = Desk(Arrivals(), ServeLimits(), CLOSE), ServeLimits()
+    desk = Desk(Arrivals(), ServeLimits(), CLOSE)
     own = ServerSelf("m", lambda: "serving", lambda: (b"", ""))
-    app = new_app(own, ChatEndpoint(desk, limits, "m"), Access())
+    app = new_app(own, ChatEndpoint(desk, "m"), Address("localhost", 0))
     headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
     scope = {"type": "http", "method": "POST", "path": URL, "headers": headers, "query_string": b""}
     came = iter([{"type": "http.request", "body": b"{", "more_body": True}, {"type": "http.disconnect"}])

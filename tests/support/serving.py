@@ -18,8 +18,9 @@ from pipeline.options import RunOptions
 from pipeline.run.loop import Stop
 from pipeline.run.observer import Observer
 from pipeline.run.run import SessionResult
+from pipeline.serve.app import Address
 from pipeline.serve.desk import ServeLimits
-from pipeline.serve.server import Address, serve
+from pipeline.serve.server import serve
 from tests.support.patience import HANGS_S
 
 SHORT = "engines.*.text.steps_mean=3"
