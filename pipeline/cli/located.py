@@ -3,7 +3,6 @@
 What a URL names is on this machine until the command ends; what the command wrote there is uploaded then.
 """
 
-from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -21,15 +20,9 @@ class Located(Struct, frozen=True):
 
     path: Path
     url: str = ""
-    fetch: Callable[[], None] | None = None
 
     def __str__(self) -> str:
         return self.url or str(self.path)
-
-    def refresh(self) -> None:
-        """Bring it up to date, where the URL's folder may have changed."""
-        if self.fetch is not None:
-            self.fetch()
 
 
 class LocalPath(click.Path):
@@ -57,10 +50,9 @@ class RunFolder(click.Path):
             return Located(Path(value))
         if self._writes:
             self.fail(f"{value}: a URL, where only a path of this machine can be used", param, ctx)
-        folder, fetch = _opened(ctx).enter_context(import_module("pipeline.remote.folder").read_folder(value))
-        if fetch is not None:
-            _opened(ctx).urls[str(folder)] = str(parse_url(value))
-        return Located(folder, "" if fetch is None else str(parse_url(value)), fetch)
+        folder = _opened(ctx).enter_context(import_module("pipeline.remote.folder").read_folder(value))
+        _opened(ctx).urls[str(folder)] = url = str(parse_url(value))
+        return Located(folder, url)
 
 
 class ProblemFile(click.Path):

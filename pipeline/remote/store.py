@@ -14,8 +14,8 @@ from pyarrow import fs
 from pipeline.errors import StoreError
 from pipeline.remote.url import Url
 
-CONNECT_S, REQUEST_S, ATTEMPTS = 5.0, 60.0, 3
-"""Most seconds until a server takes a connection and for one request, and how often a request is sent that fails."""
+CONNECT_S, REQUEST_S = 5.0, 60.0
+"""Most seconds until a server takes a connection, and for one request."""
 Stamp = tuple[int, int]
 """The size of a file and when it was last changed, ns UTC: another one tells another version."""
 
@@ -28,10 +28,13 @@ class RemoteFiles:
     """The files whose paths begin with a URL; their names are what follows it. Every method raises `StoreError`."""
 
     def __init__(self, url: Url) -> None:
-        self.url = url
-        self._at = "/".join(filter(None, (url.bucket, url.key)))
+        self.url, self._at = url, f"{url.bucket}/{url.key}".rstrip("/")
+        endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
         with self._answered():
-            self._files = _s3() if url.scheme == "s3" else _gs()
+            if url.scheme == "s3":
+                self._files = fs.S3FileSystem(endpoint_override=endpoint, connect_timeout=CONNECT_S, request_timeout=REQUEST_S)
+            else:
+                self._files = fs.GcsFileSystem()
 
     def list(self) -> dict[str, Stamp]:
         """Every file by its name; none where there is no such folder."""
@@ -39,7 +42,10 @@ class RemoteFiles:
             found = self._files.get_file_info(fs.FileSelector(self._at, recursive=True, allow_not_found=True))
             if not found and self._files.get_file_info(self.url.bucket).type == fs.FileType.NotFound:
                 raise StoreError(str(self.url), f"there is no bucket {self.url.bucket!r}")
-        return {each.path[len(self._at) + 1 :]: (each.size, each.mtime_ns or 0) for each in found if each.is_file}
+        files = {each.path[len(self._at) + 1 :]: (each.size, each.mtime_ns or 0) for each in found if each.is_file}
+        if unsafe := next((name for name in files if ".." in name.split("/")), None):
+            raise StoreError(str(self.url), f"holds a file {unsafe!r}, which no folder of this machine can hold")
+        return files
 
     def is_file(self) -> bool:
         """True if the URL itself names a file."""
@@ -48,27 +54,21 @@ class RemoteFiles:
 
     def download(self, name: str, path: Path) -> None:
         """Write a file, or with an empty name the URL's own, as the file `path`; raises `MissingFile` where it is gone."""
+        path.parent.mkdir(parents=True, exist_ok=True)
         with self._answered(name), self._files.open_input_stream(self._path(name), compression=None) as there, path.open("wb") as here:
             shutil.copyfileobj(there, here, 1 << 20)
 
-    def read(self, name: str) -> bytes:
-        """The content of a file; raises `MissingFile`."""
-        with self._answered(name), self._files.open_input_stream(self._path(name), compression=None) as there:
-            return bytes(there.read())
-
-    def upload(self, name: str, chunks: Iterator[bytes]) -> None:
-        """Write a file, over one with that name."""
-        with self._answered(name), self._files.open_output_stream(self._path(name), compression=None) as there:
-            for chunk in chunks:
+    def upload(self, name: str, path: Path, size: int) -> None:
+        """Write the first `size` bytes of the file `path`, which may grow, over one with that name. Raises `FileNotFoundError`."""
+        with path.open("rb") as here, self._answered(name), self._files.open_output_stream(self._path(name), compression=None) as there:
+            while size > 0 and (chunk := here.read(min(1 << 20, size))):
                 there.write(chunk)
+                size -= len(chunk)
 
     def delete(self, name: str) -> None:
-        """Delete a file, if it is there."""
+        """Delete a file; raises `MissingFile`."""
         with self._answered(name):
-            try:
-                self._files.delete_file(self._path(name))
-            except FileNotFoundError:
-                return
+            self._files.delete_file(self._path(name))
 
     def _path(self, name: str) -> str:
         return f"{self._at}/{name}" if name else self._at
@@ -76,33 +76,10 @@ class RemoteFiles:
     @contextmanager
     def _answered(self, name: str = "") -> Iterator[None]:
         """Turn errors of the store into a `StoreError`, in its own words; errors of local files stay what they are."""
-        where = f"{self.url}/{name}" if name else str(self.url)
         try:
             yield
-        except FileNotFoundError as error:
-            raise MissingFile(where, "is not there") from error
         except OSError as error:
             if error.filename is not None:
                 raise
-            said = str(error).partition("AWS Error ")
-            raise StoreError(where, (said[2] or said[0]).partition(" (Request ID")[0].partition("\n")[0]) from error
-
-
-def _s3() -> fs.FileSystem:
-    return fs.S3FileSystem(
-        anonymous=_is_yes("AWS_NO_SIGN_REQUEST"),
-        region=os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION"),
-        endpoint_override=os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL"),
-        connect_timeout=CONNECT_S,
-        request_timeout=REQUEST_S,
-        retry_strategy=fs.AwsStandardS3RetryStrategy(max_attempts=ATTEMPTS),
-    )
-
-
-def _gs() -> fs.FileSystem:
-    # The library itself reads STORAGE_EMULATOR_HOST and GOOGLE_APPLICATION_CREDENTIALS.
-    return fs.GcsFileSystem(anonymous=_is_yes("GS_NO_SIGN_REQUEST"))
-
-
-def _is_yes(name: str) -> bool:
-    return os.environ.get(name, "").strip().lower() in ("yes", "true", "1")
+            kind = MissingFile if isinstance(error, FileNotFoundError) else StoreError
+            raise kind(f"{self.url}/{name}".rstrip("/"), str(error).partition("\n")[0]) from error

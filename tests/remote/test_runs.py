@@ -7,7 +7,6 @@ import subprocess
 import sys
 import threading
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +57,7 @@ def put(store: Any, prefix: str, **files: bytes) -> None:
     [
         ("a.csv", ["a.csv"]),
         ("", ["a.csv", "b.csv"]),
-        ("?.csv", ["a.csv", "b.csv"]),
+        ("x", ["x/part.csv"]),
         ("*/part.csv", ["x/part.csv", "y/part.csv"]),
         ("**/*.csv", ["a.csv", "b.csv", "x/part.csv", "y/part.csv"]),
         ("c.csv", "there is no such file"),
@@ -72,20 +71,15 @@ def test_inputs_are_a_file_a_folder_or_a_pattern(
     put(store, prefix, **{name: name.encode() for name in ("b.csv", "a.csv", "a.txt", "y/part.csv", "x/part.csv", "z/notes.txt")})
     if isinstance(found, str):
         with pytest.raises(UsageError, match=found):
-            fetch_problems(f"{url}/{pattern}", tmp_path)
+            files_of(fetch_problems(f"{url}/{pattern}", tmp_path))
     else:
         assert [file.read_text() for file in files_of(fetch_problems(f"{url}/{pattern}", tmp_path))] == found
 
 
-def test_a_store_that_fails_says_why(store: Any, prefix: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    put(store, prefix, x=b"private")
+def test_a_store_that_fails_says_why(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(StoreError, match="there is no bucket 'nobody'"):
         RemoteFiles(Url("s3", "nobody", "x")).list()
-    monkeypatch.setenv("AWS_NO_SIGN_REQUEST", "yes")
-    with pytest.raises(StoreError, match="ACCESS_DENIED"):
-        RemoteFiles(Url("s3", "runs", prefix)).read("x")
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
-    monkeypatch.setattr("pipeline.remote.store.ATTEMPTS", 1)
     with pytest.raises(StoreError, match="Could not connect to server"):
         RemoteFiles(Url("s3", "runs", "x")).list()
 
@@ -95,7 +89,7 @@ def test_a_run_is_written_read_and_resumed_by_url(store: Any, prefix: str, url: 
     put(store, prefix, **{"problems.jsonl": write_problems(tmp_path).read_bytes()})
     done = pipeline(*COMMAND, f"{url}/problems.jsonl", "--limit", "4", "--output", f"{url}/run")
     assert done.returncode == 0, done.stderr
-    here = tmp_path / "first/s3/runs" / prefix / "run"
+    here = tmp_path / "first/speculative-pipeline/runs/s3/runs" / prefix / "run"
     files = {path.relative_to(here).as_posix() for path in here.rglob("*") if path.is_file()} - {"run.lock"}
     assert names(store, f"{prefix}/run") == sorted(files)
     assert RunFile.read(here).options.input == (f"{url}/problems.jsonl",)
@@ -105,20 +99,16 @@ def test_a_run_is_written_read_and_resumed_by_url(store: Any, prefix: str, url: 
     assert said(RunFolder(here)) == said(solve(tmp_path, "local", input=tmp_path / "problems.jsonl"))
     for command, expected in {
         ("show", f"{url}/run"): "12 of 12 solved",
-        ("show", f"{url}/run", "--follow"): "run: finished, 12/12 chains",
         ("export", f"{url}/run", "-o", tmp_path / "answers.csv"): "12 problems",
-        ("view", f"{url}/run", "-o", tmp_path / "report.html"): "report.html (",
     }.items():
         shown = pipeline(*command)
         assert (expected in shown.stdout, shown.returncode) == (True, 0), shown.stderr
-    for command in (("grade", f"{url}/run"), ("export", "x", "-o", url)):
-        assert "a URL, where only a path of this machine can be used" in pipeline(*command).stderr
+    assert "a URL, where only a path of this machine can be used" in pipeline("grade", f"{url}/run").stderr
     missing = pipeline("show", f"{url}/none")
     assert missing.stderr == f"error: {url}/none: there is no run; expected a folder with a run.json\n"
-    with pytest.raises(UsageError, match=f"{url}/run: already contains a run; choose another URL"):
-        api.solve("speccot", ["1+1?"], engines=SIM, output=f"{url}/run")
-    with pytest.raises(UsageError, match=f"{url}: holds other files and no run"):
-        api.solve("speccot", ["1+1?"], engines=SIM, output=url)
+    for output, what in {f"{url}/run": "a run", url: "other files"}.items():
+        with pytest.raises(UsageError, match=f"{output}: already holds {what}; choose another URL"):
+            api.solve("speccot", ["1+1?"], engines=SIM, output=output)
 
 
 class RunFolder:
@@ -138,7 +128,7 @@ def test_what_is_not_uploaded_is_uploaded_by_a_resume(store: Any, tmp_path: Path
     store.create_bucket(Bucket="gone")
     with remote.written_folder("s3://gone/run", new=False):
         pass
-    with remote.read_folder("s3://gone/run") as (there, _):
+    with remote.read_folder("s3://gone/run") as there:
         check_hangs_together(there, 2)
 
 
@@ -167,12 +157,12 @@ def test_at_every_moment_the_copy_has_whole_chains(store: Any, prefix: str, tmp_
     shutil.copy(run / "run.json", copy.folder)
     writer, upload = RunStore(copy.folder), RemoteFiles.upload
 
-    def write_and_look(files: RemoteFiles, name: str, chunks: Iterator[bytes]) -> None:
+    def write_and_look(files: RemoteFiles, name: str, path: Path, size: int) -> None:
         if (chain := next(chains, None)) is not None:
             for table in kinds:
                 writer.append(table, [row for row in rows[table] if row.chain_id == chain.chain_id])
             writer.make_parts()
-        upload(files, name, chunks)
+        upload(files, name, path, size)
         if "run.json" in names(store, prefix):
             other.download()
             seen.add(whole_chains(other.folder))
@@ -199,14 +189,14 @@ def test_a_killed_run_is_continued_by_another_machine(
         process.kill()
         process.wait()
     assert json.loads(store.get_object(Bucket="runs", Key=f"{prefix}/run.json")["Body"].read())["status"] == "running"
-    monkeypatch.setenv("PIPELINE_STAGING", str(tmp_path / "second"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "second"))
     what = r"another machine is at work in it: its run.json was written \d+ s ago; wait for its end, or 180 s if that machine is gone"
     assert re.fullmatch(rf"error: {url}: {what}\n", pipeline("resume", url).stderr)
     monkeypatch.setattr(remote, "ALIVE_S", 0.0)
     done = pipeline("resume", url)
     assert done.returncode == 0, done.stderr
-    here = tmp_path / "second/s3/runs" / prefix
+    here = tmp_path / "second/speculative-pipeline/runs/s3/runs" / prefix
     assert [session.status for session in RunFile.read(here).sessions] == ["killed", "finished"]
-    with remote.read_folder(url) as (there, _):
+    with remote.read_folder(url) as there:
         check_hangs_together(there, CHAINS)
         assert said(RunFolder(there)) == said(solve(tmp_path, "whole", input=TEST_SET, limit=CHAINS, batch_size=16))

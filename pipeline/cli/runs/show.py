@@ -152,7 +152,6 @@ def _follow(run: Located, as_json: bool) -> None:
     live = Live(console=PlainConsole(), auto_refresh=False) if sys.stdout.isatty() and not as_json else None
     with live or nullcontext():
         while True:
-            run.refresh()
             found = run_progress(run.path)
             rates.look(time.monotonic(), {name: float(getattr(found, name)) for name in COUNTS})
             if as_json:
