@@ -5,7 +5,7 @@ import io
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import count, islice
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any, BinaryIO
 
 import msgspec
 import pyarrow as pa
@@ -16,48 +16,42 @@ from pipeline.files import new_file, whole_file
 from pipeline.store.query import Query
 
 Row = dict[str, Any]
-Form = Literal["jsonl", "csv", "parquet"]
-SUFFIXES: dict[str, Form] = {".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv", ".parquet": "parquet"}
-COPIED = {"csv": "FORMAT csv, HEADER", "parquet": "FORMAT parquet, COMPRESSION zstd, ROW_GROUP_SIZE 8192"}
+COPIED = {".csv": "FORMAT csv, HEADER", ".parquet": "FORMAT parquet, COMPRESSION zstd, ROW_GROUP_SIZE 8192"}
 """The formats that DuckDB writes, with its options."""
 AT_ONCE = 4096
 """Rows that are encoded together."""
 
 
-def form_of(path: Path, asked: Form | None = None) -> Form:
-    """The format that was `asked` for, else by the file's name; raises `UsageError`. Text may be compressed, with `.gz`."""
-    inner = path.name.lower().removesuffix(".gz")
-    form = asked or SUFFIXES.get(Path(inner).suffix)
-    if form is None:
-        raise UsageError(f"{path}: unknown format; expected a name that ends in .jsonl, .csv (or either with .gz) or .parquet, or --format")
-    if form == "parquet" and inner != path.name.lower():
-        raise UsageError(f"{path}: Parquet files are already compressed; leave out .gz")
+def form_of(path: Path) -> str:
+    """The format by the ending of a file's name, which is the result; raises `UsageError` for an unknown one."""
+    if (form := path.suffix.lower()) not in (".jsonl", *COPIED):
+        raise UsageError(f"{path}: unknown format; expected a name that ends in .jsonl, .csv or .parquet")
     return form
 
 
-def write_rows(path: Path, columns: Mapping[str, pa.DataType] | pa.Schema, rows: Iterable[Row], form: Form | None = None) -> int:
-    """Write `rows` with these `columns` to a file in this format, else by its name; return the number of rows.
+def write_rows(path: Path, columns: Mapping[str, pa.DataType] | pa.Schema, rows: Iterable[Row]) -> int:
+    """Write `rows` with these `columns` to a file in the format of its name; return the number of rows.
 
     Values of text columns that are no text become JSON, and in JSON lines all values stay as they are. Raises `UsageError` for an unknown
     format, `OSError` where the file cannot be written; then no file is left.
     """
-    form, written = form_of(path, form), count()
+    form, written = form_of(path), count()
     counted = (row for row, _ in zip(rows, written, strict=False))
     with whole_file(path) as file:
-        if form == "parquet":
+        if form == ".parquet":
             _write_parquet(file, pa.schema(columns), counted)
+        elif form == ".csv":
+            _write_csv(file, list(columns), counted)
         else:
-            _write_text(file, form, list(columns), counted)
+            file.writelines(msgspec.json.encode(row, enc_hook=str) + b"\n" for row in counted)
     return next(written)
 
 
-def write_query(path: Path, db: Query, sql: str, form: Form | None = None) -> int:
+def write_query(path: Path, db: Query, sql: str) -> int:
     """Write the rows of a query that `db` has accepted, as `write_rows` does; they need not be in memory together."""
-    form = form_of(path, form)
-    if form != "jsonl":
-        packed = ", COMPRESSION gzip" if path.suffix == ".gz" else ""
+    if (form := form_of(path)) in COPIED:
         with new_file(path) as draft:
-            return db.copy(sql, draft, COPIED[form] + packed)
+            return db.copy(sql, draft, COPIED[form])
     written = 0
     with whole_file(path) as file:
         for rows in db.json_rows(sql):
@@ -66,19 +60,12 @@ def write_query(path: Path, db: Query, sql: str, form: Form | None = None) -> in
     return written
 
 
-def _write_text(file: BinaryIO, form: Form, names: Sequence[str], rows: Iterable[Row]) -> None:
-    if form == "jsonl":
-        file.writelines(msgspec.json.encode(row, enc_hook=str) + b"\n" for row in rows)
-        return
+def _write_csv(file: BinaryIO, names: Sequence[str], rows: Iterable[Row]) -> None:
     text = io.TextIOWrapper(file, "utf-8", newline="", write_through=True)
     writer = csv.writer(text)
-    writer.writerow(map(_cell, names))
-    writer.writerows([_cell(row.get(name)) for name in names] for row in rows)
+    writer.writerow(names)
+    writer.writerows(["" if (value := row.get(name)) is None else _as_text(value) for name in names] for row in rows)
     text.detach()
-
-
-def _cell(value: Any) -> str:
-    return "" if value is None else _as_text(value)
 
 
 def _as_text(value: Any) -> str:

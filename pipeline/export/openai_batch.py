@@ -26,7 +26,7 @@ Row = dict[str, Any]
 
 def errors_file(output: Path) -> Path:
     """The error file that stands beside an output file: `out.errors.jsonl`."""
-    ends = next((end for end in (".jsonl.gz", ".ndjson.gz") if output.name.endswith(end)), output.suffix)
+    ends = ".jsonl.gz" if output.name.endswith(".jsonl.gz") else output.suffix
     return output.with_name(f"{output.name.removesuffix(ends)}.errors{ends}")
 
 

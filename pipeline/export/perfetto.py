@@ -1,9 +1,8 @@
 """A run as Chrome trace events: the run folder enters, a JSON file leaves that https://ui.perfetto.dev and chrome://tracing open.
 
-Chains are a process, and so is every engine; where a run has replicas, every engine of each. A span is a chain from its admission to its
-end, or one attempt at a call from being sent until it was answered. Spans of a process do not nest, so each has a thread for every slot:
-a span takes the lowest free one. A counter says how many requests each engine has in flight. Times are whole microseconds since the first
-span began (https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU). Events are written as they are read.
+Chains are a process, and so is every engine of each replica. A span is a chain from its admission to its end, or one attempt at a call from
+being sent until it was answered. Spans of a process do not nest, so it has a thread for every slot, of which a span takes the lowest free
+one. A counter says how many requests each engine has in flight. Times are whole microseconds since the first span began.
 """
 
 from collections import defaultdict

@@ -10,7 +10,7 @@ import pyarrow as pa
 from msgspec import Struct
 
 from pipeline.errors import RunFolderError, UsageError, boundary
-from pipeline.export.answers_file import Form, form_of, write_rows
+from pipeline.export.answers_file import form_of, write_rows
 from pipeline.grading.grader import Grader
 from pipeline.store.rows import schema_of
 from pipeline.store.run_file import RunFile
@@ -52,18 +52,18 @@ class WrittenData(Struct):
     """The hashes of the problems that the rows are about."""
 
 
-def write_training_data(path: Path, runs: Sequence[Path], wanted: Wanted, form: Form | None = None) -> WrittenData:
+def write_training_data(path: Path, runs: Sequence[Path], wanted: Wanted) -> WrittenData:
     """Write the rows of all `runs` to the file `path` in this format, else by its name: `.parquet` or `.jsonl`.
 
     Raises `UsageError` for runs that cannot give what is `wanted` or that give no rows, `InputError` for folders that cannot be read,
     `RunFolderError` where the file cannot be written; then no file is left.
     """
-    if form_of(path, form) == "csv":
-        raise UsageError(f"{path}: CSV cannot hold lists; expected a name that ends in .jsonl, .jsonl.gz or .parquet")
+    if form_of(path) == ".csv":
+        raise UsageError(f"{path}: CSV cannot hold lists; expected a name that ends in .jsonl or .parquet")
     written = WrittenData(Counter(), Counter(), set())
     schema = pa.schema([*schema_of(Origin), *_SFT]) if wanted.format == "sft" else schema_of(SelectionRow)
     with Grader() as grader, boundary(RunFolderError, str(path), foreign=OSError):
-        write_rows(path, schema, map(msgspec.to_builtins, _some_rows(runs, wanted, grader, written)), form)
+        write_rows(path, schema, map(msgspec.to_builtins, _some_rows(runs, wanted, grader, written)))
     return written
 
 

@@ -59,17 +59,15 @@ def test_options_that_do_not_fit_what_is_exported(source: Path, tmp_path: Path) 
         (("--as", "openai-batch", "-o", "-"), "-o -: only JSON lines of answers or of a table can be printed; name a file"),
         (("--as", "openai-batch", "-o", "a.csv"), "a.csv: the batch API's files are JSON lines; name it .jsonl or .jsonl.gz"),
         (("--as", "openai-batch", "--thoughts", "-o", "a.jsonl"), "--thoughts: only with --as answers, not --as openai-batch"),
-        (("--format", "csv", "-o", "-"), "-o -: only JSON lines of answers or of a table can be printed; name a file"),
         ((), "--output is missing"),
         (("--as", "jaeger", "-o", "a"), "--as: 'jaeger' is not one of 'answers', 'openai-batch', 'calls', "),
         (("--as", "perfetto", "-o", "-"), "-o -: only JSON lines of answers or of a table can be printed; name a file"),
-        (("--as", "perfetto", "--format", "csv", "-o", "a"), "--format: only with --as answers, calls, steps, chains, rewards, "),
         (("--as", "perfetto", "-o", "nowhere/at/all"), "nowhere/at/all: not writable; choose another file with --output"),
         (("--as", "sft", "--thoughts", "-o", "data.jsonl"), "--thoughts: only with --as answers, not --as sft"),
         (("--as", "sft", "--labels", "verdicts", "-o", "data.jsonl"), "--labels: only with --as selection, not --as sft"),
         (("--correct", "-o", "data.jsonl"), "--correct: only with --as sft or selection, not --as answers"),
         (("--as", "sft", "-o", "data.csv"), "data.csv: CSV cannot hold lists; expected a name that ends in"),
-        (("-o", "data.gz", "--format", "parquet"), "data.gz: Parquet files are already compressed"),
+        (("-o", "data.xlsx"), "data.xlsx: unknown format; expected a name that ends in .jsonl, .csv or .parquet"),
     ):
         done = pipeline("export", source / "one", *options, cwd=tmp_path)
         assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
@@ -81,10 +79,10 @@ def test_options_that_do_not_fit_what_is_exported(source: Path, tmp_path: Path) 
 
 
 def test_tables_of_the_trace(source: Path, tmp_path: Path) -> None:
-    written = pipeline("export", source / "one", "--as", "steps", "-o", tmp_path / "steps", "--format", "parquet")
+    written = pipeline("export", source / "one", "--as", "steps", "-o", tmp_path / "steps.parquet")
     steps = pq.read_table(source / "one/steps").num_rows
-    assert (written.returncode, written.stdout) == (0, f"{tmp_path / 'steps'}: {steps:,} rows\n")
-    assert pq.read_table(tmp_path / "steps").num_rows == steps
+    assert (written.returncode, written.stdout) == (0, f"{tmp_path / 'steps.parquet'}: {steps:,} rows\n")
+    assert pq.read_table(tmp_path / "steps.parquet").num_rows == steps
     printed = pipeline("export", source / "one", "--as", "steps", "-o", "-").stdout.splitlines()
     assert len(printed) == steps
     assert all("step_text" in json.loads(line) for line in printed)

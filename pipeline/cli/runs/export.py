@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import click
 import msgspec
@@ -12,7 +12,7 @@ from pipeline.cli.located import LocalPath, Located, RunFolder
 from pipeline.cli.terminal import print_json, print_line, print_page
 from pipeline.errors import RunFolderError, UsageError, boundary
 from pipeline.export.answers import Answers
-from pipeline.export.answers_file import Form, form_of, write_query, write_rows
+from pipeline.export.answers_file import form_of, write_query, write_rows
 from pipeline.export.openai_batch import errors_file, write_batch_files
 from pipeline.export.perfetto import export as write_trace
 from pipeline.store.folder import check_run
@@ -23,9 +23,7 @@ from pipeline.training.write import FORMATS, Wanted, write_training_data
 
 BATCH, TRACE = "openai-batch", "perfetto"
 KINDS = ("answers", BATCH, *ROWS, *FORMATS, TRACE)
-IN_ROWS = ("answers", *ROWS, *FORMATS)
 ONLY_WITH: dict[str, tuple[str, ...]] = {
-    "form": IN_ROWS,
     "thoughts": ("answers",),
     **dict.fromkeys(("correct", "validation"), FORMATS),
     "completion": ("sft",),
@@ -45,12 +43,11 @@ output_option, training_option = headed("Output"), headed("Training data")
     required=True,
     type=LocalPath(allow_dash=True),
     metavar="FILE",
-    help="Output file; - for JSON lines on stdout; .gz compresses.",
+    help="Output file: .jsonl, .csv or .parquet; - for JSON lines on stdout.",
 )
 @output_option(
     "--as", "kind", type=click.Choice(KINDS), metavar="KIND", default="answers", show_default=True, help="What to export, as above."
 )
-@output_option("--format", "form", type=click.Choice(get_args(Form)), help="File format.  [default: by the suffix of FILE]")
 @overwrite_option
 @option("--thoughts", is_flag=True, help="answers: include the reasoning before each answer.", heading="Answers")
 @training_option("--correct", is_flag=True, help="Only chains whose answer is right.")
@@ -77,7 +74,7 @@ output_option, training_option = headed("Output"), headed("Training data")
     help="selection: answers, rewards or verdicts decide what is right.  "
     "[default: answers for thoughts; rewards, or else verdicts, for steps]",
 )
-def export(runs: tuple[Located, ...], output: Path, kind: str, form: Form | None, overwrite: bool, **options: Any) -> None:
+def export(runs: tuple[Located, ...], output: Path, kind: str, overwrite: bool, **options: Any) -> None:
     """Export runs to a file.
 
     answers: one row for each problem, in the order of the input: all input columns, the answer and whether it is correct; with several
@@ -96,7 +93,7 @@ def export(runs: tuple[Located, ...], output: Path, kind: str, form: Form | None
     folders = [run.path for run in runs]
     for folder in folders:
         check_run(folder)
-    _check(kind, folders, output, options | {"form": form})
+    _check(kind, folders, output)
     check_readable(*folders)
     if kind == BATCH:
         _export_batch(folders[0], output, overwrite)
@@ -110,22 +107,22 @@ def export(runs: tuple[Located, ...], output: Path, kind: str, form: Form | None
     if str(output) == "-":
         _print_rows(folders[0], kind, options["thoughts"])
         return
-    form = form_of(output, form)
+    form = form_of(output)
     check_output(output, overwrite)
     if kind in FORMATS:
-        _export_training_data(folders, output, form, kind, options)
+        _export_training_data(folders, output, kind, options)
         return
     with boundary(RunFolderError, str(output), foreign=OSError):
         if kind == "answers":
             answers = Answers(folders[0], thoughts=options["thoughts"])
-            count, of = write_rows(output, answers.columns() if form != "jsonl" else {}, answers.rows(), form), "problems"
+            count, of = write_rows(output, answers.columns() if form != ".jsonl" else {}, answers.rows()), "problems"
         else:
             with Query(folders[0]) as db:
-                count, of = write_query(output, db, db.whole(kind), form), "rows"
+                count, of = write_query(output, db, db.whole(kind)), "rows"
     print_line(f"{output}: {count:,} {of}")
 
 
-def _check(kind: str, runs: Sequence[Path], output: Path, options: dict[str, Any]) -> None:
+def _check(kind: str, runs: Sequence[Path], output: Path) -> None:
     """Raise `UsageError` for options that do not fit what is exported, or each other."""
     context = click.get_current_context()
     for param in context.command.params:
@@ -135,7 +132,7 @@ def _check(kind: str, runs: Sequence[Path], output: Path, options: dict[str, Any
             raise UsageError(f"{param.long_name}: only with --as {_any_of(kinds)}, not --as {kind}")
     if len(runs) > 1 and kind not in FORMATS:
         raise UsageError(f"--as {kind}: one RUN at a time; several only with --as {_any_of(FORMATS)}")
-    if str(output) == "-" and (kind not in ("answers", *ROWS) or options["form"] not in (None, "jsonl")):
+    if str(output) == "-" and kind not in ("answers", *ROWS):
         raise UsageError("-o -: only JSON lines of answers or of a table can be printed; name a file")
     if kind == BATCH and output.name.lower().removesuffix(".gz").endswith((".csv", ".parquet")):
         raise UsageError(f"{output}: the batch API's files are JSON lines; name it .jsonl or .jsonl.gz")
@@ -165,9 +162,9 @@ def _export_batch(run: Path, output: Path, overwrite: bool) -> None:
     print_line(f"{errors}: {failed:,} {'error' if failed == 1 else 'errors'}")
 
 
-def _export_training_data(runs: Sequence[Path], output: Path, form: Form, kind: str, options: dict[str, Any]) -> None:
+def _export_training_data(runs: Sequence[Path], output: Path, kind: str, options: dict[str, Any]) -> None:
     wanted = Wanted(format=kind, **{name: options[name] for name in Wanted.__struct_fields__ if name != "format"})  # type: ignore[arg-type]
-    written = write_training_data(output, runs, wanted, form)
+    written = write_training_data(output, runs, wanted)
     rows = ", ".join(f"{count:,} {split}" for split, count in sorted(written.rows.items()))
     print_line(f"{output}: {sum(written.rows.values()):,} rows ({rows}) of {len(written.problems):,} problems")
     for why, count in written.left_out.items():
