@@ -77,7 +77,7 @@ def _train(task: Task, config: Path, settings: Sequence[str], output: Path | Non
     except GraphError as error:
         raise GraphError(f"model: {said.model}", error.what) from error
     longest = _longest(said, model)
-    tokenizer = HFTokenizer(model, trust_remote_code=said.trust_remote_code)
+    tokenizer = HFTokenizer(model)
     data = read_data(task, said, paths, read_held_out(test_sets), tokenizer, longest)
     for notice in data.notices:
         print_notice(notice)

@@ -36,7 +36,7 @@ def tokenizer_of(role: str, spec: Any) -> Tokenizer:
 
 def load_tokenizer(model: str, spec: Any) -> HFTokenizer:
     """The tokenizer of `model`, a folder or a hub name, as the `spec` of an engine has it; raises `GraphError`."""
-    return HFTokenizer(model, trust_remote_code=spec.trust_remote_code, template_arguments=spec.chat_template_kwargs)
+    return HFTokenizer(model, spec.chat_template_kwargs)
 
 
 def resolve(role: str, model: str) -> str:

@@ -1,7 +1,5 @@
 """The `Tokenizer` contract over the files of a Hugging Face model: `tokenizer.json`, its settings and its chat template, which is foreign
-code and runs in a sandbox.
-
-transformers, whose import takes a second, is needed only to convert a model that has no `tokenizer.json`, or code of its own.
+code and runs in a sandbox. No code that comes with a model runs here.
 """
 
 import hashlib
@@ -12,23 +10,18 @@ from datetime import datetime
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from types import MappingProxyType
 from typing import Any, TypeVar
 
 from jinja2 import Template, TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
-from tokenizers import AddedToken, Encoding
+from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
 from pipeline.engines.hub import check_hub
 from pipeline.errors import GraphError, RequestRefused, boundary, reason
-from pipeline.system.worker_process import without_collections
 
 T = TypeVar("T")
-_BEFORE = ("\n", "0")
-"""Texts of which a tokenizer that puts a space before a text makes one token with few others; where it does with the first, it does not
-with the second."""
 _MARKUP = re.compile(r"[<>\[\]|#~@^=*_]")
 """A character that markup has and words have not."""
 _GENERATION = re.compile(r"(\{%[-+]?\s*)(end)?generation\b")
@@ -46,15 +39,13 @@ def count_through_stop(ids: Sequence[int], stop: str, decode: Callable[[Sequence
 class HFTokenizer:
     """The `Tokenizer` of a model on Hugging Face's hub or in a folder, with the chat template published with it."""
 
-    def __init__(
-        self, model: str, *, trust_remote_code: bool = False, template_arguments: Mapping[str, Any] = MappingProxyType({})
-    ) -> None:
+    def __init__(self, model: str, template_arguments: Mapping[str, Any] = MappingProxyType({})) -> None:
         """`model` is a folder or a hub name; raises `GraphError` when its tokenizer cannot be loaded.
 
         `template_arguments` are passed to its chat template in addition to the messages, such as `enable_thinking`.
         """
         with boundary(GraphError, f"{model}: its tokenizer cannot be read", foreign=Exception):
-            self._backend, self._source, self._named = _read(model, trust_remote_code)
+            self._backend, self._source, self._named = _read(model)
         self._model, self._arguments = model, template_arguments
         added = self._backend.get_added_tokens_decoder()
         self.special_ids: dict[str, int] = {token.content: id_ for id_, token in added.items()}
@@ -86,20 +77,15 @@ class HFTokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Raises `RequestRefused` where the tokenizer fails on the text."""
-        return self._encoding(text).ids
+        return self._called(self._backend.encode, text, add_special_tokens=False).ids
 
     def encode_parts(self, parts: Sequence[str]) -> list[int]:
-        """Raises `RequestRefused` where the tokenizer fails on the text.
-
-        Without a template's part in front others' text follows other text: no space is put before it, as SentencePiece does.
-        """
-        others = b"".join(bytes([number % 2]) * len(part) for number, part in enumerate(parts))
-        return self._encoded("".join(parts), others, follows=bool(parts) and not parts[0])
+        """Raises `RequestRefused` where the tokenizer fails on the text."""
+        return self._encoded("".join(parts), b"".join(bytes([number % 2]) * len(part) for number, part in enumerate(parts)))
 
     def decode(self, ids: Sequence[int]) -> str:
         """Raises `RequestRefused` where the tokenizer fails on the ids."""
-        before, length = self._before
-        return self._text([*before, *ids])[length:]
+        return self._called(self._backend.decode, list(ids), skip_special_tokens=False)
 
     def render(self, messages: Sequence[dict[str, str]]) -> str:
         """Raises `GraphError` where the model has no template, as a reward model may, or the template fails."""
@@ -119,18 +105,10 @@ class HFTokenizer:
         environment.globals |= {"tools": None, "documents": None, "add_generation_prompt": True}
         return environment.from_string(_GENERATION.sub(lambda tag: f"{tag[1]}{tag[2] or ''}with", self._source))
 
-    def _encoded(self, text: str, others: bytes, *, follows: bool) -> list[int]:
-        """The ids of `text`, whose characters marked in `others` are not the template's; `follows`: other text stands before it."""
-        for before, ids in self._before_texts if follows else ():
-            found = self._whole(before + text, bytes([1]) * len(before) + others)
-            if found[: len(ids)] == ids:
-                return found[len(ids) :]
-        return self._whole(text, others)
-
-    def _whole(self, text: str, others: bytes) -> list[int]:
-        """The same for a text that follows nothing. Where others spelled out a control token it is cut behind that token's first character,
-        and the pieces are encoded one by one. White space around a control token may be others'."""
-        encoding, cuts = self._encoding(text), [0]
+    def _encoded(self, text: str, others: bytes) -> list[int]:
+        """The ids of `text`, whose characters marked in `others` are not the template's. Where others spelled out a control token it is cut
+        behind that token's first character, and the pieces are encoded one by one. White space around a control token may be others'."""
+        encoding, cuts = self._called(self._backend.encode, text, add_special_tokens=False), [0]
         for place in [place for place, id_ in enumerate(encoding.ids) if id_ in self.control_ids]:
             start, end = encoding.token_to_chars(place) or (0, 0)
             said = text[start:end]
@@ -142,31 +120,7 @@ class HFTokenizer:
         if len(cuts) == 1:
             return encoding.ids
         pieces = pairwise([*cuts, len(text)])
-        return [id_ for start, end in pieces for id_ in self._encoded(text[start:end], others[start:end], follows=start > 0)]
-
-    @cached_property
-    def _before_texts(self) -> list[tuple[str, list[int]]]:
-        """Texts that may stand before one that follows other text, and their ids; none where the tokenizer puts no space before a text."""
-        found = []
-        for text in _BEFORE:
-            before, both, alone = (self.encode(each) for each in (text, f"{text}a", "a"))
-            if both[: len(before)] == before and both[len(before) :] != alone:
-                found.append((text, before))
-        return found
-
-    @cached_property
-    def _before(self) -> tuple[list[int], int]:
-        """Ids that are decoded before others, and the length of their text: SentencePiece takes the first space from every text, and a part
-        of a text has the space that it begins with. None for all other tokenizers."""
-        ids = self.encode("a")
-        text = self._text(ids)
-        return ([], 0) if self._text([*ids, *ids]) == text * 2 else (ids, len(text))
-
-    def _encoding(self, text: str) -> Encoding:
-        return self._called(self._backend.encode, text, add_special_tokens=False)
-
-    def _text(self, ids: list[int]) -> str:
-        return self._called(self._backend.decode, ids, skip_special_tokens=False)
+        return [id_ for start, end in pieces for id_ in self._encoded(text[start:end], others[start:end])]
 
     def _called(self, call: Callable[..., T], given: object, **how: bool) -> T:
         """What the library makes of something; raises `RequestRefused` where it fails, or its Rust code panics, as at a regex that runs
@@ -187,7 +141,7 @@ def _raise(message: str) -> None:
     raise TemplateError(message)
 
 
-def _read(model: str, trust_remote_code: bool) -> tuple[Backend, str, dict[str, str]]:
+def _read(model: str) -> tuple[Backend, str, dict[str, str]]:
     """What a folder or the hub holds of a tokenizer: see `_read_folder`. Raises any `Exception`."""
     folder = Path(model)
     if not folder.is_dir():
@@ -195,13 +149,9 @@ def _read(model: str, trust_remote_code: bool) -> tuple[Backend, str, dict[str, 
         from huggingface_hub import snapshot_download
 
         folder = Path(snapshot_download(model, allow_patterns=["*.json", "*.jinja"]))
-    if not trust_remote_code and (folder / "tokenizer.json").is_file():
-        return _read_folder(folder)
-    with TemporaryDirectory() as converted, without_collections():
-        from transformers import AutoTokenizer
-
-        AutoTokenizer.from_pretrained(model, trust_remote_code=trust_remote_code).save_pretrained(converted)
-        return _read_folder(Path(converted))
+    if not (folder / "tokenizer.json").is_file():
+        raise FileNotFoundError("no tokenizer.json; write one: AutoTokenizer.from_pretrained(...).save_pretrained(...) of transformers")
+    return _read_folder(folder)
 
 
 def _read_folder(folder: Path) -> tuple[Backend, str, dict[str, str]]:
@@ -217,7 +167,7 @@ def _read_folder(folder: Path) -> tuple[Backend, str, dict[str, str]]:
     backend.add_tokens([AddedToken(**fields) for fields in settings.get("added_tokens_decoder", {}).values()])
     known = {token.content for token in backend.get_added_tokens_decoder().values()}
     backend.add_tokens([AddedToken(text, special=True) for text in named.values() if text not in known])
-    template = settings.get("chat_template") or _object_in(folder / "chat_template.json").get("chat_template")
+    template = settings.get("chat_template")
     if (file := folder / "chat_template.jinja").is_file():
         template = file.read_text(encoding="utf-8")
     if isinstance(template, list):  # several by name

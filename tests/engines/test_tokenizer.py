@@ -1,6 +1,5 @@
 """A Hugging Face tokenizer: its control tokens, texts that stay text, and failures that are one sentence."""
 
-import json
 import re
 from pathlib import Path
 from shutil import copytree
@@ -87,15 +86,9 @@ def test_parts_without_control_tokens_keep_their_ids(name: str, data: st.DataObj
     said = st.lists(st.sampled_from([*words, "< ", "3 > 2", "汉字"]), max_size=6).map("".join)
     before, after = data.draw(st.sampled_from([("", ""), *((text, text) for text in controls_of(tokenizer))]))
     parts = [before, data.draw(said), after]
-    text = "".join(parts)
-    if before or name not in ("mistral", "phi-3"):
-        assert tokenizer.encode_parts(parts) == tokenizer.encode(text)
-    else:  # without a template's part it follows other text, which takes SentencePiece's space
-        following = (tokenizer.encode(other + text)[len(tokenizer.encode(other)) :] for other in ("\n", "0"))
-        assert tokenizer.encode_parts(parts) in following
+    assert tokenizer.encode_parts(parts) == tokenizer.encode("".join(parts))
 
 
-@pytest.mark.torch
 def test_a_tokenizer_that_is_damaged_or_whose_regex_runs_over_is_one_sentence(tmp_path: Path) -> None:
     copytree(folder_of("qwq"), tmp_path, dirs_exist_ok=True)
     file = tmp_path / "tokenizer.json"
@@ -112,6 +105,9 @@ def test_a_tokenizer_that_is_damaged_or_whose_regex_runs_over_is_one_sentence(tm
         file.write_text(content)
         with pytest.raises(GraphError, match=rf"^{re.escape(str(tmp_path))}: [^\n]*$"):
             HFTokenizer(str(tmp_path))
+    file.unlink()
+    with pytest.raises(GraphError, match=r"its tokenizer cannot be read: no tokenizer\.json; write one: AutoTokenizer"):
+        HFTokenizer(str(tmp_path))
 
 
 CHAT = [{"role": "system", "content": "Be <brief>."}, {"role": "user", "content": "\u6c49 'x' & \n"}]
@@ -146,26 +142,3 @@ def test_a_template_may_use_what_transformers_gives_it(tmp_path: Path) -> None:
     ours = with_template(tmp_path, "qwq", EVERYTHING).render(CHAT)
     theirs = transformers.PreTrainedTokenizerFast.from_pretrained(tmp_path)
     assert ours == theirs.apply_chat_template(CHAT, tokenize=False, add_generation_prompt=True)
-
-
-def test_a_template_may_be_that_of_a_processor(tmp_path: Path) -> None:
-    folder = copytree(folder_of("qwq"), tmp_path / "model")
-    config = json.loads((folder / "tokenizer_config.json").read_text())
-    (folder / "chat_template.json").write_text(json.dumps({"chat_template": config.pop("chat_template")}))
-    (folder / "tokenizer_config.json").write_text(json.dumps(config))
-    assert HFTokenizer(str(folder)).render(CHAT) == chat_model("qwq").render(CHAT)
-
-
-@pytest.mark.slow
-@pytest.mark.torch
-def test_a_folder_without_a_tokenizer_json_is_converted(tmp_path: Path) -> None:
-    folder = copytree(folder_of("qwq"), tmp_path / "model")
-    model = json.loads((folder / "tokenizer.json").read_text())["model"]
-    (folder / "tokenizer.json").unlink()
-    (folder / "vocab.json").write_text(json.dumps(model["vocab"]))
-    (folder / "merges.txt").write_text("\n".join(["#version: 0.2", *map(" ".join, model["merges"])]))
-    config = json.loads((folder / "tokenizer_config.json").read_text()) | {"tokenizer_class": "GPT2Tokenizer"}
-    (folder / "tokenizer_config.json").write_text(json.dumps(config))
-    converted, chat = HFTokenizer(str(folder)), [{"role": "user", "content": "Tom has 3 pens"}]
-    assert converted.render(chat) == chat_model("qwq").render(chat)
-    assert converted.eos_ids == {converted.special_ids["<|im_end|>"]}

@@ -24,8 +24,6 @@ PAIRS = [
     ("qwq", "qwen3"),
     ("tiny-draft", "tiny-target"),
     ("llama-3", "r1-distill-llama"),
-    ("mistral", "phi-3"),
-    ("phi-3", "qwen3"),
     ("folded", "folded"),
     ("sim", "tiny-target"),
     ("tiny-draft", "sim"),

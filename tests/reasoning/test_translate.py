@@ -10,30 +10,6 @@ from pipeline.engines.sim.tokenizer import SimTokenizer
 from pipeline.reasoning.prompts import PromptBuilder
 from pipeline.reasoning.translate import TokenTranslator
 from tests.support.chains import TOKENIZERS, World
-from tests.support.chat_models import chat_model
-
-
-def test_a_text_keeps_its_spaces_where_its_parts_are_decoded_one_by_one() -> None:
-    """Also by a tokenizer as SentencePiece's are: a space before every text, none before what is decoded."""
-    metaspace = chat_model("mistral")
-    ids = metaspace.encode("Tom has 3.\n\nthen  Tom")
-    assert any(metaspace._backend.decode(ids[cut:]) != metaspace.decode(ids[cut:]) for cut in range(len(ids)))
-    for cut in range(len(ids) + 1):
-        assert metaspace.decode(ids[:cut]) + metaspace.decode(ids[cut:]) == " Tom has 3.\n\nthen  Tom"
-
-
-@pytest.mark.parametrize("other", ["tiny", "sim"])
-def test_steps_keep_their_seams_between_vocabularies(other: str) -> None:
-    """Words are neither glued nor split, wherever a thought was cut and whoever wrote the parts."""
-    text, tokenizers = "Tom has 3.\n\nthen  Tomthen has\n", {"metaspace": chat_model("mistral"), other: TOKENIZERS[other]()}
-    translator = TokenTranslator(tokenizers)
-    for source, target in ((other, "metaspace"), ("metaspace", other)):
-        encode, decode = tokenizers[source].encode, tokenizers[source].decode
-        ids = encode(text)
-        for cut in range(1, len(ids)):
-            parts = [ids[:cut], ids[cut:]]
-            found = [id_ for part in parts for id_ in translator.translate(source, target, part, decode(part))]
-            assert tokenizers[target].decode(found) == decode(ids)
 
 
 class Bracketed(SimTokenizer):

@@ -41,14 +41,6 @@ LLAMA3 = (
     "{{ bos_token }}{% for m in messages %}{{ '<|start_header_id|>' + m['role'] + '<|end_header_id|>\\n\\n' + m['content'] | trim"
     " + '<|eot_id|>' }}{% endfor %}{% if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}{% endif %}"
 )
-MISTRAL = (
-    "{{ bos_token }}{% for m in messages %}{% if m['role'] == 'user' %}{{ '[INST] ' + m['content'].strip('\\n') + '[/INST]' }}"
-    "{% else %}{{ ' ' + m['content'] + eos_token }}{% endif %}{% endfor %}"
-)
-PHI3 = (
-    "{% for m in messages %}{{ '<|' + m['role'] + '|>\\n' + m['content'] + '<|end|>\\n' }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|assistant|>\\n' }}{% endif %}"
-)
 
 
 class ChatModel(NamedTuple):
@@ -62,8 +54,8 @@ class ChatModel(NamedTuple):
     words: tuple[str, ...] = ()
     """Added tokens that are words like others."""
     kind: str = "bytes"
-    """`bytes`: byte-level BPE; `metaspace`: BPE of SentencePiece, with its control tokens in the vocabulary; `folded`: NFKC, in lower case,
-    and control tokens that are looked for after that."""
+    """`bytes`: byte-level BPE; `whole words`: with its words as they are; `folded`: NFKC, in lower case, and control tokens that are looked
+    for after that."""
     flags: tuple[tuple[str, bool], ...] = ()
     """Flags of the special tokens."""
 
@@ -80,12 +72,8 @@ MODELS = {
         ("<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<|python_tag|>"),
         kind="whole words",
     ),
-    "mistral": ChatModel(MISTRAL, ("<s>", "</s>", "<unk>", "[INST]", "[/INST]", "[TOOL_CALLS]"), kind="metaspace"),
-    "phi-3": ChatModel(
-        PHI3, ("<s>", "<|endoftext|>", "<unk>", "<|user|>", "<|assistant|>", "<|end|>"), kind="metaspace", flags=(("rstrip", True),)
-    ),
     "folded": ChatModel(
-        CHATML.replace("OPENED", "<think>\\n"), QWEN, THINK, ("\n\n", "pens"), kind="folded", flags=(("normalized", True),)
+        CHATML.replace("OPENED", "<think>\\n"), QWEN, THINK, ("\n\n", "pens"), "folded", (("normalized", True), ("rstrip", True))
     ),
 }
 """Published models by name; `folded` is none, but the hardest case that tokenizers allow."""
@@ -128,8 +116,6 @@ def write_config(folder: Path, template: str, **tokens: str) -> None:
 
 
 def _tokenizer(model: ChatModel) -> Tokenizer:
-    if model.kind == "metaspace":
-        return _metaspace(model)
     tokenizer = Tokenizer(models.BPE(ignore_merges=model.kind == "whole words"))
     split = r"(?i:'s|'t)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -141,19 +127,4 @@ def _tokenizer(model: ChatModel) -> Tokenizer:
         tokenizer.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()])
     trainer = trainers.BpeTrainer(vocab_size=400, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False)
     tokenizer.train_from_iterator(SENTENCES, trainer)
-    return tokenizer
-
-
-def _metaspace(model: ChatModel) -> Tokenizer:
-    """BPE as SentencePiece makes it: spaces are `▁`, rare characters are bytes, and control tokens stand in the vocabulary."""
-    trained = Tokenizer(models.BPE())
-    trained.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
-    trained.train_from_iterator(SENTENCES, trainers.BpeTrainer(vocab_size=300, show_progress=False))
-    learnt = json.loads(trained.to_str())["model"]
-    pieces = [*model.special, *(f"<0x{byte:02X}>" for byte in range(256)), *learnt["vocab"]]
-    vocabulary = {piece: number for number, piece in enumerate(dict.fromkeys(pieces))}
-    merges = [tuple(merge) for merge in learnt["merges"]]
-    tokenizer = Tokenizer(models.BPE(vocabulary, merges, byte_fallback=True, fuse_unk=True, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
-    tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
     return tokenizer

@@ -195,20 +195,19 @@ async def open_openai(specs: Mapping[str, OpenAISpec]) -> AsyncIterator[Mapping[
 
     Raises `GraphError` when a server cannot be reached, refuses the key, does not serve the model or cannot do what is needed.
     """
-    one = anyio.CapacityLimiter(1)  # transformers, which some tokenizers need, cannot be imported by two threads at once
     async with AsyncExitStack() as stack:
         jobs = []
         for role, spec in specs.items():
             server = Server(f"engine {role!r}", spec.base_url, read_key(f"engine {role!r}", spec.api_key_env))
             stack.push_async_callback(server.aclose)
-            jobs.append(partial(_open, role, spec, server, one))
+            jobs.append(partial(_open, role, spec, server))
         engines = {engine.role: engine for engine in await gather(jobs)}
         for engine in engines.values():
             stack.push_async_callback(engine.aclose)
         yield engines
 
 
-async def _open(role: str, spec: OpenAISpec, server: Server, one: anyio.CapacityLimiter) -> OpenAIEngine:
+async def _open(role: str, spec: OpenAISpec, server: Server) -> OpenAIEngine:
     where, url, phase = f"engine {role!r}", server.url, partial(current_listener().phase, role)
     phase(f"connecting to {url}")
     models = await listed_models(where, server, spec.api_key_env)
@@ -219,7 +218,7 @@ async def _open(role: str, spec: OpenAISpec, server: Server, one: anyio.Capacity
     if (max_model_len := min(lengths, default=None)) is None:
         raise GraphError(where, f"{url} does not report the context length of {spec.model!r}; set max_model_len")
     phase("loading the tokenizer")
-    tokenizer = await anyio.to_thread.run_sync(_load_tokenizer, role, spec, abandon_on_cancel=True, limiter=one)
+    tokenizer = await anyio.to_thread.run_sync(_load_tokenizer, role, spec, abandon_on_cancel=True)
     phase("asking what the server can do")
     terms, body = await _terms(where, server, spec, tokenizer, model)
     facts: dict[str, Fact] = {"answers": "model", "servers": (url,), "server": model.owned_by or "unknown", "cannot": terms.cannot}
@@ -260,7 +259,7 @@ def _served(where: str, url: str, models: list[ServedModel], name: str, purpose:
 
 def _load_tokenizer(role: str, spec: OpenAISpec) -> HFTokenizer:
     try:
-        return HFTokenizer(resolve(role, spec.tokenizer or spec.model), template_arguments=spec.chat_template_kwargs)
+        return HFTokenizer(resolve(role, spec.tokenizer or spec.model), spec.chat_template_kwargs)
     except GraphError as error:
         remedy = "" if spec.tokenizer else f"; name a folder or a hub name: --set engines.{role}.tokenizer=NAME"
         raise GraphError(f"engine {role!r}", f"{error}{remedy}") from error

@@ -233,7 +233,7 @@ async def open_workers(queues: Sequence[Sequence[Worker]]) -> AsyncIterator[Mapp
     started: dict[str, tuple[_Running, wire.Ready]] = {}
 
     async def load_tokenizers() -> None:
-        for role, worker in workers.items():  # one after the other: importing transformers is not thread-safe
+        for role, worker in workers.items():
             with boundary(GraphError, f"engine {role!r}", foreign=GraphError):
                 tokenizers[role] = await anyio.to_thread.run_sync(worker.load_tokenizer, abandon_on_cancel=True)
 

@@ -142,8 +142,4 @@ def recorded_tokenizer(run: str, file: RunFile, role: str) -> Tokenizer:
         what = f"the run {run} does not say which tokenizer its engine of the backend {engine.backend!r} had"
         raise GraphError(f"engine {role!r}", what)
     with boundary(GraphError, f"engine {role!r}", foreign=GraphError):
-        return HFTokenizer(
-            resolve(role, str(name)),
-            trust_remote_code=False,  # a run folder cannot ask for that
-            template_arguments=settings.get("chat_template_kwargs") or {},
-        )
+        return HFTokenizer(resolve(role, str(name)), settings.get("chat_template_kwargs") or {})
