@@ -11,7 +11,7 @@ from hashlib import blake2b
 from itertools import zip_longest
 from typing import Any, Literal, Protocol, runtime_checkable
 
-from msgspec import Struct, structs
+from msgspec import Struct
 
 from pipeline.confidence import Confidence
 from pipeline.graph.spec import EngineSpec
@@ -163,14 +163,8 @@ class Speculation(Struct, frozen=True, kw_only=True):
 
 
 class EngineStatistics(Struct, frozen=True, kw_only=True):
-    """What an engine is doing now, and its totals since it opened."""
+    """The totals of an engine since it opened."""
 
-    running: int = 0
-    """Requests being computed."""
-    waiting: int = 0
-    """Requests in the engine's own queue."""
-    kv_cache_usage: float | None = None
-    """Share of the cache in use, 0 to 1; null if the engine does not report it."""
     requests: int = 0
     input_tokens: int = 0
     cached_input_tokens: int | None = None
@@ -186,11 +180,10 @@ class EngineStatistics(Struct, frozen=True, kw_only=True):
     """Times that it was restarted after it died; the totals continue."""
 
     def plus(self, other: "EngineStatistics", sign: int = 1) -> "EngineStatistics":
-        """The totals of both engines, or of both times that this one was open, with what this one does now; with `sign` -1 what was counted
-        since `other`, earlier statistics of this engine."""
-        now = {"running": self.running, "waiting": self.waiting, "kv_cache_usage": self.kv_cache_usage}
+        """The totals of both engines, or of both times that this one was open; with `sign` -1 what was counted since `other`, earlier
+        statistics of this engine."""
         total: EngineStatistics = added(self, other, sign)
-        return structs.replace(total, **now)
+        return total
 
 
 def added(one: Any, other: Any, sign: int = 1) -> Any:
@@ -289,7 +282,7 @@ class Engine(Protocol):
         """
 
     def statistics(self) -> EngineStatistics:
-        """What the engine is doing at this moment, and its totals since it opened."""
+        """Its totals since it opened."""
 
     async def aclose(self) -> None:
         """Free everything; waiting requests raise `EngineDead`. A second call does nothing."""

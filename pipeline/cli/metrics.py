@@ -6,7 +6,7 @@ next to `model_name` (https://docs.vllm.ai/en/stable/usage/metrics): a dashboard
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 from msgspec import structs
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest, start_http_server
@@ -18,29 +18,18 @@ from pipeline.errors import UsageError, reason
 from pipeline.graph.plan import Plan
 from pipeline.run.observer import Observer, Work
 from pipeline.run.prepare import Prepared
+from pipeline.runtime.lane import Lane
 from pipeline.serve.desk import Desk
 
 Value = int | float | None
-
-
-class Metered(NamedTuple):
-    """An engine as its metrics see it."""
-
-    engine: EngineStatistics
-    queued: int
-    """Requests that wait for it here."""
-
-
-ENGINES: tuple[tuple[type[Metric], str, str, Callable[[Metered], Value]], ...] = (
-    (GaugeMetricFamily, "num_requests_running", "Requests that the engine computes.", lambda each: each.engine.running),
-    (GaugeMetricFamily, "num_requests_waiting", "Requests in the engine's queue.", lambda each: each.engine.waiting),
-    (GaugeMetricFamily, "num_requests_queued", "Requests in the client queue, not yet sent.", lambda each: each.queued),
-    (GaugeMetricFamily, "kv_cache_usage_perc", "Share of the KV cache in use, 0 to 1.", lambda each: each.engine.kv_cache_usage),
-    (CounterMetricFamily, "prompt_tokens", "Prompt tokens of answered requests.", lambda each: each.engine.input_tokens),
-    (CounterMetricFamily, "prefix_cache_hits", "Prompt tokens from the prefix cache.", lambda each: each.engine.cached_input_tokens),
-    (CounterMetricFamily, "generation_tokens", "Generated tokens of answered requests.", lambda each: each.engine.output_tokens),
-    (CounterMetricFamily, "request_success", "Answered requests.", lambda each: each.engine.requests),
-    (CounterMetricFamily, "engine_restarts", "Number of times the engine died and was restarted.", lambda each: each.engine.restarts),
+ENGINES: tuple[tuple[type[Metric], str, str, Callable[[Lane, EngineStatistics], Value]], ...] = (
+    (GaugeMetricFamily, "num_requests_running", "Requests that the engine has.", lambda lane, own: lane.in_flight),
+    (GaugeMetricFamily, "num_requests_waiting", "Requests that wait here, not yet sent.", lambda lane, own: lane.waiting),
+    (CounterMetricFamily, "prompt_tokens", "Prompt tokens of answered requests.", lambda lane, own: own.input_tokens),
+    (CounterMetricFamily, "prefix_cache_hits", "Prompt tokens from the prefix cache.", lambda lane, own: own.cached_input_tokens),
+    (CounterMetricFamily, "generation_tokens", "Generated tokens of answered requests.", lambda lane, own: own.output_tokens),
+    (CounterMetricFamily, "request_success", "Answered requests.", lambda lane, own: own.requests),
+    (CounterMetricFamily, "engine_restarts", "Number of times the engine died and was restarted.", lambda lane, own: own.restarts),
 )
 """The metrics of engines: kind, name, help and value, of an engine that has one."""
 
@@ -69,11 +58,11 @@ class RunMetrics(Collector):
     def _engines(self) -> Iterator[Metric]:
         work, labels = self._work, ["engine", "model_name"]
         models = {role: str(getattr(spec, "model", role)) for role, spec in self._plan.engines.items()}
-        metered = [([role, models[role]], Metered(engine.statistics(), work.lanes[role].waiting)) for role, engine in work.engines.items()]
+        metered = [([role, models[role]], work.lanes[role], engine.statistics()) for role, engine in work.engines.items()]
         for kind, name, what, value_of in ENGINES:
             metric: Any = kind(f"pipeline:{name}", what, labels=labels)  # type: ignore[call-arg]
-            for named, each in metered:
-                if (value := value_of(each)) is not None:
+            for named, lane, own in metered:
+                if (value := value_of(lane, own)) is not None:
                     metric.add_metric(named, value)
             yield metric
 

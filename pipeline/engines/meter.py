@@ -52,9 +52,8 @@ class UsageMeter:
                 now = self._now()
         return self._busy_s + (now - self._busy_since)
 
-    def statistics(self, **now: Any) -> EngineStatistics:
-        """The totals so far, with what the engine says of this moment; `busy_s` is given where the engine itself knows how long it
-        computed."""
+    def statistics(self, **own: Any) -> EngineStatistics:
+        """The totals so far, with those that the engine counts; `busy_s` where it knows itself how long it computed."""
         known = {
             "requests": self._requests,
             "input_tokens": self._input_tokens,
@@ -62,4 +61,4 @@ class UsageMeter:
             "output_tokens": self._output_tokens,
             "busy_s": self.busy_s,
         }
-        return EngineStatistics(**known | now)
+        return EngineStatistics(**known | own)

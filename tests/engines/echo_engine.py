@@ -63,7 +63,7 @@ class EchoModel:
         self._seen.clear()
 
     def statistics(self) -> EngineStatistics:
-        return self._meter.statistics(running=len(self._running))
+        return self._meter.statistics()
 
     def _completion(self, request: Request) -> Completion:
         prompt = tuple(request.prompt_ids)

@@ -332,7 +332,7 @@ def test_calls_wait_for_a_server_that_is_restarted() -> None:
             for number in range(5):
                 tasks.start_soon(engine.generate, ask(str(number)))
             await anyio.wait_all_tasks_blocked()
-            assert (engine.statistics().running, engine.statistics().waiting) == (0, 5)
+            assert engine.statistics().requests == 0
             server.start()
         assert engine.statistics().requests == 5
         assert await engine.wait_answering() is False
@@ -371,9 +371,7 @@ def test_cancelling_closes_the_connection_and_closing_ends_what_waits_and_refuse
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(expect_death)
                 await anyio.to_thread.run_sync(server.wait_for, lambda seen, before=before: len(server.bodies) > before)
-                assert (engine.statistics().running, engine.statistics().waiting) == (1, 0)
                 await engine.aclose() if closes else tasks.cancel_scope.cancel()
-            assert engine.statistics().running == 0
             await anyio.to_thread.run_sync(server.wait_until_alone)
         await expect_death()
         await engine.aclose()

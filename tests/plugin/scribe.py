@@ -54,7 +54,7 @@ class ScribeModel:
         return
 
     def statistics(self) -> EngineStatistics:
-        return self._meter.statistics(running=len(self._waiting))
+        return self._meter.statistics()
 
     def _answer(self, request: Request) -> Completion:
         prompt = self._tokenizer.decode(request.prompt_ids)

@@ -20,9 +20,7 @@ from tests.support.run_files import RUN, RUN_JSON, source, write_run_json
 
 ROOT = Path(__file__).parent.parent.parent
 GRAPHS = sorted((ROOT / "graphs").glob("*.yaml"))
-STATISTICS = EngineStatistics(
-    running=0, waiting=0, kv_cache_usage=0.5, requests=2, input_tokens=3, cached_input_tokens=1, output_tokens=4, busy_s=1.5
-)
+STATISTICS = EngineStatistics(requests=2, input_tokens=3, cached_input_tokens=1, output_tokens=4, busy_s=1.5)
 
 
 def plan_of(graph: Path, engines: str = "sim-2xh100") -> Plan:

@@ -83,7 +83,6 @@ def after(fault: Fault, request: Request | None = None, kind: Kind = VLLM) -> Co
     async def conversation(engine: OpenAIEngine) -> None:
         server.faults.append(fault)
         found.append(await outcome(engine, request or ask(temperature=0.5)))
-        assert (engine.statistics().running, engine.statistics().waiting) == (0, 0)
         assert len((await engine.generate(ask())).candidates) == 1
 
     with small_server(kind, TOKENIZER) as server:

@@ -75,7 +75,7 @@ def plan_of(**stages: StageSpec) -> Plan:
 
 def statistics(output_tokens: int, input_tokens: int = 0, **more: Any) -> dict[str, Any]:
     """An engine's own totals as they stand in a `run.json`."""
-    counts = {"running": 0, "waiting": 0, "kv_cache_usage": 0.0, "requests": 0, "cached_input_tokens": 0, "busy_s": 0.0}
+    counts = {"requests": 0, "cached_input_tokens": 0, "busy_s": 0.0}
     return {**counts, "output_tokens": output_tokens, "input_tokens": input_tokens, **more}
 
 

@@ -105,9 +105,8 @@ class OpenAIEngine:
         return await self._wait_certain()
 
     def statistics(self) -> EngineStatistics:
-        """Counted on this side of the connection: requests wait while it is not certain that the server answers."""
-        calls = self._meter.open_calls
-        return self._meter.statistics(waiting=calls) if self._doubted else self._meter.statistics(running=calls)
+        """Counted on this side of the connection."""
+        return self._meter.statistics()
 
     async def aclose(self) -> None:
         await self._die("it was closed")

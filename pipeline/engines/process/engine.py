@@ -99,7 +99,6 @@ class _Running(asyncio.Protocol):
         """Raise `EngineDead` in the calls that wait, and in all later ones. Only the first `exit_reason` counts."""
         if self.exit_reason is None:
             self.exit_reason = exit_reason
-            self.reported = structs.replace(self.reported, running=0, waiting=0, kv_cache_usage=0.0)
             for number in [*self.calls]:
                 self._fail(number, EngineDead(self._role, exit_reason))
             if not self.loaded.done():

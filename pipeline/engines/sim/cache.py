@@ -38,11 +38,6 @@ class PrefixCache:
         self._unused: list[tuple[int, int, Node]] = []
         self._entries = 0
 
-    @property
-    def usage(self) -> float:
-        """Share of the room that is cached or reserved, 0 to 1."""
-        return (self.cached + self.reserved) / self.capacity
-
     def match(self, tokens: Sequence[int], most: int, adapter: str | None = None) -> tuple[Node, int]:
         """The node at which the longest prefix of `tokens`, at most `most` long, ends that is cached for `adapter`, and the prefix's
         length; pins the node."""

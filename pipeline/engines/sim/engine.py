@@ -114,9 +114,6 @@ class SimEngine:
     def statistics(self) -> EngineStatistics:
         now = self._clock.now()
         return self._meter.statistics(
-            running=self._scheduler.running,
-            waiting=self._scheduler.waiting,
-            kv_cache_usage=self._scheduler.cache.usage,
             busy_s=sum(share.busy_s(now) for share in self._shares),
             speculation=self._speculation.totals() if self._speculation else None,
             restarts=len(self._shares) - 1,

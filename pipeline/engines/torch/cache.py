@@ -54,11 +54,6 @@ class SlotTable:
         """`_BUSY`, more than any value in `_worth`, where a sequence runs; else 0."""
         self._released = 0
 
-    @property
-    def usage(self) -> float:
-        """Share of the slots that hold anything, 0 to 1."""
-        return float(np.count_nonzero(self.length)) / len(self.length)
-
     def match(self, prompt: NDArray[np.int64]) -> tuple[int, int]:
         """The slot that shares the longest prefix with `prompt`, and its length; the last token never counts, as it must be computed."""
         rows = np.flatnonzero((self.tokens[:, 0] == prompt[0]) & (self.length > 0))

@@ -153,13 +153,7 @@ class BatchRunner:
         self._slots.reset_prefix_cache()
 
     def statistics(self) -> EngineStatistics:
-        return self._meter.statistics(
-            running=len(self._states) - len(self._waiting),
-            waiting=len(self._waiting),
-            kv_cache_usage=self._slots.usage,
-            busy_s=self._busy_s,
-            written_tokens=self._written_tokens,
-        )
+        return self._meter.statistics(busy_s=self._busy_s, written_tokens=self._written_tokens)
 
     @torch.inference_mode()
     def step(self) -> list[tuple[int, Completion]]:

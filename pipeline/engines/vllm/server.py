@@ -39,8 +39,7 @@ class Reporter(StatLoggerBase):
         self.meter = UsageMeter(lambda: self._last_s)
         """Busy from the arrival at an idle engine to the last iteration: an engine that hangs is not busy."""
         self._last_s = self._reported_s = 0.0
-        self._running = self._waiting = self._written = 0
-        self._usage = 0.0
+        self._written = 0
         self._speculation = Speculation(drafts=0, draft_tokens=0, accepted_tokens=0, accepted_by_position=()) if speculates else None
 
     def log_engine_initialized(self) -> None:
@@ -57,8 +56,6 @@ class Reporter(StatLoggerBase):
         if scheduler_stats is None:
             return
         self._last_s = time.monotonic()
-        self._running, self._waiting = scheduler_stats.num_running_reqs, scheduler_stats.num_waiting_reqs
-        self._usage = scheduler_stats.kv_cache_usage
         self._written += iteration_stats.num_generation_tokens if iteration_stats else 0
         if (counts := scheduler_stats.spec_decoding_stats) is not None:
             new = Speculation(
@@ -73,15 +70,8 @@ class Reporter(StatLoggerBase):
 
     def report(self, **answer: list[tuple[int, Any]]) -> None:
         """Send the statistics, and what became of a request."""
-        self._reported_s, busy = time.monotonic(), self.meter.open_calls > 0
-        statistics = self.meter.statistics(
-            running=self._running if busy else 0,
-            waiting=self._waiting if busy else 0,
-            kv_cache_usage=self._usage,
-            written_tokens=self._written,
-            speculation=self._speculation,
-        )
-        self._connection.send(Report(statistics, **answer))
+        self._reported_s = time.monotonic()
+        self._connection.send(Report(self.meter.statistics(written_tokens=self._written, speculation=self._speculation), **answer))
 
 
 class VllmServer:
