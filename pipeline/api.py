@@ -208,15 +208,14 @@ def load_graph(graph: Graph, engines: Engines | None = None, **bound: Unpack[Gra
 def _placed(
     graph: Graph, engines: Engines | None, bound: Mapping[str, Any], batch_size: int = 64, replicas: int = 1
 ) -> tuple[dict[str, dict[str, Any]], tuple[str, ...]]:
-    """The engines for the `models` of `bound`, in place of those in `engines`, and what is to be said about them."""
+    """The engines for the `models` of `bound`, and what is to be said about them; raises `UsageError` next to `engines`."""
     if isinstance(graph, Plan):
         raise UsageError("models: the plan is already compiled; pass them to load_graph")
-    if _opened(engines) is not None:
-        raise UsageError("models: the engines are already open; leave out one of the two")
-    given = Path(engines) if isinstance(engines, str | Path) else engines and _roles(engines)
+    if engines is not None:
+        raise UsageError("models: engines are given; leave out one of the two, or set the model of one: engines.ROLE.model")
     place = import_module("pipeline.engines.placement").place
     source = Path(graph) if isinstance(graph, str) else graph
-    found = place([source], bound["models"], settings=_settings(bound), engines=given, batch_size=batch_size, replicas=replicas)
+    found = place([source], bound["models"], settings=_settings(bound), batch_size=batch_size, replicas=replicas)
     return found.engines, found.sentences
 
 

@@ -402,5 +402,5 @@ def test_roles_may_be_given_by_their_models_alone() -> None:
         pipeline.solve(plan, PROBLEMS, models=MODELS)
     with pytest.raises(UsageError, match="set: the plan is already compiled"):
         pipeline.solve(plan, PROBLEMS, set={"candidates": 2})
-    with pytest.raises(UsageError, match="models: the engines are already open"):
+    with pytest.raises(UsageError, match="models: engines are given; leave out one of the two"):
         pipeline.solve("target", PROBLEMS, engines={"target": Echo()}, models=MODELS)

@@ -121,22 +121,15 @@ def with_models(graphs: Sequence[Path], options: Mapping[str, Any], batch_size: 
     found = {name: value for name, value in options.items() if name != "models"}
     if not options["models"]:
         return found
+    if found.get("engines"):
+        raise UsageError("--model: chooses the engines, and so does --engines; change a model of the file by --set engines.ROLE.model=NAME")
     placement = import_module("pipeline.engines.placement")
-    given = {"settings": found["settings"], "engines": _file(found.get("engines")), "batch_size": batch_size}
+    given = {"settings": found["settings"], "batch_size": batch_size}
     given["replicas"] = 1 if found.get("cluster") else found.get("replicas", 1)
     placed = placement.place(graphs, placement.pairs(options["models"]), **given)
     for sentence in placed.sentences:
         print_notice(sentence)
     return found | {"planned_engines": placed.engines}
-
-
-def _file(engines: Path | tuple[Path, ...] | None) -> Path | None:
-    """The engines file whose models are replaced."""
-    if not isinstance(engines, tuple):
-        return engines
-    if len(engines) > 1:
-        raise UsageError("--model: replaces the models of one engines file; give --engines once")
-    return next(iter(engines), None)
 
 
 def input_options(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -21,9 +21,8 @@ _FOLDER = Path(str(files("pipeline"))) / "models"
 _CONFIGS = {"model": "config.json", "adapter": "adapter_config.json"}
 """The file that a bundled folder of each kind has."""
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}
-_INDEX = "model.safetensors.index.json"
 _PATTERNS = ("model*.safetensors", "*.safetensors", "pytorch_model*.bin", "*.bin")
-"""Where weights are looked for without an index; the files of the first pattern that finds any are the checkpoint."""
+"""Where weights are looked for; the files of the first pattern that finds any are the checkpoint."""
 _OTHER_CACHES = ("kv_lora_rank", "num_kv_shared_layers", "layers_block_type", "ssm_cfg", "attn_layer_period")
 """Keys in `config.json` of models whose layers do not keep keys and values of every token."""
 
@@ -94,7 +93,7 @@ class ModelCard(Struct, frozen=True, kw_only=True):
 def read_card(model: str) -> ModelCard:
     """The card of `model`, a folder or a hub name; of one that is not on this machine by what the hub says. Raises `NotOnHub`."""
     folder = local_folder(model)
-    size = sum(path.stat().st_size for path in weight_files(folder) if path.exists()) if folder else 0
+    size = sum(path.stat().st_size for path in weight_files(folder)) if folder else 0
     if size or Path(model).is_dir() or not is_hub_name(model) or is_offline():
         return _card(read_json(folder / "config.json") if folder else {}, size)
     files = hub_json(f"api/models/{model}?blobs=true").get("siblings", ())
@@ -150,10 +149,7 @@ def check_model(where: str, model: str) -> None:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The files that hold the weights of the model in `folder`: those that its index names, there or not, else those found."""
-    named = read_json(folder / _INDEX).get("weight_map")
-    if isinstance(named, dict):
-        return sorted({folder / str(each) for each in named.values()})
+    """The files that hold the weights of the model in `folder`."""
     patterns = (sorted(path for path in folder.glob(pattern) if not path.name.startswith("adapter_model")) for pattern in _PATTERNS)
     return next(filter(None, patterns), [])
 

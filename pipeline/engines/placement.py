@@ -27,7 +27,6 @@ from pipeline.engines.openai.engine import listed_models
 from pipeline.engines.openai.spec import flaw_in_url
 from pipeline.engines.vllm.backend import SHARE, is_cpu_build
 from pipeline.errors import UsageError, boundary, did_you_mean, install_command
-from pipeline.graph.files import read_file
 from pipeline.graph.load import PRESET, Graph, load_graph, outline
 from pipeline.graph.plan import Plan
 from pipeline.system.machine import GIB, Gpu, gib, look
@@ -65,14 +64,11 @@ def place(
     models: Mapping[str, object],
     *,
     settings: Sequence[str] = (),
-    engines: Path | Mapping[str, Any] | None = None,
     batch_size: int = 64,
     replicas: int = 1,
 ) -> Placement:
-    """Engines for `graphs` with these `models` by role, on this machine, where they must be able to start `replicas` times. With `engines`,
-    a file or what it holds, only the models in it are replaced. Raises `UsageError`."""
-    if engines is not None:
-        return Placement(engines=_replaced(models, engines, settings))
+    """Engines for `graphs` with these `models` by role, on this machine, where they must be able to start `replicas` times. Raises
+    `UsageError`."""
     machine = look()
     gpus = machine.gpus[: len(machine.gpus) // replicas]
     if machine.gpus and not gpus:
@@ -127,8 +123,7 @@ def _engine(role: str, value: str, backend: str, settings: Sequence[str]) -> dic
     elif not (value.startswith("bundled:") or is_hub_name(value) or folder.suffix == ".gguf"):
         what = "there is no such folder" if "://" not in value and "/" in value else "is not a valid model"
         raise UsageError(f"--model {role}={value}: {what}; expected {_FORMS}")
-    if backend != "openai":
-        check_model(f"--model {role}=...", resolve(role, value))
+    check_model(f"--model {role}=...", resolve(role, value))
     return {"backend": backend, "model": value}
 
 
@@ -166,23 +161,6 @@ def _listed(where: str, url: str, api_key_env: str | None) -> list[Any]:
 
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(anyio.run, ask).result()
-
-
-def _replaced(models: Mapping[str, object], engines: Path | Mapping[str, Any], settings: Sequence[str]) -> Roles:
-    """The engines with other models: a model in place of another, and a server in place of a whole engine."""
-    file = "engines" if isinstance(engines, Mapping) else str(engines)
-    raw = engines if isinstance(engines, Mapping) else read_file(engines, "engines file")
-    roles: Roles = {role: dict(fields) for role, fields in raw.items() if isinstance(fields, Mapping)}
-    for role, value in models.items():
-        if role not in roles:
-            raise UsageError(f"--model {role}=...: {file} has no role `{role}`; {did_you_mean(role, roles)}")
-        backend = str(roles[role].get("backend"))
-        found = _engine(role, str(value), backend, settings)
-        if found["backend"] == backend and backend == "sim":
-            what = f"{file} uses the backend `{backend}` for it, which loads no model"
-            raise UsageError(f"--model {role}=...: {what}; leave out --model, or --engines")
-        roles[role] = roles[role] | found if found["backend"] == backend else found
-    return roles
 
 
 def _limited(

@@ -33,7 +33,7 @@ def test_the_engines_that_are_chosen_are_told_in_one_line() -> None:
         (("--model", "target=bundled:tiny-target"), "speccot also needs a model for draft; add --model draft=NAME, or give --engines"),
         ((*SMALL, "--model", "judge=bundled:tiny-draft"), "speccot has no role `judge`"),
         (("--model", "target=bundled:tiny", "--model", "draft=bundled:tiny-draft"), "no bundled model is named 'tiny'"),
-        ((*SMALL, "--engines", "sim-2xh100"), "which loads no model; leave out --model, or --engines"),
+        ((*SMALL, "--engines", "sim-2xh100"), "change a model of the file by --set engines.ROLE.model=NAME"),
     ],
 )
 def test_what_cannot_be_chosen_is_one_error(arguments: tuple[str, ...], said: str) -> None:

@@ -95,16 +95,6 @@ def test_engines_have_limits_for_the_batch_and_the_graph() -> None:
     assert all(1024 + 512 < engine["max_model_len"] <= 4096 for engine in engines.values())
 
 
-def test_models_replace_those_of_an_engines_file() -> None:
-    file = Path("tiny-vllm")
-    found = place([Path("speccot")], {"target": "bundled:tiny-draft"}, engines=file).engines
-    assert (found["target"]["model"], found["target"]["core"], found["draft"]["model"]) == ("bundled:tiny-draft", 1, "bundled:tiny-draft")
-    with pytest.raises(UsageError, match="has no role `tagret`; did you mean `target`"):
-        place([Path("speccot")], {"tagret": "bundled:tiny-draft"}, engines=file)
-    with pytest.raises(UsageError, match="which loads no model; leave out --model, or --engines"):
-        place([Path("speccot")], {"target": "bundled:tiny-draft"}, engines=Path("sim-2xh100"))
-
-
 # Servers.
 
 
