@@ -39,8 +39,6 @@ class Program(Struct, frozen=True, kw_only=True):
     """Arguments after the file descriptor."""
     environment: dict[str, str] = {}
     """Variables with these values, whatever the user has set."""
-    defaults: dict[str, str] = {}
-    """Variables with these values where the user has not set them."""
     shutdown_s: float = 0.0
     """How long it may take to end once its socket is closed; then it is killed, with all processes it started."""
 
@@ -184,4 +182,4 @@ def _environment(program: Program) -> dict[str, str]:
     """
     home, path = str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")
     found = {"PYTHONPATH": f"{home}{os.pathsep}{path}" if path else home, "PYTHONSAFEPATH": "1"}
-    return program.defaults | dict(os.environ) | found | program.environment
+    return dict(os.environ) | found | program.environment

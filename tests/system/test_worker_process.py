@@ -25,11 +25,8 @@ def received(worker: WorkerProcess) -> str:
 
 def test_it_has_its_arguments_and_variables_and_a_socket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MY_LEVEL", "mine")
-    code = "said = [sys.argv[2], *(os.environ.get(name, '-') for name in ('MY_LEVEL', 'MY_OTHER'))]\n"
-    code += "channel.sendall(' '.join(said).encode())\n"
-    defaults = {"MY_LEVEL": "default", "MY_OTHER": "default"}
-    worker = started(tmp_path, code, arguments=("first",), defaults=defaults)
-    assert received(worker) == "first mine default"
+    worker = started(tmp_path, "channel.sendall(f'{sys.argv[2]} {os.environ[\"MY_LEVEL\"]}'.encode())\n", arguments=("first",))
+    assert received(worker) == "first mine"
     worker.wait(60)
     assert worker.exit_reason() == "exit status 0"
     worker.close_files()

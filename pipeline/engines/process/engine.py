@@ -6,7 +6,7 @@ little. A backend says by a `Worker` what to start for each role, and opens them
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from itertools import count
@@ -35,7 +35,7 @@ class Worker(NamedTuple):
     setup: wire.Setup
     program: Program
     load_tokenizer: Callable[[], Tokenizer]
-    """Called once, in a thread, while the worker loads its model; raises `GraphError`."""
+    """Called in a thread, while the worker loads its model; raises `GraphError`."""
 
 
 class _Running(asyncio.Protocol):
@@ -114,10 +114,8 @@ class _Running(asyncio.Protocol):
             for number, completion in message.done:
                 if (answer := self.calls.pop(number, None)) and not answer.done():
                     answer.set_result(completion)
-            for number, why in message.refused:
-                self._fail(number, RequestRefused(why))
-            for number, why in message.again:
-                self._fail(number, EngineUnavailable(self._role, why))
+            for number, why, again in message.failed:
+                self._fail(number, EngineUnavailable(self._role, why) if again else RequestRefused(why))
         elif isinstance(message, wire.Loading):
             self.listener.phase(self._role, message.phase)
         elif not self.loaded.done():
@@ -133,10 +131,10 @@ class _Running(asyncio.Protocol):
             answer.set_exception(error)
 
 
-async def _started(worker: Worker, listener: Listener, tasks: anyio.abc.TaskGroup) -> tuple[_Running, wire.Ready]:
-    """Start a worker, which `tasks` watch, and wait until it has loaded its model.
+async def _started(worker: Worker, listener: Listener, tasks: anyio.abc.TaskGroup) -> tuple[_Running, wire.Ready, Tokenizer]:
+    """Start a worker, which `tasks` watch, and wait until it has loaded its model; meanwhile its tokenizer is loaded here.
 
-    Raises `GraphError` when the model cannot be loaded here, `EngineDead` when the process dies while loading or takes too long.
+    Raises `GraphError` when one of them cannot be loaded, `EngineDead` when the process dies while loading or takes too long.
     """
     setup = worker.setup
     limit_s = float(setup.spec.get("startup_timeout_s", inf))
@@ -147,9 +145,11 @@ async def _started(worker: Worker, listener: Listener, tasks: anyio.abc.TaskGrou
     running.send(setup)
     try:
         with anyio.move_on_after(limit_s):
+            with boundary(GraphError, f"engine {setup.role!r}", foreign=GraphError):
+                tokenizer = await anyio.to_thread.run_sync(worker.load_tokenizer, abandon_on_cancel=True)
             ready = await running.loaded
             listener.phase(setup.role, READY)
-            return running, ready
+            return running, ready, tokenizer
         raise EngineDead(setup.role, f"it did not start within startup_timeout_s={limit_s:g}; increase it if more is needed")
     except BaseException:
         running.process.kill()
@@ -161,7 +161,7 @@ async def _started(worker: Worker, listener: Listener, tasks: anyio.abc.TaskGrou
 class WorkerEngine:
     """The `Engine` contract over a worker process, which `restart` replaces by another one; `open_workers` makes it."""
 
-    def __init__(self, worker: Worker, tokenizer: Tokenizer, running: _Running, ready: wire.Ready, tasks: anyio.abc.TaskGroup) -> None:
+    def __init__(self, worker: Worker, tasks: anyio.abc.TaskGroup, running: _Running, ready: wire.Ready, tokenizer: Tokenizer) -> None:
         """`running` has said that it is `ready`; `tasks` watch the processes that follow."""
         self.role, self.tokenizer = worker.setup.role, tokenizer
         self.max_model_len, self.vocab_size, self.facts = ready.max_model_len, ready.vocab_size, ready.facts
@@ -208,7 +208,7 @@ class WorkerEngine:
             raise EngineDead(self.role, "it was closed")
         self._earlier, self._running.reported = self.statistics().plus(EngineStatistics(restarts=1)), EngineStatistics()
         try:
-            self._running, _ = await _started(self._worker, self._running.listener, self._tasks)
+            self._running, *_ = await _started(self._worker, self._running.listener, self._tasks)
         except GraphError as error:
             raise EngineDead(self.role, error.what) from error
 
@@ -227,20 +227,12 @@ async def open_workers(queues: Sequence[Sequence[Worker]]) -> AsyncIterator[Mapp
 
     Raises `GraphError` when a model cannot be loaded here, `EngineDead` when a worker dies while loading.
     """
-    workers = {worker.setup.role: worker for queue in queues for worker in queue}
-    tokenizers: dict[str, Tokenizer] = {}
-    started: dict[str, tuple[_Running, wire.Ready]] = {}
-
-    async def load_tokenizers() -> None:
-        for role, worker in workers.items():
-            with boundary(GraphError, f"engine {role!r}", foreign=GraphError):
-                tokenizers[role] = await anyio.to_thread.run_sync(worker.load_tokenizer, abandon_on_cancel=True)
+    engines: dict[str, WorkerEngine] = {}
 
     async def start(queue: Sequence[Worker]) -> None:
         for worker in queue:
-            started[worker.setup.role] = await _started(worker, current_listener(), tasks)
+            engines[worker.setup.role] = WorkerEngine(worker, tasks, *await _started(worker, current_listener(), tasks))
 
     async with background_tasks() as tasks:
-        starts: list[Callable[[], Awaitable[None]]] = [partial(start, queue) for queue in queues]
-        await gather([load_tokenizers, *starts])
-        yield {role: WorkerEngine(worker, tokenizers[role], *started[role], tasks) for role, worker in workers.items()}
+        await gather([partial(start, queue) for queue in queues])
+        yield {worker.setup.role: engines[worker.setup.role] for queue in queues for worker in queue}

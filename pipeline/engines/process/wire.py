@@ -82,10 +82,8 @@ class Report(Struct, frozen=True, tag=True, array_like=True):
 
     statistics: EngineStatistics
     done: list[tuple[int, Completion]] = []
-    refused: list[tuple[int, str]] = []
-    """Requests that the engine will not compute, with the reason."""
-    again: list[tuple[int, str]] = []
-    """Requests that failed and may be sent again, with the reason."""
+    failed: list[tuple[int, str, bool]] = []
+    """Requests without an answer, with the reason, and whether they may be sent again."""
 
 
 ToWorker = Setup | Submit | Abort | ResetPrefixCache

@@ -100,26 +100,24 @@ class ParentConnection:
 
 def serve(connection: ParentConnection, model: BatchedModel) -> None:
     """Compute requests until the main process closes the socket."""
-    reported_s, done, refused = 0.0, list[tuple[int, Completion]](), list[tuple[int, str]]()
+    reported_s, done, failed = 0.0, list[tuple[int, Completion]](), list[tuple[int, str, bool]]()
     while not connection.closed:
-        aborted = False
         for message in connection.receive(wait=model.idle):
             if isinstance(message, wire.Submit):
                 try:
                     model.add(message.number, message.request)
                 except RequestRefused as refusal:
-                    refused.append((message.number, f"request {message.request.request_id!r}: {refusal}"))
+                    failed.append((message.number, f"request {message.request.request_id!r}: {refusal}", False))
             elif isinstance(message, wire.Abort):
                 model.abort(message.number)
-                aborted = True
             elif isinstance(message, wire.ResetPrefixCache):
                 model.reset_prefix_cache()
         if not model.idle:
             done += model.step()
         now_s = time.monotonic()
-        if done or refused or aborted or now_s - reported_s > REPORT_EVERY_S:
-            connection.send(wire.Report(model.statistics(), done, refused))
-            reported_s, done, refused = now_s, [], []
+        if done or failed or now_s - reported_s > REPORT_EVERY_S:
+            connection.send(wire.Report(model.statistics(), done, failed))
+            reported_s, done, failed = now_s, [], []
 
 
 def main() -> None:

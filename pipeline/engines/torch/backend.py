@@ -47,8 +47,7 @@ def _program(spec: TorchSpec) -> Program:
     return Program(
         module="pipeline.engines.process.worker",
         arguments=("pipeline.engines.torch.model:load_model",),
-        environment={"OMP_NUM_THREADS": str(spec.threads)},
-        defaults=keep_memory,
+        environment=keep_memory | {"OMP_NUM_THREADS": str(spec.threads)},
     )
 
 

@@ -5,6 +5,7 @@ the main process, which would share one interpreter lock with it. Nothing of vLL
 `pipeline.engines.vllm.worker` is the other side.
 """
 
+import os
 from collections.abc import AsyncIterator, Collection, Iterable, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
@@ -98,6 +99,8 @@ def setup(role: str, spec: VllmSpec, cores: tuple[int, ...]) -> Setup:
 def program(spec: VllmSpec, cores: Iterable[int] | None, machine: Machine) -> Program:
     """The program of a worker; `cores` are the CPU cores to compute on (empty: any), None where it computes on GPUs."""
     environment = {"VLLM_NO_USAGE_STATS": "1"}
+    if not current_listener().verbose:
+        environment["VLLM_LOGGING_LEVEL"] = os.environ.get("VLLM_LOGGING_LEVEL", "WARNING")
     if cores is not None:
         # `auto` would put every engine on the first core; `nobind` leaves it to the system.
         environment |= {"VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cores)) or "nobind", "OMP_NUM_THREADS": str(spec.threads)}
@@ -108,7 +111,6 @@ def program(spec: VllmSpec, cores: Iterable[int] | None, machine: Machine) -> Pr
     return Program(
         module="pipeline.engines.vllm.worker",
         environment=environment,
-        defaults={} if current_listener().verbose else {"VLLM_LOGGING_LEVEL": "WARNING"},
         shutdown_s=_SHUTDOWN_S,
     )
 

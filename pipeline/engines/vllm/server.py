@@ -68,7 +68,7 @@ class Reporter(StatLoggerBase):
         if self.meter.open_calls and self._last_s - self._reported_s >= REPORT_EVERY_S:
             self.report()
 
-    def report(self, **answer: list[tuple[int, Any]]) -> None:
+    def report(self, **answer: list[Any]) -> None:
         """Send the statistics, and what became of a request."""
         self._reported_s = time.monotonic()
         self._connection.send(Report(self.meter.statistics(written_tokens=self._written, speculation=self._speculation), **answer))
@@ -112,7 +112,7 @@ class VllmServer:
 
     async def _answer(self, number: int, request: Request) -> None:
         """Have a request computed and report what became of it. Only the death of the engine is raised."""
-        outputs, answer = None, dict[str, list[tuple[int, Any]]]()
+        outputs, answer = None, dict[str, list[Any]]()
         try:
             if self._reset is not None:
                 await asyncio.wait([self._reset])
@@ -125,7 +125,7 @@ class VllmServer:
         except Exception as error:
             refused = outputs is None and isinstance(error, terms.REFUSALS)
             why = terms.first_line(error) if outputs is None else f"vLLM's output cannot be read: {error!r}"
-            answer = {"refused" if refused else "again": [(number, f"request {request.request_id!r}: {why}")]}
+            answer = {"failed": [(number, f"request {request.request_id!r}: {why}", not refused)]}
         finally:
             del self._calls[number]
             self._reporter.meter.end()
