@@ -270,7 +270,6 @@ class Engine(Protocol):
         kv_cache_tokens: tokens whose keys and values fit into its cache, over all replicas.
         kv_cache_sequences: sequences that fit into its cache, where each takes a place of one size, however short it is.
         block_size: tokens of a sequence that its cache keeps or evicts together.
-        doubts: notices about what could not be determined, or looks wrong, which a run prints at its start.
         """
 
     async def generate(self, request: Request) -> Completion:
@@ -302,23 +301,9 @@ class Restartable(Engine, Protocol):
         """
 
 
-class Asks(Struct, frozen=True, kw_only=True):
-    """The largest request that a plan may make of one engine."""
-
-    max_tokens: int
-    context: int | None
-    """Tokens of the longest prompt and its output together; None: no stage bounds it."""
-    candidates: int
-    options: bool
-    """Whether any request chooses among options."""
-
-
 @runtime_checkable
 class Remote(Engine, Protocol):
     """An engine whose server may be unreachable for a while and is not restarted from here."""
-
-    async def rehearse(self, asks: Asks) -> None:
-        """Ask the server for a request with the limits of `asks`; raises `GraphError`, with the server's words, where it refuses."""
 
     async def wait_answering(self) -> bool:
         """Ask the server now. False: it still answers. True: it did not, but does again now. Raises `EngineDead` if it will not."""

@@ -10,7 +10,7 @@ Without vLLM, torch has a GPU for each model, or the CPU.
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,6 @@ from typing import Any
 import anyio
 from msgspec import Struct
 
-from pipeline.engines.asks import asks_of
 from pipeline.engines.cores import ranges
 from pipeline.engines.hub import NotOnHub, check_hub, is_hub_name
 from pipeline.engines.models import ModelCard, check_model, read_card, resolve
@@ -28,7 +27,7 @@ from pipeline.engines.openai.spec import flaw_in_url
 from pipeline.engines.vllm.backend import SHARE, is_cpu_build
 from pipeline.errors import UsageError, boundary, did_you_mean, install_command
 from pipeline.graph.load import PRESET, Graph, load_graph, outline
-from pipeline.graph.plan import Plan
+from pipeline.graph.plan import Block, LoopNode, Plan, StageNode
 from pipeline.system.machine import GIB, Gpu, gib, look
 
 Roles = dict[str, dict[str, Any]]
@@ -39,6 +38,8 @@ _MOST = 0.92
 _BESIDE_BYTES = 3 * GIB
 """What an engine needs beside weights and cache, for activations, CUDA graphs and sampling: an assumption."""
 _MAX_SEQUENCES, _MAX_SEQUENCES_ON_CPU = 1024, 64
+_PROBLEM_TOKENS = 1024
+"""Room for the problem and the words around it: an assumption."""
 
 
 class Placement(Struct, frozen=True, kw_only=True):
@@ -169,11 +170,39 @@ def _limited(
     """`fields` with the limits that the stages of `plans` need with this many chains at once; a server has its own (`card` is None)."""
     if card is None:
         return fields | {"max_in_flight": batch_size}
-    asked = [asks_of(plan, role) for plan in plans if role in plan.engines]
-    limits = {"max_num_seqs": min(batch_size * max(each.candidates for each in asked), most)}
-    if all(each.context for each in asked):
-        limits["max_model_len"] = min(max(each.context or 0 for each in asked), card.max_model_len or 1 << 30)
+    asking = [(plan, [node for node in plan.stages() if node.spec.role == role]) for plan in plans if role in plan.engines]
+    limits = {"max_num_seqs": min(batch_size * max([node.spec.drafted or 1 for _, own in asking for node in own], default=1), most)}
+    contexts = [_context(plan, own) for plan, own in asking]
+    if None not in contexts:
+        limits["max_model_len"] = min(max(each or 0 for each in contexts), card.max_model_len or 1 << 30)
     return fields | {"max_in_flight": batch_size} | ({"args": limits} if fields["backend"] == "vllm" else limits)
+
+
+def _context(plan: Plan, own: Sequence[StageNode]) -> int | None:
+    """Tokens of the longest sequence of the stages `own`: the problem, a whole thought, and the longest that is written or shown then."""
+    whole = ("thought", "response")
+    thoughts = [*_budgets(plan.block), *(_tokens(node) for node in plan.stages() if getattr(node.spec, "unit", None) in whole)]
+    last = [0, *(_tokens(node) for node in own if getattr(node.spec, "unit", None) not in whole)]
+    if any(node.spec.judges for node in own):
+        last.append(sum(node.spec.drafted * (_tokens(node) or 0) for node in plan.stages() if node.spec.drafted))
+    if None in (*thoughts, *last) or not thoughts:
+        return None
+    return _PROBLEM_TOKENS + max(each or 0 for each in thoughts) + max(each or 0 for each in last)
+
+
+def _tokens(node: StageNode) -> int | None:
+    """Most tokens that a stage writes; 0 of one that judges, None where it has no limit."""
+    found = 0 if node.spec.judges else getattr(node.spec, "max_tokens", None)
+    return found if isinstance(found, int) else None
+
+
+def _budgets(block: Block) -> Iterator[int | None]:
+    """Most tokens of a thought, for each loop."""
+    for level in block.levels:
+        for node in level:
+            if isinstance(node, LoopNode):
+                yield node.until.token_budget
+                yield from _budgets(node.body)
 
 
 def put_on_gpus(placed: Roles, specs: Mapping[str, Any], cards: Mapping[str, ModelCard], gpus: Sequence[Gpu]) -> None:

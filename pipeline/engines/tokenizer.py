@@ -58,10 +58,6 @@ class HFTokenizer:
         """One more than the highest token id; a model may have more."""
         return 1 + max(self._backend.get_vocab().values())
 
-    def hides(self, id_: int) -> bool:
-        """True if a server that leaves special tokens out of its texts would not show this one."""
-        return id_ in self._special
-
     @cached_property
     def vocabulary(self) -> str:
         ordinary = sorted(item for item in self._backend.get_vocab().items() if item[0] not in self.special_ids)

@@ -15,8 +15,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct, structs
 
-from pipeline.engine import Engine, Remote
-from pipeline.engines.asks import asks_of
+from pipeline.engine import Engine
 from pipeline.engines.registry import notices, open_engines
 from pipeline.engines.startup import listening
 from pipeline.errors import GraphError, Interrupted, OutOfMemory, PipelineError, is_out_of_memory
@@ -45,7 +44,6 @@ from pipeline.store.resume import drop_unfinished
 from pipeline.store.rows import TABLES
 from pipeline.store.run_file import RunFile, Session, Status, Totals
 from pipeline.store.store import KEPT, RunStore, count_rows
-from pipeline.tasks import gather
 
 Solve = Callable[..., Awaitable["SessionResult"]]
 """What has the signature of `solve`, and carries a session out in the running event loop as that does."""
@@ -151,7 +149,7 @@ async def opened_engines(specs: Mapping[str, EngineSpec], observer: Observer) ->
 async def fit(run: Prepared, engines: Mapping[str, Engine], tell: Callable[[str], object]) -> Fitted:
     """Make the stages of the graph for these `engines`, about which `tell` gets notices.
 
-    Raises `GraphError` where a tokenizer or a chat template fails, an engine does not suit the graph, or a server refuses what it asks.
+    Raises `GraphError` where a tokenizer or a chat template fails, or an engine does not suit the graph.
     """
     plan = run.plan
     for role, engine in engines.items():
@@ -159,14 +157,8 @@ async def fit(run: Prepared, engines: Mapping[str, Engine], tell: Callable[[str]
             raise GraphError(f"engine {role!r}", flaw)
     cannot = {role: cannot_of(engine) for role, engine in engines.items()}
     check_needs(plan, cannot)
-    await gather([partial(each.rehearse, asks_of(plan, role)) for role, each in engines.items() if isinstance(each, Remote)])
-    # Without some needs a run works, but not as well; see also the fact `doubts`.
-    for error in unmet_needs(plan, cannot).values():
+    for error in unmet_needs(plan, cannot).values():  # without some needs a run works, but not as well
         tell(str(error))
-    for role, engine in engines.items():
-        doubts: Any = engine.facts.get("doubts", ())
-        for sentence in doubts:
-            tell(f"engine {role!r}: {sentence}")
     builders = builders_of(plan, {role: engine.tokenizer for role, engine in engines.items()})
     return Fitted(plan, engines, builders, build_stages(plan, builders, str(run.options.graph), cannot=cannot))
 

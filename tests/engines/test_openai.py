@@ -9,7 +9,7 @@ from typing import Any
 import anyio
 import pytest
 
-from pipeline.engine import Asks, Candidate, Completion, Request, Tokenizer
+from pipeline.engine import Candidate, Completion, Request, Tokenizer
 from pipeline.engines.openai.completions import Terms, answer_ids, prompt_of
 from pipeline.engines.openai.engine import OpenAIEngine
 from pipeline.engines.openai.spec import OpenAISpec
@@ -215,7 +215,6 @@ def at(fails: Mapping[str, Any]) -> Any:
         (HOSTED, {}, {"server": "vllm"}, "which `server: generic` would change: it answered 400: Unrecognized"),
         (VLLM, {"/completions": status(404)}, {}, "it answered 404: not now"),
         (VLLM, {"/models": status(503, "loading")}, {}, "answered 503: loading"),
-        (VLLM, {"/completions": status(503, "loading")}, {}, "answered 503: loading"),
         (VLLM, {"/models": hang}, {}, r"has not answered for 0\.5 s; start it, or check base_url"),
         (VLLM, {"": status(302, "", {"Location": "https://login.invalid/"})}, {}, "redirects to https://login.invalid/, which is not"),
         (VLLM, {"/models": raw(b'{"data": [{"id": "b"}]}')}, {}, "does not serve 'tiny'; known are"),
@@ -236,46 +235,15 @@ def test_what_cannot_start_says_why_in_one_sentence(
     assert "\n" not in str(caught.value)
 
 
-UNNAMED = edited(lambda answer: (first(answer).get("logprobs") or {}).update(top_logprobs=[{"": -0.1}]))
-"""The log probabilities name no token."""
-
-
-@pytest.mark.parametrize(
-    ("kind", "fault", "asks", "says"),
-    [
-        (HOSTED, None, {"max_tokens": 40, "context": 400}, None),
-        (VLLM, None, {"max_tokens": 400, "candidates": 5, "options": False}, None),
-        (HOSTED, status(400, "max_tokens is too large"), {"max_tokens": 40}, r"asked for 40 .*answered 400: max_tokens is too large"),
-        (VLLM, status(400, "maximum context length is 99"), {}, "maximum context length is 99"),
-        (HOSTED, UNNAMED, {}, "no option can be read"),
-        (VLLM, UNNAMED, {}, "lacks the log probabilities of some options"),
-        (HOSTED, edited(lambda answer: first(answer).update(logprobs=None)), {}, "lacks the requested log probabilities"),
-        (HOSTED, UNNAMED, {"options": False}, None),
-    ],
-    ids=range(8),
-)
-def test_what_the_run_will_ask_is_asked_before_it(kind: Kind, fault: Fault | None, asks: dict[str, Any], says: str | None) -> None:
-    async def conversation(engine: OpenAIEngine) -> None:
-        server.faults.extend([fault] if fault else [])
-        asked = Asks(**{"max_tokens": 1, "context": 100, "candidates": 1, "options": True} | asks)
-        await engine.rehearse(asked)
-        body = server.bodies[-1]
-        assert body["max_tokens"] == asked.max_tokens
-        assert fault or kind is VLLM or len(TOKENIZER.encode(body["prompt"])) >= 360
-
-    with small_server(kind, TOKENIZER) as server:
-        if says is None:
-            return talk(spec_of(server), conversation)
-        with pytest.raises(GraphError, match=says):
-            talk(spec_of(server), conversation)
+def test_a_server_whose_log_probabilities_name_no_option_cannot_choose() -> None:
+    with small_server(HOSTED, TOKENIZER) as server:
+        server.always = edited(lambda answer: "choices" in answer and first(answer)["logprobs"].update(top_logprobs=[{"": -0.1}]))
+        assert opened(spec_of(server)).facts["cannot"] == ("options", "logprobs", "scoring", "top_k", "min_p")
 
 
 def test_a_beginning_of_sequence_is_there_once_as_the_server_s_count_shows() -> None:
     for kind, text in [(HOSTED, TOKENIZER.decode(PROMPT)), (replace(HOSTED, bos=True), TOKENIZER.decode(PROMPT[1:]))]:
-        body, engine = sent(kind, ask())
-        assert body["prompt"] == text
-        assert "</think> is a special token of its model: no thought ends unless the server" in str(engine.facts["doubts"])
-    assert "does not report how many tokens it read" in str(sent(replace(HOSTED, counts=False), ask())[1].facts["doubts"])
+        assert sent(kind, ask())[0]["prompt"] == text
 
 
 LINE = 'vllm:cache_config_info{block_size="16",cache_dtype="auto",engine="%d",num_cpu_blocks="None",num_gpu_blocks="%s"} 1.0\n'
@@ -305,14 +273,12 @@ def test_the_context_is_the_one_that_both_allow_and_the_cache_that_of_all_engine
 @pytest.mark.parametrize(
     ("fault", "says"),
     [
-        (status(401, "who"), "answered 401: who; it has given no valid answer for"),
+        (status(401, "who"), "answered 401: who; it has given no valid answer for reconnect_s=0.5"),
         (raw(b"<html>"), "is not JSON: .*; it has given no valid answer"),
-        (status(500, "broken"), "answered 500: broken; it has not answered for reconnect_s=1"),
+        (status(500, "broken"), "answered 500: broken; it has given no valid answer"),
     ],
 )
-def test_a_server_that_answers_nobody_any_more_ends_the_engine(monkeypatch: pytest.MonkeyPatch, fault: Fault, says: str) -> None:
-    monkeypatch.setattr("pipeline.engines.openai.engine.REFUSED_S", 0.5)
-
+def test_a_server_that_answers_nobody_any_more_ends_the_engine(fault: Fault, says: str) -> None:
     async def conversation(engine: OpenAIEngine) -> None:
         server.always = fault
         assert isinstance(await outcome(engine, ask()), EngineUnavailable | EngineDead)
@@ -321,7 +287,7 @@ def test_a_server_that_answers_nobody_any_more_ends_the_engine(monkeypatch: pyte
                 await engine.generate(ask())
 
     with small_server(VLLM, TOKENIZER) as server:
-        talk(spec_of(server, reconnect_s=1.0), conversation)
+        talk(spec_of(server, reconnect_s=0.5), conversation)
 
 
 def test_calls_wait_for_a_server_that_is_restarted() -> None:

@@ -8,7 +8,7 @@ import anyio
 import pytest
 from msgspec import structs
 
-from pipeline.engine import Asks, Candidate, Completion, EngineStatistics, Request, Usage
+from pipeline.engine import Candidate, Completion, EngineStatistics, Request, Usage
 from pipeline.engines.sim.spec import SimDeviceSpec, SimSpec
 from pipeline.engines.sim.tokenizer import VOCAB_SIZE, SimTokenizer
 from pipeline.errors import BadCompletion, EngineDead, EngineUnavailable, RequestRefused
@@ -75,9 +75,6 @@ class Served(Scripted):
 
     def statistics(self) -> EngineStatistics:
         return structs.replace(super().statistics(), requests=min(self.answers, int((anyio.current_time() - self.began) / 9)))
-
-    async def rehearse(self, asks: Asks) -> None:
-        raise AssertionError
 
     async def wait_answering(self) -> bool:
         away_s = self.away_s.pop(0) if self.away_s else 0.0

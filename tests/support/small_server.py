@@ -45,8 +45,6 @@ class Kind:
     """The number of tokens of a chat template that are put around a text prompt."""
     keeps: int = 1 << 30
     """The number of tokens that are read of a longer prompt."""
-    counts: bool = True
-    """States how many tokens were read and sampled."""
     card: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -236,7 +234,7 @@ class Writer:
         counted = min(len(self.prompt) + added, kind.keeps)
         usage = {"prompt_tokens": counted, "completion_tokens": sampled, "prompt_tokens_details": {"cached_tokens": 3}}
         about = {"id": "cmpl", "object": "text_completion", "model": body["model"], "system_fingerprint": "small-1"}
-        return page({**about, "choices": choices, "usage": usage if kind.counts else None})
+        return page({**about, "choices": choices, "usage": usage})
 
     def choice(self, index: int) -> dict[str, Any]:
         draw = self.body.get("seed", 0) + index if self.body.get("temperature") else 0

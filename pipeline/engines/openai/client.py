@@ -12,8 +12,6 @@ from typing import Literal, NamedTuple
 
 from pipeline.errors import GraphError, PipelineError, install_command
 
-MAX_BODY_BYTES = 64 << 20
-"""Longest answer that is read: 35 candidates of 8,192 tokens, with log probabilities, are half of that."""
 _CONNECT_S, _KEEPALIVE_S = 10.0, 3.0
 """Longest wait for a connection. An idle one is kept for less than the 5 s after which uvicorn closes it."""
 _MAX_MESSAGE_CHARS = 300
@@ -83,18 +81,13 @@ class Server:
                 asyncio.timeout(limit_s),
                 self._session.request(method, url, data=body, headers=headers, allow_redirects=False) as response,
             ):
-                read, size = bytearray(), response.content_length or 0  # of a packed one, more is unpacked as it is read
-                while size <= MAX_BODY_BYTES and (piece := await response.content.readany()):
-                    read += piece
-                    size = max(size, len(read))
+                read = await response.read()
         except self._failures as error:
             if type(error) is TimeoutError:
                 raise NoAnswer("failing", f"has not answered for {limit_s:g} s") from None
             cause: Exception = getattr(error, "os_error", error)  # of one that names no port
             fate = "cannot be reached" if isinstance(error, self._unreachable) else "broke the connection"
             raise NoAnswer("failing", f"{fate}: {quoted(str(cause)) or type(cause).__name__}") from None
-        if size > MAX_BODY_BYTES:
-            raise NoAnswer("malformed", f"is longer than {MAX_BODY_BYTES >> 20} MiB, the maximum")
         # Some servers repeat a key that they reject.
-        content = bytes(read.replace(self._key, b"***") if self._key and response.status != 200 else read)
+        content = read.replace(self._key, b"***") if self._key and response.status != 200 else read
         return Reply(response.status, response.headers, content)

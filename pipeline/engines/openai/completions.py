@@ -51,7 +51,7 @@ class Terms(Struct, frozen=True, kw_only=True):
     ids: bool
     """True for vLLM's own server: ids, every sampling field, log probabilities of any option."""
     logprobs: bool = True
-    """False if it gives no log probabilities at all."""
+    """False if it gives no log probabilities, or none of the options."""
     adds_bos: bool = False
     """True if it puts a beginning-of-sequence token before a text prompt."""
 

@@ -17,11 +17,11 @@ import anyio
 import msgspec
 from msgspec import Struct, structs
 
-from pipeline.engine import Asks, Backend, Completion, EngineStatistics, Fact, Request, Tokenizer
+from pipeline.engine import Backend, Completion, EngineStatistics, Fact, Request, Tokenizer
 from pipeline.engines.meter import UsageMeter
 from pipeline.engines.models import resolve
 from pipeline.engines.openai.client import NoAnswer, Server, quoted, read_key
-from pipeline.engines.openai.completions import CLOSE, Body, Prompt, Terms, body_in, body_of, completion_of, prompt_of, refusal_of
+from pipeline.engines.openai.completions import Body, Prompt, Terms, body_in, body_of, completion_of, prompt_of, refusal_of
 from pipeline.engines.openai.spec import OpenAISpec
 from pipeline.engines.startup import READY, current_listener
 from pipeline.engines.tokenizer import HFTokenizer
@@ -32,16 +32,16 @@ from pipeline.tasks import gather
 T = TypeVar("T")
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 10.0
 """First and longest wait before a server that does not answer is asked again; each is twice the last."""
-REFUSED_S, ASK_S = 5.0, 30.0
-"""For how long a server may refuse everything, or answer nonsense, until the engine dies; may take for a question or a small request."""
+ASK_S = 30.0
+"""How long a server may take for a question or a small request."""
 _TIMED_OUT = 0.9
 """A call that is cancelled after this share of `timeout_s`, or of `hang_s`, has timed out."""
 PADDING_IDS = 4096
 """Most ids that a model has beyond those of its tokenizer: vocabularies are padded to sizes that suit a processor."""
 _CHAT = [{"role": "user", "content": "At the café: is 12.5 = \\frac{25}{2}, or 24? Answer in ones and zeros."}]
 """A question that tokenizers of different models count differently."""
-_BEGUN = "0\n1\n"
-"""What the answer begins with, again and again: a model goes on with it, and `0` and `1` are among its likeliest tokens."""
+_BEGUN = "0\n1\n" * 4
+"""What the answer begins with: a model goes on with it, and `0` and `1` are among its likeliest tokens."""
 
 
 class ServedModel(Struct, frozen=True):
@@ -85,20 +85,6 @@ class OpenAIEngine:
             self._meter.end()
         self._meter.count(completion.usage)
         return completion
-
-    async def rehearse(self, asks: Asks) -> None:
-        max_tokens = min(asks.max_tokens, self.max_model_len - len(self._small.prompt_ids))
-        # A server that does not state its context may have less than the file says.
-        length = 0 if self._spec.max_model_len is None else min(asks.context or self.max_model_len, self.max_model_len) - max_tokens
-        self._small = small = small_request(self.tokenizer, max_tokens, length, options=asks.options, candidates=asks.candidates)
-        try:
-            completion = await self._answer(small, ASK_S)
-            if small.option_ids and max(completion.option_logprobs) == -math.inf:
-                raise NoAnswer("malformed", "names neither '0' nor '1' in its log probabilities, so no option can be read")
-        except NoAnswer as found:
-            if found.verdict not in ("busy", "failing"):  # which passes, or ends the run
-                asked = f"{max_tokens:,} tokens after a prompt of {len(small.prompt_ids):,}, as the run may ask"
-                raise GraphError(f"engine {self.role!r}", f"{self._server.url}, asked for {asked}, {quoted(str(found))}") from None
 
     async def wait_answering(self) -> bool:
         self._doubted = True
@@ -154,10 +140,8 @@ class OpenAIEngine:
 
     async def _pause(self, failure: NoAnswer, since: float, pause_s: float) -> None:
         """Wait before the server is asked again; ends the engine where it has failed for too long since then."""
-        limit_s, words = self._spec.reconnect_s, f"it has not answered for reconnect_s={self._spec.reconnect_s:g}"
-        if failure.verdict in ("refused", "malformed") and limit_s > REFUSED_S:
-            limit_s, words = REFUSED_S, f"it has given no valid answer for {REFUSED_S:g} s"
-        if (left_s := since + limit_s - time.monotonic()) <= 0:
+        if (left_s := since + self._spec.reconnect_s - time.monotonic()) <= 0:
+            words = f"it has given no valid answer for reconnect_s={self._spec.reconnect_s:g}"
             await self._die(f"the server at {self._server.url} {quoted(str(failure))}; {words}")
         with anyio.move_on_after(min(pause_s, max(left_s, 0.0))):
             await self._dead.wait()
@@ -179,13 +163,11 @@ async def _asked(server: Server, request: Request, prompt: Prompt, terms: Terms,
     return body_in(await server.ask(f"{server.url}/completions", body_of(request, prompt, terms, room), limit_s))
 
 
-def small_request(tokenizer: Tokenizer, max_tokens: int = 1, length: int = 0, *, options: bool = True, candidates: int = 1) -> Request:
-    """A request whose answers are a token or two, whatever its limits are, after a prompt of at least `length` tokens."""
-    start, more = tokenizer.encode(f"{tokenizer.render(_CHAT)}{_BEGUN * 4}"), tokenizer.encode(_BEGUN)
-    prompt = start + more * max(0, -(-(length - len(start)) // len(more)))
-    digits = tuple(dict.fromkeys(tokenizer.encode(digit)[-1] for digit in "01"))
-    kind = {"option_ids": digits, "stop_ids": digits} if options else {"n": candidates, "temperature": 1.0, "stop": ("\n",)}
-    return Request(request_id="small", prompt_ids=prompt, max_tokens=max_tokens, **kind)
+def small_request(tokenizer: Tokenizer, *, options: bool = True) -> Request:
+    """A request whose answer is one token: a choice between two digits or, without `options`, whatever comes next."""
+    digits = tuple(dict.fromkeys(tokenizer.encode(digit)[-1] for digit in "01")) if options else ()
+    prompt = tokenizer.encode(f"{tokenizer.render(_CHAT)}{_BEGUN}")
+    return Request(request_id="small", prompt_ids=prompt, max_tokens=1, option_ids=digits, stop_ids=digits)
 
 
 @asynccontextmanager
@@ -219,18 +201,11 @@ async def _open(role: str, spec: OpenAISpec, server: Server) -> OpenAIEngine:
     phase("loading the tokenizer")
     tokenizer = await anyio.to_thread.run_sync(_load_tokenizer, role, spec, abandon_on_cancel=True)
     phase("asking what the server can do")
-    terms, body = await _terms(where, server, spec, tokenizer, model)
+    terms = await _terms(where, server, spec, tokenizer, model)
     facts: dict[str, Fact] = {"answers": "model", "servers": (url,), "server": model.owned_by or "unknown", "cannot": terms.cannot}
     facts |= {"prompts": "ids" if terms.ids else "text"} | (await _cache_facts(server) if model.owned_by == "vllm" else {})
-    doubts = []
-    if body.count("prompt_tokens") is None:
-        doubts.append("does not report how many tokens it read: whether it truncates prompts, or adds a token, is not known")
-    if not terms.ids:
-        hidden = "a special token of its model: no thought ends unless the server shows those (llama-server: --special)"
-        closing = [text for text, id_ in tokenizer.special_ids.items() if CLOSE.fullmatch(text) and tokenizer.hides(id_)]
-        doubts += [f"returns text, and {text} is {hidden}" for text in closing]
     phase(READY)
-    return OpenAIEngine(role, server, terms, tokenizer, max_model_len, facts | {"doubts": tuple(f"its server {each}" for each in doubts)})
+    return OpenAIEngine(role, server, terms, tokenizer, max_model_len, facts)
 
 
 async def listed_models(where: str, server: Server, api_key_env: str | None) -> list[ServedModel]:
@@ -264,32 +239,27 @@ def _load_tokenizer(role: str, spec: OpenAISpec) -> HFTokenizer:
         raise GraphError(f"engine {role!r}", f"{error}{remedy}") from error
 
 
-async def _terms(where: str, server: Server, spec: OpenAISpec, tokenizer: Tokenizer, model: ServedModel) -> tuple[Terms, Body]:
-    """How the server is spoken to, by its answer to a small request, which is returned, too."""
+async def _terms(where: str, server: Server, spec: OpenAISpec, tokenizer: Tokenizer, model: ServedModel) -> Terms:
+    """How the server is spoken to, by its answer to a small request."""
     ids = spec.server == "vllm" or (spec.server == "auto" and model.owned_by == "vllm")
     terms, request = Terms(spec=spec, tokenizer=tokenizer, ids=ids), small_request(tokenizer)
     prompt = prompt_of(request, terms)
     # vLLM is sent a text, too: it repeats the ids that its own tokenizer makes of that.
     sent = Prompt(tokenizer.decode(request.prompt_ids), prompt.tokens) if ids else prompt
     try:
-        ask = partial(_asked, server, request, sent, terms, 1, ASK_S)
-        try:
-            body = await ask()
-        except NoAnswer as found:  # other clients may have kept it busy
-            if found.verdict not in ("busy", "failing"):
-                raise
-            await anyio.sleep(FIRST_PAUSE_S)
-            body = await ask()
+        body = await _asked(server, request, sent, terms, 1, ASK_S)
         if not ids:
             adds_bos = body.count("prompt_tokens") == prompt.tokens + 1
             terms = structs.replace(terms, adds_bos=adds_bos, logprobs=any(choice.logprobs for choice in body.choices))
         answered = request if terms.logprobs else small_request(tokenizer, options=False)
-        completion_of(answered, body, Prompt(prompt.sent, prompt.tokens + terms.adds_bos), terms)
-    except NoAnswer as found:
+        found = completion_of(answered, body, Prompt(prompt.sent, prompt.tokens + terms.adds_bos), terms)
+        if terms.logprobs and max(found.option_logprobs) == -math.inf:
+            terms = structs.replace(terms, logprobs=False)
+    except NoAnswer as failure:
         kind = "vLLM's own, which `server: generic` would change" if ids else "one of OpenAI's kind"
-        what = f"{server.url} does not answer as a server of {spec.model!r} does, {kind}: it {quoted(str(found))}"
+        what = f"{server.url} does not answer as a server of {spec.model!r} does, {kind}: it {quoted(str(failure))}"
         raise GraphError(where, what) from None
-    return terms, body
+    return terms
 
 
 async def _cache_facts(server: Server) -> dict[str, Fact]:

@@ -37,8 +37,8 @@ class OpenAISpec(EngineSpec, frozen=True, kw_only=True, tag="openai"):
     hang_s: PositiveSeconds = 1800.0
     """Seconds without an answer of the server after which calls in flight for as long time out."""
     reconnect_s: PositiveSeconds = 180.0
-    """Seconds without an answer from the server after which the run stops; it can be resumed. If the server refuses everything (an expired
-    key) or sends no valid answer (a sign-in page), the run stops after at most 5 s."""
+    """Seconds without a valid answer from the server after which the run stops, also if it refuses everything (an expired key); it can be
+    resumed."""
     chat_template_kwargs: Mapping[str, Any] = {}
     """Arguments of the chat template, such as `enable_thinking: false` for Qwen3."""
     extra: Mapping[str, Any] = {}
