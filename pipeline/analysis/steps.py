@@ -28,7 +28,7 @@ LENGTHS = """
 SELECT kind, tokens, sum(count)::BIGINT AS count FROM (
     SELECT decision AS kind, tokens, steps AS count FROM step_sums
     UNION ALL
-    SELECT if(chosen_candidate IS NOT NULL, 'not_chosen', 'rejected'), tokens, 1 FROM (
+    SELECT 'rejected', tokens, 1 FROM (
         SELECT chosen_candidate, unnest(candidate_tokens) AS tokens, generate_subscripts(candidate_tokens, 1) - 1 AS place
         FROM steps)
     WHERE place IS DISTINCT FROM chosen_candidate)
@@ -95,7 +95,7 @@ class StepCounts(Struct, frozen=True, kw_only=True):
 
     lengths: dict[str, Array]
     """By kind of text, an array with the number of texts of each length in tokens (its index). A kind is the decision about a committed
-    step, or, of candidates, `rejected` where none was committed, and `not_chosen` where another one was."""
+    step, or `rejected` for a candidate that was not committed."""
     verified: Array
     """Number of verified steps, by step number."""
     accepted: Array

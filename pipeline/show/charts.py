@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping, Sequence
 import numpy as np
 
 from pipeline.analysis.figures import wilson
-from pipeline.analysis.ledger import Ledger
+from pipeline.analysis.ledger import USEFUL, WASTED, Ledger
 from pipeline.analysis.steps import Scores, StepCounts
 from pipeline.analysis.tables import Table, plain, plain_percent
 from pipeline.analysis.time.occupancy import Occupancy, Spent
@@ -28,18 +28,12 @@ CAUSES = {
 TOKENS = {
     "committed": ("accepted draft", "green"),
     "unverified": ("draft, unverified", "mint"),
-    "guidance": ("guidance", "blue"),
-    "written": ("written without a draft", "teal"),
-    "fallback": ("fallback", "orange"),
+    "written": ("written", "teal"),
     "answer": ("answer", "cyan"),
     "verification": ("verification", "purple"),
-    "trial": ("trial answers", "lime"),
-    "not_chosen": ("draft, not chosen", "grey"),
     "rejected": ("draft, rejected", "red"),
-    "cut": ("draft, truncated", "sand"),
-    "retried": ("failed attempts", "brown"),
-    "lost_chains": ("failed or cancelled chains", "pink"),
-    "unfinished": ("unfinished chains", "light"),
+    "cut": ("truncated", "sand"),
+    "lost": ("failed or unfinished", "pink"),
     "unrecorded": ("not traced", "ink"),
 }
 """A label and a colour for each outcome of tokens (`ledger.OUTCOMES`)."""
@@ -58,7 +52,6 @@ DECISIONS = {
     "first_steps": ("first steps", "purple"),
     "written": ("written", "teal"),
     "rejected": ("rejected candidate", "red"),
-    "not_chosen": ("candidate not chosen", "grey"),
 }
 """A label and a colour by what became of a text."""
 TIMES = {
@@ -135,9 +128,9 @@ def _places(occupancy: Occupancy) -> Mapping[str, Spent]:
 def tokens(ledger: Ledger) -> list[Shares]:
     """What became of the tokens that each engine sampled, and where the prompt tokens that it read came from."""
     engines = ledger.engines
-    shares = (("useful", ledger.useful_share), ("verification", ledger.verification_share), ("wasted", ledger.waste_share))
-    note = f"Of all output tokens {', '.join(f'{plain_percent(share)} {name}' for name, share in shares)}."
-    if why := sorted({reason for each in engines.values() for reason in each.why_unrecorded}):
+    shares = (("useful", USEFUL), ("verification", ("verification",)), ("wasted", WASTED))
+    note = f"Of all output tokens {', '.join(f'{plain_percent(ledger.share(*outcomes))} {name}' for name, outcomes in shares)}."
+    if why := sorted({each.why_unrecorded for each in engines.values()} - {""}):
         note += f" Not traced: {'; '.join(why)}."
     return [
         _of_engines("Output tokens by outcome", TOKENS, {role: each.output for role, each in engines.items()}, note),

@@ -115,7 +115,7 @@ def test_lengths_and_verdicts(given: tuple[Path, Rows]) -> None:
         lengths[row["decision"], len(row["step_token_ids"])] += 1
         for place, tokens in enumerate(row["candidate_tokens"]):
             if place != row["chosen_candidate"]:
-                lengths["rejected" if row["chosen_candidate"] is None else "not_chosen", tokens] += 1
+                lengths["rejected", tokens] += 1
     assert {(kind, tokens): n for kind, each in found.lengths.items() for tokens, n in enumerate(each.tolist()) if n} == lengths
     verified = [row for row in rows["steps"] if row["num_candidates"]]
     assert dict(enumerate(found.verified.tolist())) | Counter(row["step_index"] for row in verified) == dict(

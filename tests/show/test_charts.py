@@ -72,22 +72,17 @@ def test_busy_and_idle_are_shares_of_each_slice(two_seconds: occupancy.Occupancy
 
 
 def book(**output: int) -> ledger.EngineLedger:
-    counts = dict.fromkeys(ledger.OUTCOMES, 0) | output
-    return ledger.EngineLedger(
-        output=counts,
-        input={"computed": 30, "cached": 10, "unrecorded": 0},
-        counted_output=sum(output.values()),
-        why_unrecorded=("an attempt was lost",) if "unrecorded" in output else (),
-    )
+    counts, why = dict.fromkeys(ledger.OUTCOMES, 0) | output, "an attempt was lost" if "unrecorded" in output else ""
+    return ledger.EngineLedger(output=counts, input={"computed": 30, "cached": 10, "unrecorded": 0}, why_unrecorded=why)
 
 
 def test_tokens_add_up_and_what_is_not_traced_has_a_reason() -> None:
-    books = ledger.Ledger(engines={"draft": book(committed=60, rejected=40), "target": book(fallback=9, unrecorded=1)})
+    books = ledger.Ledger(engines={"draft": book(committed=60, rejected=40), "target": book(written=9, unrecorded=1)})
     output, prompts = charts.tokens(books)
     assert [sum(row.values()) for row in output.rows.values()] == [100, 10]
-    assert list(output.legend) == ["accepted draft", "fallback", "draft, rejected", "not traced"]
+    assert list(output.legend) == ["accepted draft", "written", "draft, rejected", "not traced"]
     assert prompts.rows["draft"] == {"computed": 30, "prefix cache hit": 10, "not traced": 0}
-    assert output.note.endswith("Not traced: an attempt was lost.")
+    assert output.note == "Of all output tokens 62.7% useful, 0.0% verification, 37.3% wasted. Not traced: an attempt was lost."
 
 
 def test_times_of_stages_in_the_order_of_the_graph() -> None:
