@@ -225,12 +225,11 @@ def pair(cards: float, file: str, tokens: float, fallback: float) -> dict[str, S
 def systems_table(folder: Path) -> Table:
     rows = []
     for s in SYSTEMS:
-        tokens = s.time_s * s.tokens_per_s
-        specs = pair(s.cards / 4, "sim-4xa100", tokens, s.fallback)
+        specs = pair(s.cards / 4, "sim-4xa100", s.time_s * s.tokens_per_s, s.fallback)
         found = simulated(folder, f"{s.data}-{s.cards}", specs, SINGLE_PROBLEMS, 1, "sequential")
         rate = found.thought_tokens / found.wall_time_s
-        rates = (f"{s.tokens_per_s:.1f}", f"{rate:.1f}", error(rate, s.tokens_per_s))
-        rows.append((s.data, f"{s.cards}xA100", *rates, f"{s.fallback:.1%}", f"{found.fallback_rate:.1%}"))
+        rates = f"{s.tokens_per_s:.1f}", f"{rate:.1f}", error(rate, s.tokens_per_s)
+        rows.append((s.data, f"{s.cards}xA100", *rates, f"{s.fallback:.1%}", f"{1 - found.acceptance_rate:.1%}"))
     by = {(row[0], row[1]): (float(row[2]), float(row[3])) for row in rows}
     gains = [f"{data}: paper {_gain(by, data, 0)}, simulated {_gain(by, data, 1)}" for data in ("GSM8K", "MATH-500")]
     return Table(

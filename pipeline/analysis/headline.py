@@ -195,10 +195,9 @@ def _accuracy(s: Summary) -> Iterator[Row]:
         yield Row("accuracy", "-", "answers are simulated")
         return
     of = f" {s.answers} answers" if s.answers else ""
-    lost = f", {s.failed_as_wrong:,} of them failed and count as wrong" if s.failed_as_wrong else ""
     bounds = s.accuracy_interval
     interval = f"95 % CI {100 * bounds.low:.1f}-{100 * bounds.high:.1f}" if bounds else f"{TOO_FEW} problems for an interval"
-    yield Row("accuracy", _percent(s.accuracy), f"{s.correct:,} of {s.graded:,}{of}{lost}, {interval}")
+    yield Row("accuracy", _percent(s.accuracy), f"{s.correct:,} of {s.graded:,}{of}, {interval}")
     if s.grading_errors:
         yield Row("grading", "", _ungraded(s))
     if s.samples > 1:
@@ -224,8 +223,10 @@ def _empty(s: Summary) -> Iterator[Row]:
 
 def _drafting(s: Summary) -> Iterator[Row]:
     written = "" if s.draft_share is None else f", {_percent(s.draft_share)} of the reasoning is the draft's"
-    if s.unverified_share is not None:
-        yield Row("unverified", _percent(s.unverified_share), f"of {s.steps:,} steps were drafted and verified by nothing{written}")
+    if s.unverified_steps:
+        yield Row(
+            "unverified", _percent(s.unverified_steps / s.steps), f"of {s.steps:,} steps were drafted and verified by nothing{written}"
+        )
         written = ""
     if s.verified_steps:
         rewritten = f"; {s.fallback_steps:,} rewritten by the target" if s.fallback_steps else ""
@@ -338,9 +339,7 @@ def _few_in_flight(s: Summary, most: str) -> str:
 
 def facts_table(s: Summary) -> Table:
     """Further figures of a run, one row each."""
-    ready = [("engines ready", f"after {plain(s.startup_s)} s")] if s.startup_s is not None and not s.simulated else []
     rows = (
-        *ready,
         ("wall time", f"{plain(s.wall_time_s)} s ({plain(s.tail_time_s)} s tail: {_tail(s)})"),
         ("steps", f"{s.steps:,}"),
         *([("options", mass_sentence(s.option_mass))] if s.option_mass else []),

@@ -129,6 +129,11 @@ def _engine(run: RunFile, role: str, calls: Iterable[CallSums], output: Counter[
     }
     return EngineLedger(
         output={outcome: output[outcome] for outcome in OUTCOMES},
-        input={"computed": read - cached - unstated, "cached": cached, "unstated": unstated, "unrecorded": 0 if own is None else own - read},
+        input={
+            "computed": read - cached - unstated,
+            "cached": cached,
+            "unstated": unstated,
+            "unrecorded": 0 if own is None else own - read,
+        },
         why_unrecorded=next((reason for reason, holds in reasons.items() if holds), ""),
     )

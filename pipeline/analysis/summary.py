@@ -3,11 +3,12 @@
 Works on a run that is in progress or cut short: it counts what is on disk, in parts or write-ahead files. Nothing is written.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from msgspec import Struct
+import msgspec
+from msgspec import Struct, structs
 
 from pipeline.analysis.choices import Sample, majority
 from pipeline.analysis.facts import answers, engine_facts, of_engines, take_turns
@@ -15,44 +16,44 @@ from pipeline.analysis.figures import NOTHING, Estimate, outcomes, pass_at
 from pipeline.analysis.steps import STEP_SUMS, OptionMass, option_mass
 from pipeline.analysis.time.occupancy import Occupancy, occupancy, tail_s
 from pipeline.analysis.time.work import RunTimes, read_work
-from pipeline.engine import EngineStatistics
 from pipeline.errors import InputError
-from pipeline.graph.plan import Plan
 from pipeline.graph.spec import OpenSpec
 from pipeline.store.folder import FILE
 from pipeline.store.query import Query
 from pipeline.store.run_file import RunFile
 
 TABLES = ("calls", "steps", "chains")
-CHAINS = """
-SELECT count(*) AS chains, count(DISTINCT input_row) AS problems, count(DISTINCT input_row) FILTER (finished) AS done_problems,
-       count(*) FILTER (finished) AS done, count(*) FILTER (stop_reason = 'error') AS failed,
-       count(*) FILTER (finished AND trim(coalesce(answer_text, ''), E' \\n\\r\\t') = '') AS empty_answers,
-       count(*) FILTER (finished AND thought_tokens = 0) AS empty_thoughts,
-       count(*) FILTER (stop_reason = 'cancelled') AS cancelled, count(counted) AS graded, count(*) FILTER (counted) AS correct,
-       count(*) FILTER (counted IS NOT NULL AND NOT finished) AS failed_as_wrong,
-       coalesce(sum(thought_tokens) FILTER (finished), 0)::BIGINT AS thought_tokens, min(start_unix_ns) AS first, max(end_unix_ns) AS last,
-       arg_min(problem_id, input_row) FILTER (finished) AS example
-FROM chains
+SUMS = """
+WITH of_chains AS (
+    SELECT count(*) AS chains, count(DISTINCT input_row) AS problems, count(DISTINCT input_row) FILTER (finished) AS done_problems,
+           count(*) FILTER (finished) AS done, count(*) FILTER (stop_reason = 'error') AS failed,
+           count(*) FILTER (stop_reason = 'cancelled') AS cancelled, count(counted) AS graded, count(*) FILTER (counted) AS correct,
+           count(*) FILTER (finished AND trim(coalesce(answer_text, ''), E' \\n\\r\\t') = '') AS empty_answers,
+           count(*) FILTER (finished AND thought_tokens = 0) AS empty_thoughts,
+           coalesce(sum(thought_tokens) FILTER (finished), 0)::BIGINT AS kept_of_thoughts,
+           (max(end_unix_ns) - min(start_unix_ns)) / 1e9 AS span_of_chains_s, arg_min(problem_id, input_row) FILTER (finished) AS example
+    FROM chains),
+of_steps AS (
+    SELECT coalesce(sum(steps), 0)::BIGINT AS steps, coalesce(sum(steps) FILTER (verify_kind IS NOT NULL), 0)::BIGINT AS verified_steps,
+           coalesce(sum(steps) FILTER (decision = 'accepted'), 0)::BIGINT AS accepted_steps,
+           coalesce(sum(steps) FILTER (decision = 'fallback'), 0)::BIGINT AS fallback_steps,
+           coalesce(sum(steps) FILTER (decision = 'unverified'), 0)::BIGINT AS unverified_steps,
+           coalesce(sum(steps * tokens), 0)::BIGINT AS thought_tokens,
+           coalesce(sum(steps * tokens) FILTER (decision IN ('accepted', 'unverified')), 0)::BIGINT AS drafted_tokens,
+           coalesce(sum(steps * tokens) FILTER (list_contains($finishing, stage)), 0)::BIGINT AS finishing_tokens,
+           coalesce(sum(kept_draft_tokens), 0)::BIGINT AS kept_draft_tokens
+    FROM step_sums)
+SELECT *, accepted_steps / nullif(verified_steps, 0) AS acceptance_rate, drafted_tokens / nullif(thought_tokens, 0) AS draft_share
+FROM of_chains, of_steps
 """
-STEPS = """
-SELECT coalesce(sum(steps), 0)::BIGINT AS steps, coalesce(sum(steps) FILTER (verify_kind IS NOT NULL), 0)::BIGINT AS verified_steps,
-       coalesce(sum(steps) FILTER (decision = 'accepted'), 0)::BIGINT AS accepted_steps,
-       coalesce(sum(steps) FILTER (decision = 'fallback'), 0)::BIGINT AS fallback_steps,
-       coalesce(sum(steps) FILTER (decision = 'unverified'), 0)::BIGINT AS unverified_steps,
-       coalesce(sum(steps * tokens), 0)::BIGINT AS thought_tokens,
-       coalesce(sum(steps * tokens) FILTER (decision IN ('accepted', 'unverified')), 0)::BIGINT AS drafted_tokens,
-       coalesce(sum(steps * tokens) FILTER (list_contains($finishing, stage)), 0)::BIGINT AS finishing_tokens,
-       coalesce(sum(kept_draft_tokens), 0)::BIGINT AS kept_draft_tokens
-FROM step_sums
-"""
+"""One row, most of whose columns are fields of `Summary`. `kept_of_thoughts`: tokens of the thoughts of the chains that are done;
+`finishing_tokens`: those of the thoughts within whole responses."""
 CALLS = """
 SELECT coalesce(engine, '') AS engine, coalesce(stage, '') AS stage, count(*) AS calls, count(error_type) AS failed_calls,
        count(*) FILTER (attempt > 0) AS retried_calls, sum(input_tokens)::BIGINT AS input_tokens,
        sum(output_tokens)::BIGINT AS output_tokens,
        coalesce(sum(output_tokens) FILTER (purpose = 'draft'), 0)::BIGINT AS draft_tokens,
-       sum(cached_input_tokens)::BIGINT AS cached_input_tokens,
-       sum(input_tokens) FILTER (cached_input_tokens IS NOT NULL)::BIGINT AS stated_input_tokens,
+       sum(cached_input_tokens) / nullif(sum(input_tokens) FILTER (cached_input_tokens IS NOT NULL), 0) AS cached_share,
        sum(client_wait_s) + coalesce(sum(queue_time_s), 0) AS wait_s, sum("end" - submit) / 1e9 AS in_flight_s
 FROM flights GROUP BY GROUPING SETS ((engine), (stage)) ORDER BY min(end_unix_ns), engine, stage
 """
@@ -167,8 +168,6 @@ class Summary(Struct, frozen=True, kw_only=True):
     schedule: str | None = None
     resumable: bool = True
     """Whether the command line can resume it: not where its graph or its engines were given as values in Python."""
-    startup_s: float | None = None
-    """Seconds of opening the engines, of all sessions."""
     simulated: bool = False
     """Whether its clock was simulated."""
     simulator: str = ""
@@ -203,8 +202,6 @@ class Summary(Struct, frozen=True, kw_only=True):
     cancelled: int
     graded: int
     """Chains that count as right or wrong: those whose answer was graded, and failed ones with a reference answer."""
-    failed_as_wrong: int = 0
-    """Those of `graded` that failed; see `rows.counted`."""
     correct: int
     """Those of `graded` that are right."""
     grading_errors: dict[str, int] = {}
@@ -240,12 +237,8 @@ class Summary(Struct, frozen=True, kw_only=True):
     """Steps that were written after all candidates were rejected."""
     unverified_steps: int
     """Steps by the draft that a gate let pass: neither accepted nor rejected."""
-    unverified_share: float | None
-    """Unverified over all steps, 0 to 1; null where the graph has no gate."""
     acceptance_rate: float | None
     """Accepted over verified steps, 0 to 1."""
-    fallback_rate: float | None
-    """Steps written by a fallback over verified steps, 0 to 1."""
     thought_tokens: int
     """Tokens of all committed steps."""
     draft_share: float | None
@@ -275,63 +268,6 @@ class Summary(Struct, frozen=True, kw_only=True):
     """One message for each type of error."""
 
 
-class _Chains(Struct, frozen=True):
-    """What the chains came to."""
-
-    chains: int
-    problems: int
-    done_problems: int
-    """Distinct input rows with a chain that is done."""
-    done: int
-    failed: int
-    empty_answers: int
-    empty_thoughts: int
-    cancelled: int
-    graded: int
-    correct: int
-    failed_as_wrong: int
-    thought_tokens: int
-    """Tokens of the thoughts of those that are done."""
-    first: int | None
-    last: int | None
-    example: str | None
-    """The problem of the first row of the input of which a chain gave an answer."""
-
-
-class _Steps(Struct, frozen=True):
-    """Counts over all steps."""
-
-    steps: int
-    verified_steps: int
-    accepted_steps: int
-    fallback_steps: int
-    unverified_steps: int
-    thought_tokens: int
-    drafted_tokens: int
-    """Tokens of steps by the draft, accepted or unverified."""
-    finishing_tokens: int
-    """Tokens of steps of stages that end a chain: the thoughts within whole responses."""
-    kept_draft_tokens: int
-
-
-class _Calls(Struct, frozen=True):
-    """Sums over the calls of an engine, or of a stage."""
-
-    engine: str
-    stage: str
-    calls: int
-    failed_calls: int
-    retried_calls: int
-    input_tokens: int
-    output_tokens: int
-    draft_tokens: int
-    cached_input_tokens: int | None
-    stated_input_tokens: int | None
-    """Prompt tokens of the calls of which the engine says how many were cached."""
-    wait_s: float
-    in_flight_s: float
-
-
 def summarize(run: Path) -> Summary:
     """The summary of the run folder `run`; raises `InputError` when that is not a run folder or its tables cannot be read."""
     if not any((run / table).is_dir() for table in TABLES) and not (run / FILE).is_file():
@@ -344,25 +280,25 @@ def summarize_work(work: RunTimes) -> Summary:
     """The same of a run that is open."""
     db, file = work.db, work.run
     db.execute(STEP_SUMS)
-    chains, steps = db.row(CHAINS, _Chains), db.row(STEPS, _Steps, finishing=list(file.plan.finishing))
-    calls, over_time = db.rows(CALLS, _Calls), occupancy(work, 1)
+    [sums] = db.arrow(SUMS, finishing=list(file.plan.finishing)).to_pylist()
+    calls, over_time = db.arrow(CALLS).to_pylist(), occupancy(work, 1)
     span_s = db.scalar('SELECT coalesce(max("end") - min(submit), 0) FROM flights') / 1e9
-    wall_s, engines = _wall_s(file, chains), [each for each in calls if each.engine]
-    tokens, drafted = (sum(getattr(each, name) for each in engines) for name in ("output_tokens", "draft_tokens"))
-    kept = _kept(file, chains, steps, calls)
+    wall_s, engines = file.wall_time_s or sums["span_of_chains_s"] or None, [each for each in calls if each["engine"]]
+    tokens, drafted = (sum(each[name] for each in engines) for name in ("output_tokens", "draft_tokens"))
+    kept = _kept(file, sums, calls)
     return Summary(
+        **{name: value for name, value in sums.items() if name in Summary.__struct_fields__},
         run=db.folders[0].resolve().name,
         status=file.status,
-        **_decided(file, chains),
-        example=chains.example,
+        **_decided(file, sums),
         batch_size=file.options.batch_size,
         pauses=file.totals.pauses,
-        left=_left(file, chains, tokens, wall_s),
+        left=_left(file, sums, tokens, wall_s),
         wall_time_s=wall_s,
-        **_chain_figures(db, chains, wall_s),
-        **_step_figures(steps, file.plan),
+        problems_per_s=_over(sums["done_problems"], wall_s),
+        **_chain_figures(db),
         draft_tokens=drafted,
-        wasted_draft_tokens=drafted - steps.kept_draft_tokens,
+        wasted_draft_tokens=drafted - sums["kept_draft_tokens"],
         option_mass=option_mass(db),
         output_tokens=tokens,
         output_tokens_per_s=_over(tokens, wall_s),
@@ -372,22 +308,19 @@ def summarize_work(work: RunTimes) -> Summary:
         overlap_share=_over(over_time.overlap_s, span_s) or 0.0,
         tail_time_s=tail_s(work),
         replicas=over_time.replicas,
-        engines={each.engine: _engine(each, file.engine_statistics.get(each.engine), over_time, span_s, wall_s) for each in engines},
-        stages={
-            each.stage: StageSummary(each.calls, each.failed_calls, each.input_tokens, each.output_tokens, each.in_flight_s, each.wait_s)
-            for each in _in_order(calls, file)
-        },
+        engines={each["engine"]: _engine(each, file, over_time, span_s, wall_s) for each in engines},
+        stages={each["stage"]: msgspec.convert(each, StageSummary) for each in _in_order(calls, file)},
         error_examples=dict(db.stream(ERROR_EXAMPLES)),
     )
 
 
-def _decided(run: RunFile, chains: _Chains) -> dict[str, Any]:
+def _decided(run: RunFile, sums: Mapping[str, Any]) -> dict[str, Any]:
     """What `run.json` says of the run.
 
     A run that was resumed with a smaller limit has more chains than its input by now.
     """
     facts, plan = engine_facts(run), run.plan
-    planned, problems = max(run.input.chains, chains.chains), max(run.input.rows, chains.problems)
+    planned, problems = max(run.input.chains, sums["chains"]), max(run.input.rows, sums["problems"])
     return {
         "error": run.error,
         "graph": plan.name,
@@ -398,7 +331,6 @@ def _decided(run: RunFile, chains: _Chains) -> dict[str, Any]:
         "problems_planned": None if planned == problems else problems,
         "schedule": run.options.schedule,
         "resumable": not (run.options.served or any(isinstance(spec, OpenSpec) for spec in plan.engines.values())),
-        "startup_s": run.startup_s,
         "simulated": run.virtual_time,
         "simulator": of_engines(facts.values()) if run.virtual_time else "",
         "answers": answers(facts.values()),
@@ -406,73 +338,58 @@ def _decided(run: RunFile, chains: _Chains) -> dict[str, Any]:
     }
 
 
-def _kept(run: RunFile, chains: _Chains, steps: _Steps, calls: Iterable[_Calls]) -> int | None:
+def _kept(run: RunFile, sums: Mapping[str, Any], calls: Iterable[Mapping[str, Any]]) -> int | None:
     """Tokens of the thoughts and answers of the chains that are done. What a stage samples that ends its chain is an answer, but for the
     thought in it."""
     if not run.plan.engines:
         return None
-    return chains.thought_tokens + sum(each.output_tokens for each in calls if each.stage in run.plan.finishing) - steps.finishing_tokens
+    ending = sum(each["output_tokens"] for each in calls if each["stage"] in run.plan.finishing)
+    return int(sums["kept_of_thoughts"] + ending - sums["finishing_tokens"])
 
 
-def _left(run: RunFile, chains: _Chains, tokens: int, wall_s: float | None) -> Left | None:
+def _left(run: RunFile, sums: Mapping[str, Any], tokens: int, wall_s: float | None) -> Left | None:
     """What is left of a run that sampled that many `tokens`: as much for each chain as so far, where one that has begun counts as half.
     None where nothing is left, or the run is not known."""
-    over, begun = chains.done + chains.failed, chains.cancelled
+    over, begun = sums["done"] + sums["failed"], sums["cancelled"]
     if not run.plan.engines or run.input.chains <= over or run.status in ("running", "starting"):
         return None
+    left = Left(chains=run.input.chains - over, begun=begun)
     if not over or not tokens:
-        return Left(chains=run.input.chains - over, begun=begun)
+        return left
     share = run.input.chains / (over + begun / 2) - 1
-    return Left(
-        chains=run.input.chains - over, begun=begun, tokens=round(tokens * share), time_s=None if wall_s is None else wall_s * share
-    )
+    return structs.replace(left, tokens=round(tokens * share), time_s=None if wall_s is None else wall_s * share)
 
 
-def _in_order(calls: Iterable[_Calls], run: RunFile) -> list[_Calls]:
+def _in_order(calls: Iterable[dict[str, Any]], run: RunFile) -> list[dict[str, Any]]:
     """The stages in the order of the graph; those that are not in it last."""
     places = {node.name: place for place, node in enumerate(run.plan.stages())}
-    return sorted((each for each in calls if each.stage), key=lambda each: places.get(each.stage, len(places)))
+    return sorted((each for each in calls if each["stage"]), key=lambda each: places.get(each["stage"], len(places)))
 
 
-def _engine(sums: _Calls, own: EngineStatistics | None, over_time: Occupancy, span_s: float, wall_s: float | None) -> EngineSummary:
-    time, speculation = over_time.engines[sums.engine], own.speculation if own else None
-    return EngineSummary(
-        calls=sums.calls,
-        input_tokens=sums.input_tokens,
-        cached_share=None if sums.cached_input_tokens is None else _over(sums.cached_input_tokens, sums.stated_input_tokens),
-        output_tokens=sums.output_tokens,
-        output_tokens_per_s=_over(sums.output_tokens, wall_s),
-        busy_s=time.total_busy_s,
-        busy_share=_over(time.total_busy_s, span_s) or 0.0,
-        mean_in_flight=_over(sums.in_flight_s, span_s) or 0.0,
-        retried_calls=sums.retried_calls,
-        restarts=own.restarts if own else None,
-        speculated_tokens=speculation.draft_tokens if speculation else None,
-        accepted_speculated_tokens=speculation.accepted_tokens if speculation else None,
-    )
-
-
-def _step_figures(steps: _Steps, plan: Plan) -> dict[str, Any]:
-    counted = ("steps", "verified_steps", "accepted_steps", "fallback_steps", "unverified_steps", "thought_tokens")
-    return {name: getattr(steps, name) for name in counted} | {
-        "acceptance_rate": _over(steps.accepted_steps, steps.verified_steps),
-        "fallback_rate": _over(steps.fallback_steps, steps.verified_steps),
-        "unverified_share": _over(steps.unverified_steps, steps.steps) if plan.gated or steps.unverified_steps else None,
-        "draft_share": _over(steps.drafted_tokens, steps.thought_tokens),
+def _engine(sums: dict[str, Any], run: RunFile, over_time: Occupancy, span_s: float, wall_s: float | None) -> EngineSummary:
+    busy_s, own = over_time.engines[sums["engine"]].total_busy_s, run.engine_statistics.get(sums["engine"])
+    speculation = own.speculation if own else None
+    figures = {
+        "output_tokens_per_s": _over(sums["output_tokens"], wall_s),
+        "busy_s": busy_s,
+        "busy_share": _over(busy_s, span_s) or 0.0,
+        "mean_in_flight": _over(sums["in_flight_s"], span_s) or 0.0,
+        "restarts": own.restarts if own else None,
+        "speculated_tokens": speculation.draft_tokens if speculation else None,
+        "accepted_speculated_tokens": speculation.accepted_tokens if speculation else None,
     }
+    return msgspec.convert(sums | figures, EngineSummary)
 
 
-def _chain_figures(db: Query, chains: _Chains, wall_s: float | None) -> dict[str, Any]:
-    counted = "problems chains done empty_answers empty_thoughts failed cancelled graded failed_as_wrong correct".split()
+def _chain_figures(db: Query) -> dict[str, Any]:
     graded, right = db.columns(OUTCOMES).values()
     accuracy, samples = outcomes(right, graded), int(graded.max(initial=0))
-    return {name: getattr(chains, name) for name in counted} | {
+    return {
         "grading_errors": _counts(db, "grading_error"),
         "accuracy": accuracy.value,
-        "problems_per_s": _over(chains.done_problems, wall_s),
+        "accuracy_interval": None if accuracy.low is None or accuracy.high is None else Interval(accuracy.low, accuracy.high),
         "stop_reasons": _counts(db, "stop_reason"),
         "errors": _counts(db, "error_type"),
-        "accuracy_interval": None if accuracy.low is None or accuracy.high is None else Interval(accuracy.low, accuracy.high),
         "samples": samples,
         "pass_at": {str(k): share for k, share in pass_at(graded, right).items()},
         "majority_accuracy": majority([Sample(**each) for each in row] for (row,) in db.stream(VOTES)) if samples > 1 else None,
@@ -483,15 +400,6 @@ def _counts(db: Query, column: str) -> dict[str, int]:
     """The number of chains by each value of a column, most frequent first."""
     sql = f"SELECT {column}, count(*) FROM chains WHERE {column} <> '' GROUP BY ALL ORDER BY count(*) DESC, min(end_unix_ns), {column}"
     return dict(db.stream(sql))
-
-
-def _wall_s(file: RunFile, chains: _Chains) -> float | None:
-    if file.wall_time_s:
-        return file.wall_time_s
-    started, ended = file.started_unix_ns or None, file.ended_unix_ns
-    if started is None or ended is None:
-        started, ended = chains.first, chains.last
-    return None if started is None or ended is None or ended <= started else (ended - started) / 1e9
 
 
 def _over(over: float, under: float | None) -> float | None:
