@@ -238,7 +238,7 @@ def test_what_cannot_start_says_why_in_one_sentence(
 def test_a_server_whose_log_probabilities_name_no_option_cannot_choose() -> None:
     with small_server(HOSTED, TOKENIZER) as server:
         server.always = edited(lambda answer: "choices" in answer and first(answer)["logprobs"].update(top_logprobs=[{"": -0.1}]))
-        assert opened(spec_of(server)).facts["cannot"] == ("options", "logprobs", "scoring", "top_k", "min_p")
+        assert opened(spec_of(server)).facts["cannot"] == ("options", "logprobs", "top_k", "min_p")
 
 
 def test_a_beginning_of_sequence_is_there_once_as_the_server_s_count_shows() -> None:
