@@ -30,7 +30,7 @@ from pipeline.data.problems import Frame, Problem
 from pipeline.engine import Engine
 from pipeline.engines.registry import notices
 from pipeline.errors import MissingExtra, Unfinished, UsageError, nearest
-from pipeline.grading.plugins import FunctionGrader, Same, register_grader
+from pipeline.grading.plugins import Same, name_of
 from pipeline.graph.files import setting
 from pipeline.graph.load import PRESET, load_preset
 from pipeline.graph.plan import Plan
@@ -108,9 +108,9 @@ class RunKeywords(GraphKeywords, total=False):
 
     engines: Engines | None
     """The engines of the graph's roles; by default those that the graph names."""
-    graders: Sequence[Same | FunctionGrader]
-    """Functions that grade answers: what `@pipeline.grader` made, or plain functions, by their own names. Problems name them in their
-    column `grader`; a single one grades all problems that name none."""
+    graders: Sequence[Same]
+    """Functions that grade answers, by the names that `pipeline.grader` gave them, else by their own. Problems name them in their column
+    `grader`; a single one grades all problems that name none."""
     output: str | Path | None
     """The run folder to write, or its URL; without it nothing is written to disk."""
     columns: Columns | None
@@ -354,7 +354,7 @@ def _called(graph: Graph, problems: Input, options: RunKeywords, *, virtual: boo
     said += notices(plan.engines) if opened is None else []
     stored = isinstance(output, str) and is_url(output)
     with written_folder(str(output), new=not given.get("resume")) if stored else nullcontext(output) as folder:
-        graders = [register_grader(each).name for each in given.pop("graders", ())]
+        graders = [name_of(each) for each in given.pop("graders", ())]
         values = {
             "graph": plan.name if (no_graph := not isinstance(graph, str | Path)) else str(graph),
             "input": (names := _input_names(problems)) or [str(Path(folder or "", PROBLEMS if folder else "problems"))],

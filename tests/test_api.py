@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
@@ -164,7 +164,7 @@ def wrong(**changes: Any) -> Any:
         ({"set": {"candidates": object()}}, r"set\['candidates'\]: .*expected a number"),
         ({"batchsize": 3}, "batchsize: there is no such option; did you mean `batch_size`?"),
         ({"judges": [5]}, r"judge 5: expected a function of \(problem, candidates\): 5 is not"),
-        ({"graders": [lambda answer: True]}, r"cannot be called as function\(answer, reference\), nor with the problem"),
+        ({"graders": [lambda answer: True]}, r"expected a function of \(answer, reference\): too many positional arguments"),
         ({"problems": 5}, "expected a path, texts, mappings or a table, got `int`"),
         ({"problems": [5]}, "item 1: expected a text or a mapping with the key `problem`, got `int`"),
         ({"batch_size": "many"}, "batch_size: expected `int`, got `str`"),
@@ -176,20 +176,6 @@ def test_what_is_wrong_is_one_sentence_before_anything_starts(changes: dict[str,
     with pytest.raises(UsageError, match=said) as raised:
         wrong(**changes)
     assert all(re.search(said, line) for line in str(raised.value).splitlines())
-
-
-def test_a_grader_with_a_third_parameter_gets_the_row(tmp_path: Path) -> None:
-    seen: list[Any] = []
-
-    @pipeline.grader
-    def by_row(answer: str, reference: str, problem: Mapping[str, Any]) -> bool:
-        seen.append(problem)
-        return bool(problem["passes"])
-
-    rows = [{"problem": f"Problem {i}?", "answer": "0", "passes": i % 2 == 0} for i in range(4)]
-    result = pipeline.solve("target", rows, engines=SIM, graders=[by_row])
-    assert [row.correct for row in result] == [True, False, True, False]
-    assert sorted(row["problem"] for row in seen) == [row["problem"] for row in rows]
 
 
 @pytest.mark.slow

@@ -7,17 +7,15 @@ A `Grader` blocks, and may be used from several threads at once.
 
 import json
 import signal
-from collections.abc import Mapping
 from contextlib import suppress
 from functools import lru_cache
 from queue import LifoQueue
-from typing import Any
 
 import msgspec
 
 from pipeline.errors import with_place
 from pipeline.grading.answers import Grade, Kind, compare_texts, extract
-from pipeline.grading.plugins import FunctionGrader, registered_grader
+from pipeline.grading.plugins import Same, registered_grader
 from pipeline.system.machine import core_count
 from pipeline.system.worker_process import Program, WorkerProcess
 from pipeline.text import storable
@@ -57,10 +55,10 @@ class Grader:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def grade(self, kind: Kind, answer: str, reference: str, problem: Mapping[str, Any] | None = None) -> Grade:
-        """The grade of `answer` to a `problem`, a row. Waits for a worker where one is needed; raises nothing."""
+    def grade(self, kind: Kind, answer: str, reference: str) -> Grade:
+        """The grade of `answer`. Waits for a worker where one is needed; raises nothing."""
         if (own := registered_grader(kind)) is not None:
-            return _called(own, answer, reference, problem)
+            return _called(kind, own, answer, reference)
         question = kind, extract(kind, answer), extract(kind, reference)
         try:
             return compare_texts(*question) or self._compared(*question)
@@ -113,12 +111,9 @@ class Grader:
         self.processes.remove(process)
 
 
-def _called(own: FunctionGrader, answer: str, reference: str, problem: Mapping[str, Any] | None) -> Grade:
+def _called(name: str, own: Same, answer: str, reference: str) -> Grade:
     """The grade by a function of this process."""
-    if own.takes_problem and problem is None:
-        return Grade(None, why=f"the grader {own.name!r} needs the problem, which only its run has")
     try:
-        found = own(answer, reference, *([problem] if own.takes_problem and problem else []))
-        return Grade(bool(found), f"the grader {own.name}")
+        return Grade(bool(own(answer, reference)), f"the grader {name}")
     except Exception as error:
-        return Grade(False, why=storable(f"the grader {own.name!r} raised {type(error).__name__}: {with_place(error)}"))
+        return Grade(False, why=storable(f"the grader {name!r} raised {type(error).__name__}: {with_place(error)}"))

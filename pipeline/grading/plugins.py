@@ -11,13 +11,11 @@ An announced grader is imported when it is first asked for and called in the gra
 registered one is called in this process, without limits, and possibly in several threads at once. A built-in name cannot be replaced.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import cache
 from importlib.metadata import entry_points
 from inspect import signature
-from typing import Any, overload
-
-from msgspec import Struct
+from typing import Any, TypeVar
 
 from pipeline.errors import UsageError
 
@@ -25,67 +23,40 @@ GRADERS = "pipeline.graders"
 """The group of entry points."""
 GRADER_KINDS = ("math", "numeric", "letter")
 """The built-in ways of grading: by mathematical equivalence, as the one number in an answer, or by the letter chosen."""
-Same = Callable[..., Any]
-"""True if an answer means the same as a reference; errors that it raises are recorded as the chain's `grading_error`. One of this process
-may have a third parameter: the problem, its whole row as a mapping."""
+Same = Callable[[str, str], Any]
+"""True if an answer means the same as a reference; errors that it raises are recorded as the chain's `grading_error`."""
+G = TypeVar("G", bound=Same)
 
-
-class FunctionGrader(Struct, frozen=True):
-    """A function that grades answers, with the name by which problems ask for it."""
-
-    name: str
-    function: Same
-    takes_problem: bool = False
-    """Whether it takes the row of the problem, too."""
-
-    def __call__(self, answer: str, reference: str, *problem: Mapping[str, Any]) -> Any:
-        """True if `answer` means the same as `reference`."""
-        return self.function(answer, reference, *problem)
-
-
-_graders: dict[str, FunctionGrader] = {}
+_graders: dict[str, Same] = {}
 """The graders that this process has registered, by name."""
 
 
-@overload
-def grader(name: str) -> Callable[[Same], FunctionGrader]: ...
-@overload
-def grader(name: Same) -> FunctionGrader: ...
-def grader(name: str | Same) -> FunctionGrader | Callable[[Same], FunctionGrader]:
-    """Make a function a grader, known in this process by `name`, or by its own name where it is decorated without one.
+def grader(function: G, *, name: str = "") -> G:
+    """Make a function a grader, known in this process by `name`, else by its own name; returns the function.
 
-    The function is called as `function(answer, reference)` with the texts of both, or where it has a third parameter with the problem's row
-    too, and returns whether they mean the same. Problems ask for it by name in their column `grader`. Raises `UsageError` where a built-in
-    grader has that name.
+    It is called as `function(answer, reference)` with the texts of both and returns whether they mean the same. Problems ask for it by name
+    in their column `grader`. Raises `UsageError` for another object, and where a built-in grader has that name.
     """
-    if isinstance(name, str):
-        return lambda function: register_grader(FunctionGrader(name, function))
-    return register_grader(name)
-
-
-def register_grader(given: Same | FunctionGrader) -> FunctionGrader:
-    """Make a grader known in this process, a plain function by its own name; raises `UsageError` for what is none."""
-    found = given if isinstance(given, FunctionGrader) else FunctionGrader(getattr(given, "__name__", "grader"), given)
-    if found.name in GRADER_KINDS:
-        raise UsageError(f"{found.name!r} is a built-in grader; choose another name")
-    plain = _takes(found.function, "answer", "reference")
-    if not plain and not _takes(found.function, "answer", "reference", {}):
-        what = "cannot be called as function(answer, reference), nor with the problem as a third argument"
-        raise UsageError(f"the grader {found.name!r} {what}")
-    _graders[found.name] = FunctionGrader(found.name, found.function, takes_problem=not plain)
-    grader_names.cache_clear()
-    return _graders[found.name]
-
-
-def _takes(function: Same, *arguments: object) -> bool:
+    name = name or getattr(function, "__name__", "grader")
+    if name in GRADER_KINDS:
+        raise UsageError(f"{name!r} is a built-in grader; choose another name")
     try:
-        signature(function).bind(*arguments)
-    except TypeError:
-        return False
-    return True
+        signature(function).bind("answer", "reference")
+    except TypeError as error:
+        raise UsageError(f"grader {name!r}: expected a function of (answer, reference): {error}") from None
+    _graders[name] = function
+    grader_names.cache_clear()
+    return function
 
 
-def registered_grader(name: str) -> FunctionGrader | None:
+def name_of(function: Same) -> str:
+    """The name of a grader, which is registered by its own name where it is not yet."""
+    if function not in _graders.values():
+        grader(function)
+    return next(name for name, each in _graders.items() if each == function)
+
+
+def registered_grader(name: str) -> Same | None:
     """The grader that this process has registered under this name."""
     return _graders.get(name)
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from msgspec import Struct, field, structs
 
-from pipeline.data.files import Flaw, Record
+from pipeline.data.files import Record
 from pipeline.data.inputs import problem_files, said_anywhere
 from pipeline.data.problems import Problem
 from pipeline.data.reading import InputReading, read_files, read_problems
@@ -22,7 +22,7 @@ from pipeline.engines.sim.device import devices_of
 from pipeline.engines.sim.replay import bindings
 from pipeline.engines.sim.spec import SimSpec
 from pipeline.errors import InputError, UsageError
-from pipeline.grading.plugins import GRADER_KINDS, grader_names, graders_of_this_process, registered_grader
+from pipeline.grading.plugins import GRADER_KINDS, grader_names, graders_of_this_process
 from pipeline.graph.files import ARITH, REPLAY, find_file, replayed
 from pipeline.graph.load import load_graph, source_of
 from pipeline.graph.plan import Plan
@@ -66,12 +66,6 @@ class Prepared(Struct, frozen=True, kw_only=True):
     def begins_unix_ns(self) -> int:
         """When a session that begins now does: after the one before, whose simulated hours may end after the real time."""
         return max(self.starts_unix_ns or time.time_ns(), (self.record.ended_unix_ns or 0) + 1)
-
-    def problem_rows(self) -> dict[int, Mapping[str, Any]]:
-        """The whole rows of the problems by their numbers, if a grader of this process wants them."""
-        if not any(own.takes_problem for own in map(registered_grader, self.problems.graders) if own):
-            return {}
-        return {item.row: record for item, record in self.problems.with_records() if not isinstance(record, Flaw)}
 
     @contextmanager
     def announced(self) -> Iterator[None]:

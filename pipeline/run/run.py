@@ -254,7 +254,7 @@ async def _open_rows(stack: AsyncExitStack, run: Prepared, observer: Observer, p
         store = RunStore(run.folder, (KEPT, *TABLES) if served else TABLES, sync_every_s=WRITE_EVERY_S if virtual else 0.0)
         recorder = await stack.enter_async_context(open_recorder(store, virtual=virtual))
         sinks.insert(0, recorder)
-    graded = await stack.enter_async_context(open_inline_grader(Tee(*sinks), grader, virtual, run.problem_rows()))
+    graded = await stack.enter_async_context(open_inline_grader(Tee(*sinks), grader, virtual))
     return graded if served else Tee(graded, FirstRows(observer.tell)), recorder  # a server serves on
 
 

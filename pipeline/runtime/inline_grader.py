@@ -4,9 +4,8 @@ In real time grades that need a worker process are waited for in threads, so tha
 time, where the clock would jump, they are computed at once. Adding a row never waits; only `room`, before a new chain, may.
 """
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
 
 import anyio
 import anyio.to_thread
@@ -25,10 +24,6 @@ NOT_GRADED = "the run ended before"
 """The grading error of a chain that the run left without a grade."""
 
 
-ProblemRows = Mapping[int, Mapping[str, Any]]
-"""The rows of problems by their numbers."""
-
-
 def at_once(grader: str | None, answer: str | None, reference: str | None, stop_reason: str) -> Grade | None:
     """The grade of a chain where no worker process has to compare, else None."""
     if stop_reason in UNFINISHED or reference is None:
@@ -39,8 +34,8 @@ def at_once(grader: str | None, answer: str | None, reference: str | None, stop_
 class InlineGrader:
     """The `RowSink` that grades, in tasks of the group `tasks`; use it through `open_inline_grader`."""
 
-    def __init__(self, recorder: RowSink, grader: Grader, virtual: bool, problems: ProblemRows, tasks: TaskGroup) -> None:
-        self._recorder, self._grader, self._virtual, self._problems, self._tasks = recorder, grader, virtual, problems, tasks
+    def __init__(self, recorder: RowSink, grader: Grader, virtual: bool, tasks: TaskGroup) -> None:
+        self._recorder, self._grader, self._virtual, self._tasks = recorder, grader, virtual, tasks
         self.waiting = 0
         """Chains that are over and have no grade yet; bounded by `room` and the chains that are live, of which none may be made to wait."""
         self._fewer = anyio.Event()
@@ -75,7 +70,7 @@ class InlineGrader:
     def _graded(self, row: ChainRow) -> Grade:
         assert row.answer is not None
         assert row.reference_answer is not None
-        return self._grader.grade(as_kind(row.grader), row.answer, row.reference_answer, self._problems.get(row.input_row))
+        return self._grader.grade(as_kind(row.grader), row.answer, row.reference_answer)
 
     async def _grade(self, row: ChainRow) -> None:
         """Grade a row, first come, first served; one that is cancelled meanwhile is passed on without a grade."""
@@ -93,12 +88,9 @@ class InlineGrader:
 
 
 @asynccontextmanager
-async def open_inline_grader(
-    recorder: RowSink, grader: Grader, virtual: bool, problems: ProblemRows | None = None
-) -> AsyncIterator[InlineGrader]:
+async def open_inline_grader(recorder: RowSink, grader: Grader, virtual: bool) -> AsyncIterator[InlineGrader]:
     """An `InlineGrader` that passes rows on to `recorder`. At the end it grades all rows that still wait; after an error they are
-    recorded without a grade, and `pipeline grade` can grade them later. `virtual`: time is simulated; `problems`: for graders that
-    want them."""
+    recorded without a grade, and `pipeline grade` can grade them later. `virtual`: time is simulated."""
     with unwrapped():
         async with anyio.create_task_group() as tasks:
-            yield InlineGrader(recorder, grader, virtual, problems or {}, tasks)
+            yield InlineGrader(recorder, grader, virtual, tasks)

@@ -127,7 +127,9 @@ def test_only_a_function_with_a_name_that_is_free_judges_or_grades() -> None:
     with pytest.raises(UsageError, match="'choose' is a built-in kind of stage"):
         pipeline.judge(first, name="choose")
     with pytest.raises(UsageError, match="'math' is a built-in grader"):
-        pipeline.grader("math")(always)
+        pipeline.grader(always, name="math")
+    with pytest.raises(UsageError, match=r"^grader 'three': expected a function of \(answer, reference\): missing a required argument"):
+        pipeline.grader(lambda answer, reference, problem: True, name="three")  # type: ignore[arg-type,misc]
 
 
 def test_replicas_are_other_processes_and_do_not_know_it(tmp_path: Path) -> None:
@@ -137,7 +139,7 @@ def test_replicas_are_other_processes_and_do_not_know_it(tmp_path: Path) -> None
 
 def test_graders_are_named_by_problems_and_a_single_one_grades_all() -> None:
     assert pipeline.solve("target", PROBLEMS, engines=str(SIM), graders=[always]).accuracy == 1.0
-    pipeline.grader("never")(lambda answer, reference: False)
+    pipeline.grader(lambda answer, reference: False, name="never")
     mixed = [problem | {"grader": name} for problem, name in zip(PROBLEMS, ("never", "always", "fails"), strict=True)]
     rows = pipeline.solve("target", mixed, engines=str(SIM), graders=[always, fails]).chains
     assert [(row.grader, row.correct) for row in rows] == [("never", False), ("always", True), ("fails", False)]
