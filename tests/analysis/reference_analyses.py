@@ -6,7 +6,7 @@ from operator import or_
 
 import numpy as np
 
-from pipeline.analysis.time.occupancy import BARRIER, BUSY, NOTHING_ADMITTED, ORCHESTRATION, OTHER_ENGINE, RECOVERY, TAIL, IdleRules
+from pipeline.analysis.time.walk import BARRIER, BUSY, NOTHING_ADMITTED, ORCHESTRATION, OTHER_ENGINE, RECOVERY, TAIL, IdleRules
 from pipeline.analysis.time.work import OPEN, SLACK_NS, Array, Calls, Lives
 
 

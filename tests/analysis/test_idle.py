@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.analysis.time.occupancy import occupancy_sums
+from pipeline.analysis.time.walk import occupancy_sums
 from tests.analysis import reference_analyses as reference
 from tests.support.traces import ENGINES, calls_of, lives_of, random_calls, random_lives, rules_of, times
 

@@ -8,7 +8,8 @@ import numpy as np
 from hypothesis import strategies as st
 from msgspec import Struct
 
-from pipeline.analysis.time.occupancy import BINS, CAUSES, IdleRules, Occupancy, occupancy
+from pipeline.analysis.time.occupancy import BINS, CAUSES, Occupancy, occupancy
+from pipeline.analysis.time.walk import IdleRules
 from pipeline.analysis.time.work import FINISHED, LOST, OPEN, Calls, Lives, read_work
 from pipeline.graph.plan import Block, Plan, StageNode
 from pipeline.graph.spec import GraphSpec, StageSpec
