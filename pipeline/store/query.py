@@ -3,8 +3,8 @@
 The views are `calls`, `steps`, `chains`, `problems` and `rewards`, with the columns of their rows in `store.rows`, the name of the run in
 `run`, and in `chains` two more, `finished` and `counted`. A view has the rows of finished parts and those of write-ahead files that are no
 part yet, so that a run in progress, or one that was killed, reads like one that has finished. It has them as they were when the query was
-opened. A view is made when a query first names it, after the checksums of its parts were verified, as DuckDB does not; then only the
-columns and row groups that a query needs are read of them.
+opened. A view is made when a query first names it; of its parts only the columns and row groups are read that a query needs. DuckDB
+verifies no checksums, so those of a column are verified before the first query that reads it.
 
     with Query(Path("runs/first"), Path("runs/second")) as query:
         query.rows("SELECT run, avg(counted::INT) AS accuracy FROM chains GROUP BY run", Accuracy)
@@ -86,6 +86,8 @@ class Query:
                 check_folder(folder)
                 folder_id(folder)
             self._views = {table: self._view(table) for table in TABLES if folders}
+            self._unverified: list[tuple[list[Path], set[str]]] = []
+            """For each view that was made its parts, and those of their columns whose checksums were not verified."""
         except BaseException:
             self._connection.close()
             raise
@@ -116,7 +118,7 @@ class Query:
     def arrow(self, sql: str | Path, **params: Any) -> pa.Table:
         """The result of a query as an Arrow table."""
         with self._errors_of_files():
-            return self._connection.sql(self._named(sql), params=params).to_arrow_table()
+            return self._connection.sql(self._named(sql, params), params=params).to_arrow_table()
 
     def stream(self, sql: str | Path, **params: Any) -> Iterator[tuple[Any, ...]]:
         """The rows of a query one after the other, for results that need not be in memory; no other query may be asked meanwhile."""
@@ -137,7 +139,7 @@ class Query:
     def batches(self, sql: str | Path, size: int = BATCH_ROWS, **params: Any) -> Iterator[pa.RecordBatch]:
         """The result of a query in Arrow batches of `size` rows, which need not be in memory together."""
         with self._errors_of_files():
-            yield from self._connection.sql(self._named(sql), params=params).to_arrow_reader(size)
+            yield from self._connection.sql(self._named(sql, params), params=params).to_arrow_reader(size)
 
     def select(self, sql: str) -> "duckdb.DuckDBPyRelation":
         """The result of a user's query: `.df()` makes it a pandas DataFrame, `.pl()` one of Polars, `.arrow()` Arrow batches, and
@@ -151,7 +153,7 @@ class Query:
             kinds = [each.type for each in self._connection.extract_statements(sql)]
             if kinds not in ([duckdb.StatementType.SELECT], [duckdb.StatementType.MULTI]):  # PIVOT is more than one
                 raise UsageError("SQL: expected one query, which begins with SELECT, FROM, WITH or PIVOT")
-            return self._connection.sql(self._named(sql))
+            return self._connection.sql(self._named(sql, {}))
 
     def copy(self, sql: str, path: Path, options: str) -> int:
         """Write the result of a query into a file; the number of rows. `options` are those of DuckDB's COPY.
@@ -199,15 +201,20 @@ class Query:
         self.close()
 
     def _execute(self, sql: str | Path, params: Mapping[str, Any]) -> "duckdb.DuckDBPyConnection":
-        return self._connection.execute(self._named(sql), params)
+        return self._connection.execute(self._named(sql, params), params)
 
-    def _named(self, sql: str | Path) -> str:
-        """The text of a query, after making the tables that it names."""
+    def _named(self, sql: str | Path, params: Mapping[str, Any]) -> str:
+        """The text of a query, after making the tables that it names and verifying the columns that it reads."""
         text = sql.read_text() if isinstance(sql, Path) else sql
         for table in words_of(text) & self._views.keys():
             parts, statement = self._views.pop(table)
             check_parts(parts)
             self._connection.execute(statement)
+            self._unverified.append((parts, {*schema_of(ROWS[table]).names}))
+        plan = words_of(str(self._connection.execute(f"EXPLAIN (FORMAT json) {text}", params).fetchall()))
+        for parts, columns in self._unverified:
+            check_parts(parts, sorted(columns & plan))
+            columns -= plan
         return text
 
     def _view(self, table: str) -> tuple[list[Path], str]:

@@ -135,13 +135,11 @@ class RunStore:
     def recover(self) -> None:
         """Turn the write-ahead files that dead processes left into parts.
 
-        A torn end of a write-ahead file goes. Damaged parts are refused. May be interrupted and repeated.
+        A torn end of a write-ahead file goes. May be interrupted and repeated.
         """
         for table in ROWS:
-            place = self.folder / table
-            with _written(place):
-                check_parts([file for file in own_files(self.folder, table) if file.suffix == ".parquet"])
-                for draft in place.glob(".*.tmp"):
+            with _written(self.folder / table):
+                for draft in (self.folder / table).glob(".*.tmp"):
                     draft.unlink()
             self._make_parts(table)
 
@@ -323,21 +321,22 @@ def own_files(run: Path, table: str) -> list[Path]:
     return [numbered[number] for number in sorted(numbered)]
 
 
-def check_parts(parts: Sequence[Path]) -> None:
-    """Verify labels and checksums of parts, each once in a process. Raises `InputError`."""
+def check_parts(parts: Sequence[Path], columns: Sequence[str] = ()) -> None:
+    """Verify the labels of parts and the checksums of these columns, each once in a process. Raises `InputError`."""
 
     def check(part: Path) -> None:
         with readable(part):
-            _check_once(part, os.stat(part).st_mtime_ns)
+            _check_once(part, os.stat(part).st_mtime_ns, tuple(columns))
 
     with ThreadPoolExecutor(core_count()) as threads:
         list(threads.map(check, parts))
 
 
 @lru_cache(1 << 14)
-def _check_once(part: Path, mtime_ns: int) -> None:
+def _check_once(part: Path, mtime_ns: int, columns: tuple[str, ...]) -> None:
     with open_part(part) as file:
-        file.scan_contents()
+        if columns:  # without any it reads all
+            file.scan_contents([*columns], BATCH_ROWS)
 
 
 @contextmanager

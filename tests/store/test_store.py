@@ -252,7 +252,7 @@ def test_nothing_is_there_yet(tmp_path: Path) -> None:
 
 def test_a_table_that_cannot_be_read_is_not_an_empty_one(tmp_path: Path) -> None:
     (tmp_path / "calls").write_text("a file in its place")
-    for reader in (*READERS, lambda run: RunStore(run).open()):
+    for reader in READERS:
         with pytest.raises(InputError, match=r"calls: cannot be read: not a directory$"):
             reader(tmp_path)
 
@@ -260,12 +260,11 @@ def test_a_table_that_cannot_be_read_is_not_an_empty_one(tmp_path: Path) -> None
 READERS: tuple[Callable[[Path], object], ...] = (
     lambda run: list(read_batches(run, "calls")),
     lambda run: Query(run).select("FROM calls"),
-    lambda run: RunStore(run).recover(),
 )
 
 
-def test_the_pages_of_a_part_are_verified(tmp_path: Path) -> None:
-    """By what reads them with pyarrow, and for queries, which do not, when the folder is opened."""
+def test_the_pages_that_are_read_are_verified(tmp_path: Path) -> None:
+    """By pyarrow where it reads them, and before a query does, also one over a view of a view."""
     store = RunStore(tmp_path)
     store.append("calls", [blank(CallRow, output_token_ids=(tuple(os.urandom(5000)),)) for _ in range(10)])
     store.close()
@@ -278,6 +277,11 @@ def test_the_pages_of_a_part_are_verified(tmp_path: Path) -> None:
         for reader in READERS:
             with pytest.raises(InputError, match=r"part-00000\.parquet: cannot be read: could not verify .*; put the files"):
                 reader(tmp_path)
+        with Query(tmp_path) as query:
+            query.execute("CREATE TEMP VIEW more AS SELECT *, call_index + 1 AS next FROM calls")
+            assert query.scalar("SELECT max(next) FROM more WHERE step_index = 0") == 1
+            with pytest.raises(InputError, match="could not verify"):
+                query.scalar("SELECT count(*) FROM more WHERE len(output_token_ids) > $most", most=1)
 
 
 def copied(folder: Path, source: str, target: str) -> None:
