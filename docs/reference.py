@@ -22,7 +22,7 @@ from pipeline.api import RunKeywords
 from pipeline.cli.main import cli
 from pipeline.graph.load import Preset
 from pipeline.graph.plugins import engine_specs, stage_specs
-from pipeline.graph.prompts import ChoosePrompt, Example, Marks, Prompts, Question
+from pipeline.graph.prompts import ChoosePrompt, Marks, Prompts, Question
 from pipeline.graph.spec import EngineSpec, GraphSpec, RestartableSpec, Sampling, SamplingSpec, StageSpec, UntilSpec
 from pipeline.options import ABOUT
 from pipeline.store.query import DERIVED
@@ -67,7 +67,7 @@ def graph_files() -> str:
         parts += [f"### {kind}\n", _doc(spec), _table(spec, StageSpec, SamplingSpec)]
     parts += ["## until\n", _doc(UntilSpec), _table(UntilSpec), "## sampling\n", _doc(Sampling), _table(Sampling)]
     parts += ["## prompts\n", _doc(Prompts), _table(Prompts)]
-    for title, struct in (("thought", Marks), ("examples", Example), ("choose, choose_thought", ChoosePrompt), ("score", Question)):
+    for title, struct in (("thought", Marks), ("choose, choose_thought", ChoosePrompt), ("score", Question)):
         parts += [f"### {title}\n", _doc(struct), _table(struct)]
     parts += ["## Presets\n", _doc(Preset), _table(Preset)]
     return "\n".join(parts)

@@ -18,7 +18,7 @@ Rules: TypeAlias = dict[str, Any]
 """Settings by name; `none`: nothing bounds it, or nothing ends a thought so."""
 WRITING = ("write", "draft", "guide", "answer")
 """Purposes of calls that sample text."""
-ASKED = ("system", "problem", "examples", "delimiter", "thought")
+ASKED = ("system", "problem", "delimiter", "thought")
 """Those texts of the prompts that every system of a comparison has."""
 EXITS = ("answer_boxed", "answer_confident", "answer_stable", "repeated", "max_steps")
 """What ends a thought besides its own end and its budget."""

@@ -129,7 +129,7 @@ def decode_engines(value: Any, backends: Backends, keys: Keys = ()) -> dict[str,
 
 
 def _shown(keys: Keys) -> str:
-    """A path as errors show it: `$.examples[0].reply`."""
+    """A path as errors show it: `$.labels[0]`."""
     return "$" + "".join(f"[{key}]" if isinstance(key, int) or key == "..." else f".{key}" for key in keys)
 
 

@@ -81,15 +81,6 @@ class Message(Struct, frozen=True):
     """What is said."""
 
 
-class Example(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A few-shot example: a problem with its answer, before the problem that is asked."""
-
-    problem: str
-    """Put into the same `problem` text as the one that is asked."""
-    reply: str
-    """The assistant's reply, literally."""
-
-
 class Question(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How a judge is asked: a user turn, and a reply that continues with one of the labels, one token."""
 
@@ -180,8 +171,6 @@ class Prompts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     `{{letters}}`: A, B, C or D."""
     option: str = "({{letter}}) {{option}}"
     """One line of `{{options}}`. Placeholders: `{{letter}}`, `{{option}}`."""
-    examples: tuple[Example, ...] = ()
-    """Few-shot examples, as turns before the problem."""
     delimiter: Annotated[str, Meta(min_length=1)] = DELIMITER
     """The text that ends a step."""
     thought: Marks = Marks()
@@ -202,12 +191,9 @@ class Prompts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         _check_places("trial", self.trial, [])
 
     def before(self, history: Sequence[Message] = ()) -> tuple[Message, ...]:
-        """The chat before a problem: the message of the system, which the problem's own `history` may begin with, the examples and the rest
-        of that history."""
-        own = history[:1] if history and history[0].role == "system" else ()
-        system = own or ([] if self.system is None else [Message("system", self.system)])
-        turns = ((Message("user", self.asked(each.problem)), Message("assistant", each.reply)) for each in self.examples)
-        return (*system, *(message for turn in turns for message in turn), *history[len(own) :])
+        """The chat before a problem: its own `history`, behind the message of the system unless it begins with another one."""
+        own = self.system is None or (history and history[0].role == "system")
+        return tuple(history) if own else (Message("system", str(self.system)), *history)
 
     def asked(self, problem: str, options: Sequence[str] = ()) -> str:
         """What the user says who asks a problem."""

@@ -85,7 +85,7 @@ class _Untemplated:
 def _reward_builder(role: str, tokenizer: Tokenizer, prompts: Prompts) -> PromptBuilder:
     """A builder for a reward model, whose own prompts a stage builds; it counts how long the thought is for it. Such a model may have no
     chat template and no reasoning tags."""
-    said = structs.replace(prompts, thought=Marks(), system=None, examples=())
+    said = structs.replace(prompts, thought=Marks(), system=None)
     try:
         return _builder(role, tokenizer, said)
     except GraphError:

@@ -5,7 +5,7 @@ Text is put into the prompts of serving by the same `PromptBuilder`, so that bot
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cache, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -16,7 +16,7 @@ from msgspec import Struct
 from pipeline.data.files import Flaw, rows_of
 from pipeline.engine import Tokenizer
 from pipeline.errors import GraphError, InputError, RequestRefused, boundary, reason
-from pipeline.graph.prompts import Example, Marks, Message, Prompts
+from pipeline.graph.prompts import Marks, Prompts
 from pipeline.reasoning.prompts import PromptBuilder
 from pipeline.training.config import Task, TrainConfig
 from pipeline.training.examples import Origin, SelectionRow, SftRow, tokenizer_hash
@@ -80,7 +80,10 @@ class Encoder:
 
     def __init__(self, tokenizer: Tokenizer, model: str) -> None:
         self._tokenizer, self._model, self._hash = tokenizer, model, tokenizer_hash(tokenizer)
-        self._chat = cache(partial(_chat, tokenizer, model))
+
+    @cached_property
+    def _builder(self) -> PromptBuilder:
+        return PromptBuilder(self._tokenizer, Prompts(problem="{{problem}}"), self._model)
 
     def example(self, where: str, row: Origin) -> TokenExample:
         """The example of a row, which is at `where`; raises `InputError` where the two do not fit together."""
@@ -101,8 +104,8 @@ class Encoder:
         A reply that has an answer ends with the end of the sequence.
         """
         *before, asked = row.prompt
-        builder, marks = self._chat(tuple(before)), Marks()
-        prompt = builder.generation(asked.content)
+        builder, marks = self._builder, Marks()
+        prompt = builder.generation(asked.content, (), before)
         thought, closes, answer = row.completion[0].content.removeprefix(marks.open).partition(marks.close)
         if not closes:
             raise InputError(where, f"the reply has no {marks.close}; export it with `pipeline export --as sft`")
@@ -117,14 +120,6 @@ class Encoder:
         if answer:
             ids = [*ids, *sorted(self._tokenizer.eos_ids)[:1]]
         return {"input_ids": np.array([*prompt, *ids]), "labels": np.array([*([IGNORED] * len(prompt)), *ids])}
-
-
-def _chat(tokenizer: Tokenizer, where: str, before: Sequence[Message]) -> PromptBuilder:
-    """A builder whose chats have the messages `before` the question, which it takes as it is."""
-    system = before[0].content if before and before[0].role == "system" else None
-    turns = before[0 if system is None else 1 :]
-    examples = tuple(Example(problem=one.content, reply=two.content) for one, two in zip(turns[::2], turns[1::2], strict=True))
-    return PromptBuilder(tokenizer, Prompts(system=system, problem="{{problem}}", examples=examples), where)
 
 
 def _rows(task: Task, name: str, path: Path) -> Iterator[tuple[int, Any]]:

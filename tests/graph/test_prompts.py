@@ -8,7 +8,7 @@ from pipeline.errors import GraphError
 from pipeline.graph.decode import decode_file
 from pipeline.graph.files import bundled_files, read_file
 from pipeline.graph.plan import Plan
-from pipeline.graph.prompts import DEFAULT_PROMPTS, Example, Prompts
+from pipeline.graph.prompts import DEFAULT_PROMPTS, Prompts
 from pipeline.run.prepare import load_plan
 from tests.support.paths import ROOT, SIM
 
@@ -46,9 +46,8 @@ def test_every_bundled_file_is_whole_and_is_a_preset_of_a_graph(tmp_path: Path, 
 
 
 def test_a_text_may_begin_with_a_dollar_sign(tmp_path: Path) -> None:
-    found = graph_with(tmp_path, "{system: '$5 is a price.', problem: '$$x$$ {{problem}}', examples: [{problem: '$x$', reply: $}]}")
-    assert (found.prompts.system, found.prompts.problem) == ("$5 is a price.", "$$x$$ {{problem}}")
-    assert found.prompts.examples == (Example(problem="$x$", reply="$"),)
+    found = graph_with(tmp_path, "{system: '$5 is a price.', problem: '$$x$$ {{problem}}', trial: $}")
+    assert (found.prompts.system, found.prompts.problem, found.prompts.trial) == ("$5 is a price.", "$$x$$ {{problem}}", "$")
 
 
 @pytest.mark.parametrize(
@@ -75,7 +74,6 @@ def test_an_engines_file_names_the_prompts_that_suit_its_judge(engines: str, pro
         ('{score: {form: alone, turn: "{{problem}}"}}', r"\$\.prompts\.score\.turn: has no placeholder for the thought"),
         ('{choose: {labels: ["1", "2", "1"]}}', r"\$\.prompts\.choose\.labels: names '1' twice"),
         ('{score: {labels: ["1", "2"]}}', r"\$\.prompts\.score\.labels: expected `array` of length >= 10"),
-        ("{examples: [{problem: a}]}", r"\$\.prompts\.examples\[0\]: the key `reply` is missing"),
         ("{like: specreason}", r"\$\.prompts: unknown key `like`"),
         ("specrason", r"\$\.prompts: no prompts file is named `specrason` and there is no such file; did you mean `specreason`"),
         ("7", r"\$\.prompts: expected a mapping, got `int`"),

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pipeline.data.problems import Problem
 from pipeline.engine import Candidate, Tokenizer
 from pipeline.engines.sim.tokenizer import SimTokenizer
-from pipeline.graph.prompts import DELIMITER, THINK_CLOSE, ChoosePrompt, Example, Prompts, ScorePrompt
+from pipeline.graph.prompts import DELIMITER, THINK_CLOSE, ChoosePrompt, Prompts, ScorePrompt
 from pipeline.reasoning.chain import Chain, Outcome, Span
 from pipeline.reasoning.prompts import PromptBuilder
 from pipeline.reasoning.translate import TokenTranslator
@@ -48,7 +48,7 @@ def prompts_with(text: str) -> Prompts:
         turn=f"{text}{{{{candidates}}}}{text}{{{{none}}}}", candidate=f"[{{{{label}}}}] {text}{{{{candidate}}}}{text}\n\n"
     )
     asked = f"{{{{problem}}}}{text}"
-    return Prompts(system=text, problem=asked, examples=(Example(problem=text, reply=text),), choose=choose, score=score)
+    return Prompts(system=text, problem=asked, choose=choose, score=score)
 
 
 class Said(NamedTuple):

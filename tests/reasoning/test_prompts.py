@@ -11,7 +11,6 @@ from pipeline.graph.prompts import (
     DEFAULT_PROMPTS,
     DELIMITER,
     INSTRUCTION,
-    Example,
     Message,
     Prompts,
 )
@@ -118,11 +117,10 @@ HISTORY = (Message("system", "Be brief."), Message("user", "1+1?\n"), Message("a
 def test_the_chat_before_a_problem_is_said_as_the_template_says_it(tmp_path: Path) -> None:
     template = R1_STYLE.replace("{% else %}{% set c", "{% elif m['role'] == 'system' %}[{{ m['content'] }}]{% else %}{% set c", 1)
     tokenizer = with_template(tmp_path, "tiny-target", template)
-    builder = PromptBuilder(tokenizer, Prompts(system="The graph's.", examples=(Example(problem="0?", reply="0"),)))
+    builder = PromptBuilder(tokenizer, Prompts(system="The graph's."))
     text = tokenizer.decode(builder.generation("2+2?", ("3", "4"), HISTORY))
-    example = f"<|user|>0?{INSTRUCTION}<|assistant|>0<|end|>"
     asked = f"<|user|>1+1?\n<|assistant|>2<|end|><|user|>{DEFAULT_PROMPTS.asked('2+2?', ('3', '4'))}<|assistant|><think>\n"
-    assert text == f"[Be brief.]{example}{asked}", "its message of the system stands in place of the graph's"
+    assert text == f"[Be brief.]{asked}", "its message of the system stands in place of the graph's"
     assert tokenizer.decode(builder.generation("2+2?")).startswith("[The graph's.]")
 
 
