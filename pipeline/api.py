@@ -4,8 +4,7 @@ No signal is handled, no argument of the process is read, nothing is printed and
 that. `solve` and `solve_async` carry out the same session as `pipeline run` and, with `output`, leave the same run folder.
 
     solve           waits for all chains; may be called in any thread, also in one whose event loop runs, such as a notebook's
-    solve_async     gives chains as they finish, on asyncio; how far the run may be ahead of its
-                    reader is bounded
+    solve_async     gives chains as they finish, on asyncio; how far the run may be ahead of its reader is bounded
     load_graph      the compiled plan of a graph, to look at or to solve with
     RunKeywords     what they take by keyword
 """
@@ -28,7 +27,6 @@ from msgspec import Struct, structs
 from pipeline.data.inputs import rows_in_memory
 from pipeline.data.problems import Frame, Problem
 from pipeline.engine import Engine
-from pipeline.engines.registry import notices
 from pipeline.errors import MissingExtra, Unfinished, UsageError, nearest
 from pipeline.grading.plugins import Same, name_of
 from pipeline.graph.files import setting
@@ -57,11 +55,10 @@ from pipeline.remote.folder import written_folder
 from pipeline.remote.url import is_url
 from pipeline.run.loop import loop_options
 from pipeline.run.observer import Observer
-from pipeline.run.prepare import Prepared, load_plan, on_replicas, prepare
-from pipeline.run.run import SessionResult
+from pipeline.run.prepare import Prepared, load_plan, prepare
+from pipeline.run.run import SessionResult, solver_of
 from pipeline.run.run import solve as solve_run
-from pipeline.run.stream import ChainStream, MemoryRows, as_task, in_thread, progress_shown
-from pipeline.runtime.virtual_loop import VirtualLoop
+from pipeline.run.stream import ChainStream, MemoryRows, in_thread, progress_shown
 from pipeline.stages.base import StageKind
 from pipeline.stages.build import flaw_in_contract
 from pipeline.stages.function_judge import JudgeFunction, judge
@@ -222,8 +219,8 @@ def _placed(
 def solve(graph: Graph, problems: Input, *, trace: bool = False, progress: bool = False, **options: Unpack[RunKeywords]) -> Result:
     """Solve `problems` with `graph` and wait for all chains.
 
-    options: those of `RunKeywords`. Open engines are called from an event loop of the run's own; where they belong to a running event
-        loop, use `solve_async` there. `max_in_flight` and the other fields that every engine has are set for them by `set`.
+    options: those of `RunKeywords`. Open engines are called from an event loop of the run's own; where they belong to another one, give the
+        specs from which the run opens its own. `max_in_flight` and the other fields that every engine has are set for them by `set`.
     trace: keep the rows of steps and calls in memory too, where there is no run folder.
     progress: show a line of progress, in a terminal or a notebook.
 
@@ -246,32 +243,23 @@ def solve(graph: Graph, problems: Input, *, trace: bool = False, progress: bool 
 async def solve_async(graph: Graph, problems: Input, **options: Unpack[RunKeywords]) -> AsyncIterator[ChainRow]:
     """Solve `problems` with `graph`; gives each chain as soon as it is finished and graded. The arguments are those of `solve`.
 
-    While `UNREAD` chains wait to be read no further chain is started. To end the run early, leave the loop or cancel the task
+    The run has a thread and an event loop to itself, in which open engines are called too; asyncio runs the caller's. While `UNREAD`
+    chains wait to be read no further chain is started, except on simulated time. To end the run early, leave the loop or cancel the task
     that reads: live chains end as cancelled then, engines that the run opened are closed, and a run folder can be resumed.
-    Leaving the loop by `break` does so when the iterator is collected; `contextlib.aclosing` around it, at once. Open engines
-    are called in the running event loop; others run in a thread of their own. Raises as `solve` does before
-    the first chain, and at the end the `RunError` that kept the run from its own. Of a resumed run only new chains are given.
+    Leaving the loop by `break` does so when the iterator is collected; `contextlib.aclosing` around it, at once. Raises as `solve` does
+    before the first chain, and at the end the `RunError` that kept the run from its own. Of a resumed run only new chains are given.
     """
-    opened = _opened(options.get("engines")) is not None
-    try:
-        loop = asyncio.get_running_loop()
-    except RuntimeError as error:
-        raise UsageError("solve_async needs asyncio's event loop; with another one call solve in a thread") from error
     if options.get("baseline"):
         raise UsageError("baseline: solve_async gives the chains of one run; use solve")
     if options.get("replicas", 1) != 1:
         raise UsageError("replicas: solve_async gives the chains of one process; use solve")
-    virtual = opened and isinstance(loop, VirtualLoop)
-    called = _called(graph, problems, options, virtual=virtual)
     with ExitStack() as stack:
-        enter = partial(stack.enter_context, called)
-        call = enter() if virtual else await anyio.to_thread.run_sync(enter)
+        call = await anyio.to_thread.run_sync(stack.enter_context, _called(graph, problems, options))
         if call.run.nothing_to_do:
             return
-        # Where the reader is on the same virtual clock, the clock would jump while the run waits for the reader.
-        chains = ChainStream(loop, math.inf if virtual else UNREAD, inline=not opened and call.run.virtual_time)
-        main = partial(_streamed, call, chains, stack.pop_all())
-        async with as_task(main) if opened else in_thread(main, virtual=call.run.virtual_time) as ended:
+        virtual = call.run.virtual_time  # its clock would jump while the run waits for the reader
+        chains = ChainStream(asyncio.get_running_loop(), math.inf if virtual else UNREAD)
+        async with in_thread(partial(_streamed, call, chains, stack.pop_all()), virtual=virtual) as ended:
             with closing(chains):
                 while (row := await chains.next()) is not None:
                     yield row
@@ -289,14 +277,13 @@ class _SolveCall(Struct, frozen=True, kw_only=True):
     baseline: BaselinePlan | None
     """The run of the target alone that follows."""
     said: Sequence[str]
-    """Notices about the engines and the input."""
+    """Notices about the engines that were chosen, or that the target alone gets."""
 
     async def carry_out(self, observer: Observer) -> SessionResult:
         """Carry out the session in the running event loop."""
-        if on_replicas(self.run.options):
-            result: SessionResult = await import_module("pipeline.cluster.replicas").solve_on_replicas(self.run, observer)
-            return result
-        return await solve_run(self.run, observer, engines=self.engines)
+        if self.engines is not None:
+            return await solve_run(self.run, observer, engines=self.engines)
+        return await solver_of(self.run)(self.run, observer)
 
 
 async def _streamed(call: _SolveCall, chains: ChainStream, held: ExitStack) -> SessionResult:
@@ -311,11 +298,11 @@ async def _streamed(call: _SolveCall, chains: ChainStream, held: ExitStack) -> S
 
 def _solved(call: _SolveCall, trace: bool, progress: bool) -> Result:
     """Solve and wait; raises `Unfinished`."""
-    run, kept, told = call.run, MemoryRows(trace=trace and call.run.folder is None), [*call.said, *call.run.problems.remarks]
+    run, kept, told = call.run, MemoryRows(trace=trace and call.run.folder is None), [*call.said, *call.run.told]
     if run.nothing_to_do:
         return _result(run.record, run, kept, told)
     observer = Observer(sink=kept, tell=told.append, watch=progress_shown if progress else Observer().watch)
-    virtual = run.virtual_time and not on_replicas(run.options)
+    virtual = run.virtual_time and not run.on_replicas
     with start_blocking_portal("asyncio", loop_options(virtual)) as portal:
         ended = portal.call(call.carry_out, observer)
     result = _result(ended.run, run, kept, told)
@@ -334,11 +321,8 @@ def _known(options: Mapping[str, Any], keywords: type) -> dict[str, Any]:
 
 
 @contextmanager
-def _called(graph: Graph, problems: Input, options: RunKeywords, *, virtual: bool = False) -> Iterator[_SolveCall]:
-    """Hold the run folder until the end, and make all checks before an engine starts; raises `UsageError`.
-
-    `virtual`: whether open engines are on virtual time.
-    """
+def _called(graph: Graph, problems: Input, options: RunKeywords) -> Iterator[_SolveCall]:
+    """Hold the run folder until the end, and make all checks before an engine starts; raises `UsageError`."""
     given = _known(options, RunKeywords)
     bound: Any = {name: given.pop(name) for name in GraphKeywords.__annotations__ if name in given}
     engines, output, replicas, preset = given.pop("engines", None), given.pop("output", None), given.get("replicas", 1), bound.get("preset")
@@ -351,7 +335,6 @@ def _called(graph: Graph, problems: Input, options: RunKeywords, *, virtual: boo
         planned, sentences = _placed(graph, engines, bound, given.get("batch_size", 64), replicas)
         said += sentences
     plan = load_graph(graph, planned or engines, **{name: value for name, value in bound.items() if name != "models"})
-    said += notices(plan.engines) if opened is None else []
     stored = isinstance(output, str) and is_url(output)
     with written_folder(str(output), new=not given.get("resume")) if stored else nullcontext(output) as folder:
         graders = [name_of(each) for each in given.pop("graders", ())]
@@ -373,7 +356,7 @@ def _called(graph: Graph, problems: Input, options: RunKeywords, *, virtual: boo
         valid = _valid({**given, **values})
         rows = None if names else rows_in_memory(problems, valid.limit)
         baseline = plan_baseline(valid) if valid.baseline else None
-        with prepare(valid, plan, rows, virtual=None if opened is None else virtual, on_disk=False) as run:
+        with prepare(valid, plan, rows, virtual=None if opened is None else False, on_disk=False) as run:
             yield _SolveCall(run=run, engines=opened, baseline=baseline, said=said)
 
 

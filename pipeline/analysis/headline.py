@@ -12,7 +12,7 @@ from msgspec import Struct, structs
 
 from pipeline.analysis.compare import compare, read_runs
 from pipeline.analysis.figures import Estimate
-from pipeline.analysis.progress import ACTIVE, state_of
+from pipeline.analysis.progress import state_of
 from pipeline.analysis.rules import EXITS, Rules, differences
 from pipeline.analysis.steps import mass_sentence
 from pipeline.analysis.summary import Baseline, Left, Summary, summarize, summarize_work
@@ -77,7 +77,7 @@ def summary_of(run: Path, work: RunTimes | None = None) -> Summary:
 
     Raises `InputError` as `summarize` does."""
     found = summarize(run) if work is None else summarize_work(work)
-    status = state_of(run, RunFile.read(run)) if found.status in ACTIVE else found.status
+    status = state_of(run, RunFile.read(run)) if found.status == "running" else found.status
     return structs.replace(found, status=status, baseline=_read_baseline(run.absolute(), found.stop_reasons))
 
 
@@ -119,7 +119,7 @@ def headline(found: Summary, place: str = "") -> Headline:
 
 
 def _commands(s: Summary, place: str) -> tuple[tuple[str, str], ...]:
-    stopped = s.status not in (None, "finished", "starting", "running") and s.resumable
+    stopped = s.status not in (None, "finished", "running") and s.resumable
     return (
         *([("resume", f"pipeline resume {place}")] if stopped else []),
         ("answers", f"pipeline export {place} -o answers.csv"),

@@ -17,8 +17,6 @@ from pipeline.store.rows import UNFINISHED, counted
 from pipeline.store.run_file import RunFile
 from pipeline.store.store import count_rows, read_batches
 
-ACTIVE = ("starting", "running")
-"""States of a run on which a process is at work."""
 WINDOW_S = 30.0
 """Seconds that rates are over."""
 LEAST_ENDED = 8.0
@@ -96,14 +94,14 @@ def chains_of(run: RunFile, state: str, over: int) -> int | None:
 
     None for a server's that is at work or was killed, as `run.json` has it from the end of a session.
     """
-    return None if run.options.served and state in (*ACTIVE, "killed") else max(run.input.chains, over)
+    return None if run.options.served and state in ("running", "killed") else max(run.input.chains, over)
 
 
 def state_of(folder: Path, run: RunFile) -> str:
-    """`starting`, `running`, `finished`, `interrupted`, `failed` or `killed`, by `run.json` and by whether a process is at work there."""
+    """`running`, `finished`, `interrupted`, `failed` or `killed`, by `run.json` and by whether a process is at work there."""
     if is_held(folder):
-        return "starting" if run.status == "starting" else "running"
-    return "killed" if run.status in ACTIVE else run.status
+        return "running"
+    return "killed" if run.status == "running" else run.status
 
 
 class RunState(Struct, frozen=True, kw_only=True):
@@ -166,7 +164,7 @@ def run_state(folder: Path, name: str) -> RunState:
     totals, made = run.totals, answers(engine_facts(run).values())
     done, failed, graded, correct = totals.chains_done, totals.chains_failed, totals.graded, totals.correct
     state, seconds = state_of(folder, run), run.wall_time_s
-    if state in (*ACTIVE, "killed"):  # `run.json` has the totals and the time of sessions that ended by themselves
+    if state in ("running", "killed"):  # `run.json` has the totals and the time of sessions that ended by themselves
         now, seconds = run_progress(folder), None
         done, failed, graded, correct = now.done, now.failed, now.graded, now.correct
     return RunState(

@@ -351,7 +351,7 @@ def _left(run: RunFile, sums: Mapping[str, Any], tokens: int, wall_s: float | No
     """What is left of a run that sampled that many `tokens`: as much for each chain as so far, where one that has begun counts as half.
     None where nothing is left, or the run is not known."""
     over, begun = sums["done"] + sums["failed"], sums["cancelled"]
-    if not run.plan.engines or run.input.chains <= over or run.status in ("running", "starting"):
+    if not run.plan.engines or run.input.chains <= over or run.status == "running":
         return None
     left = Left(chains=run.input.chains - over, begun=begun)
     if not over or not tokens:

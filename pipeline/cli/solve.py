@@ -27,8 +27,7 @@ from pipeline.options import RunOptions
 from pipeline.remote.url import is_url
 from pipeline.run.loop import rare_collection
 from pipeline.run.observer import Observer
-from pipeline.run.prepare import on_replicas
-from pipeline.run.run import SessionResult, Solve
+from pipeline.run.run import SessionResult
 from pipeline.run.run import run as start
 from pipeline.store.kept_problems import solved_problems
 from pipeline.sweep.baseline import BaselinePlan, plan_baseline
@@ -49,7 +48,7 @@ def solve_and_exit(options: RunOptions, named: Located | None, as_json: bool, me
     """
     baseline = plan_baseline(options) if options.baseline else None
     with restored_handlers(), rare_collection(), _quiet_stdout(options), _observed(metrics) as observer:
-        solve = partial(start, observer=observer, attend=stop_on_signal, command=sys.argv, carry_out=_carried_out(options))
+        solve = partial(start, observer=observer, attend=stop_on_signal, command=sys.argv)
         results, code = solved(solve, options, baseline, plan)
     folder = named or Located(_folder_of(results[0]))
     if all(each.nothing_to_do for each in results):
@@ -105,12 +104,6 @@ def _quiet_stdout(options: RunOptions) -> Iterator[None]:
         return
     with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere):
         yield
-
-
-def _carried_out(options: RunOptions) -> Solve | None:
-    """What solves on the replicas of the options; None: engines of this process do."""
-    solve: Solve | None = import_module("pipeline.cluster.replicas").solve_on_replicas if on_replicas(options) else None
-    return solve
 
 
 def _observed(metrics: Address) -> AbstractContextManager[Observer]:

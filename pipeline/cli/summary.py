@@ -9,7 +9,7 @@ from pipeline.analysis.headline import about, engines_table, facts_table, headli
 from pipeline.cli.console import PlainConsole, print_table
 from pipeline.cli.located import Located
 from pipeline.cli.terminal import notice_settings, print_line, print_notice, print_page
-from pipeline.run.prepare import Prepared, on_replicas
+from pipeline.run.prepare import Prepared
 from pipeline.text import one_line
 
 
@@ -46,6 +46,6 @@ def print_about(run: Prepared) -> None:
     said = about(plan.name, run.record.input.rows, run.record.input.chains, plan.models, chosen.max_live, toy=plan.has_toy_models)
     replicas = ""
     if chosen.replicas > 1:
-        replicas = f" on each of {chosen.replicas} replicas" if on_replicas(chosen) else " in one process, as its shards are merged"
+        replicas = f" on each of {chosen.replicas} replicas" if run.on_replicas else " in one process, as its shards are merged"
     over = f", {state.totals.chains:,} are over already" if state.totals.chains else ""
     print_notice(f"{said}{replicas}{over}, in {run.folder}")

@@ -130,7 +130,7 @@ class Fleet:
     async def run(self, places: int, stop: Stop | None = None) -> SessionResult:
         """Solve all shards on the places, and merge them. Raises what keeps any chain from starting."""
         stop = stop or Stop()
-        with self._ready.announced(), stop.draining(self._drain):
+        with stop.draining(self._drain):
             if self._left:
                 self._show()
                 with self._observer.watch(self._ready, self), stop.guard():

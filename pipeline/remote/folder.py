@@ -83,7 +83,7 @@ class _RunCopy:
         here = read_card(self.folder) if (self.folder / CARD).exists() else {}
         if here.get("folder_id") != card.get("folder_id") or len(here.get("sessions", ())) < len(card.get("sessions", ())):
             age = time.time() - there[CARD][1] / 1e9
-            if card.get("status") in ("starting", "running") and age < ALIVE_S:
+            if card.get("status") == "running" and age < ALIVE_S:
                 what = f"another machine is at work in it: its run.json was written {max(0.0, age):.0f} s ago"
                 raise UsageError(f"{self._url}: {what}; wait for its end, or {ALIVE_S:.0f} s if that machine is gone")
             self.download()

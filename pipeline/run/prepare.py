@@ -5,7 +5,7 @@ The folder is held before anything else about the run is checked, so that two pr
 
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -17,10 +17,8 @@ from pipeline.data.inputs import problem_files, said_anywhere
 from pipeline.data.problems import Problem
 from pipeline.data.reading import InputReading, read_files, read_problems
 from pipeline.engines.models import bundled_name
-from pipeline.engines.registry import virtual_time
-from pipeline.engines.sim.device import devices_of
+from pipeline.engines.registry import notices, virtual_time
 from pipeline.engines.sim.replay import bindings
-from pipeline.engines.sim.spec import SimSpec
 from pipeline.errors import InputError, UsageError
 from pipeline.grading.plugins import GRADER_KINDS, grader_names, graders_of_this_process
 from pipeline.graph.files import ARITH, REPLAY, find_file, replayed
@@ -54,40 +52,30 @@ class Prepared(Struct, frozen=True, kw_only=True):
     """None for a run that writes nothing to disk."""
     record: RunFile
     """The content of `run.json` before this session."""
+    on_replicas: bool = False
+    """Replicas solve, here or on a cluster, and not engines of this process, as they do where the rows are there already."""
     resume_state: ResumeState = field(default_factory=ResumeState)
     """What earlier sessions left; empty for a new run."""
     changes: tuple[str, ...] = ()
     """How a resumed run differs from its earlier sessions, as clauses such as `batch_size is 8, was 4`."""
     nothing_to_do: bool = False
-    """The run is to be resumed and is finished already; then its folder is not held."""
+    """The run is to be resumed and is finished already."""
     starts_unix_ns: int | None = None
     """When the session starts on a simulated clock, ns UTC; None: now."""
+
+    @property
+    def told(self) -> tuple[str, ...]:
+        """Notices for the user about the engines, the input, and what differs from earlier sessions."""
+        return (*notices(self.plan.engines), *self.problems.remarks, *self.changes)
 
     def begins_unix_ns(self) -> int:
         """When a session that begins now does: after the one before, whose simulated hours may end after the real time."""
         return max(self.starts_unix_ns or time.time_ns(), (self.record.ended_unix_ns or 0) + 1)
 
-    @contextmanager
-    def announced(self) -> Iterator[None]:
-        """Let a new run be in its folder, as `starting`, while the body opens its engines; where it never begins it is gone again."""
-        folder = self.folder
-        if folder is None or self.record.sessions:
-            yield
-            return
-        structs.replace(self.record, status="starting").write(folder)
-        try:
-            yield
-        finally:
-            if RunFile.read(folder).status == "starting":
-                (folder / FILE).unlink(missing_ok=True)
-
 
 def load_plan(graph: Path | Mapping[str, Any], engines: Path | Mapping[str, Any] | None = None, settings: tuple[str, ...] = ()) -> Plan:
-    """The compiled plan of a graph file on an engines file or on `replay:RUN`, or of what such files hold. Raises `UsageError`, also where
-    its simulated engines do not fit together."""
-    plan = load_graph(graph, engines=engines if isinstance(engines, Mapping) else bindings(engines), settings=settings)
-    devices_of({role: engine for role, engine in plan.engines.items() if isinstance(engine, SimSpec)})
-    return plan
+    """The compiled plan of a graph file on an engines file or on `replay:RUN`, or of what such files hold. Raises `UsageError`."""
+    return load_graph(graph, engines=bindings(engines), settings=settings)
 
 
 @contextmanager
@@ -109,32 +97,60 @@ def prepare(
 
     Raises `UsageError` for whatever is wrong, and where another process is at work in the folder.
     """
-    check_resume(options)
-    virtual = virtual_time(plan.engines, str(options.graph)) if virtual is None else virtual
-    with _held(options, plan.name, on_disk) as folder:
-        there = RunFile.read(folder) if folder is not None and (folder / FILE).exists() else None
-        # Where the process was killed while its engines were being opened there is nothing to resume from but the problems.
-        old = None if there is None or there.status == "starting" else there
-        known = recorded(options)
-        with TemporaryDirectory(prefix="problems-") if folder is None else nullcontext(folder) as place:
-            kept = _read(options, Path(place), problems) if there is None else _problems_in(Path(place), there, known)
-            if old is None:
-                check_toys(plan, options, kept)
-            else:
-                check_resumable(Path(place), old)
-            if on_replicas(options):
-                check_replicas(options, plan, kept)
-            record = _new_record(known, plan, kept, plan.name if folder is None else folder.name, virtual=virtual, command=command)
-            run = Prepared(
-                options=options,
-                plan=plan,
-                problems=kept,
+    known = recorded(options)
+    virtual = virtual_time(plan.engines, plan.name) if virtual is None else virtual
+    held: AbstractContextManager[Path | None] = hold_default(RUNS, plan.name) if on_disk else nullcontext()
+    if options.output is not None:
+        held = hold_output(options.output, resume=options.resume)
+    with held as folder, TemporaryDirectory(prefix="problems-") if folder is None else nullcontext(folder) as place:
+        old = RunFile.read(folder) if folder is not None and (folder / FILE).exists() else None
+        kept = _read(options, Path(place), problems) if old is None else _kept(Path(place), old, known)
+        if old is None:
+            check_toys(plan, options, kept)
+        on_replicas = _on_replicas(options, folder)
+        if on_replicas:
+            check_replicas(options, plan, kept)
+        run = Prepared(
+            options=options,
+            plan=plan,
+            problems=kept,
+            virtual_time=virtual,
+            folder=folder,
+            record=RunFile(
+                folder_id=new_folder_id(),
+                run_id=plan.name if folder is None else folder.name,
+                status="running",
+                options=known,
+                source=source_of(plan),
+                input=kept.counts(options.samples),
                 virtual_time=virtual,
-                folder=folder,
-                record=record,
-                starts_unix_ns=starts_unix_ns,
-            )
-            yield run if old is None else _resumed(run, old)
+                versions=versions(),
+                host=host(),
+                command=[storable(argument) for argument in command],
+            ),
+            on_replicas=on_replicas,
+            starts_unix_ns=starts_unix_ns,
+        )
+        yield run if old is None else _resumed(run, old)
+
+
+def recorded(options: RunOptions) -> RunOptions:
+    """The options as `run.json` holds them: with absolute paths, so that the run can be resumed from any working folder.
+
+    Raises `UsageError` where options about resuming do not fit together, or there is no such file.
+    """
+    if options.resume and options.output is None:
+        raise UsageError("--resume: name the run folder with --output")
+    if options.retry_failed and not options.resume:
+        raise UsageError("--retry-failed: only when a run is resumed; add --resume")
+    graph, engines = options.graph, options.engines
+    if "graph" not in options.in_memory:
+        graph = find_file(graph, "graph").absolute()
+    if engines is not None:
+        run = replayed(engines)
+        engines = Path(f"{REPLAY}{run}") if run else find_file(engines, "engines file").absolute()
+    names = options.input if options.served else map(said_anywhere, options.input)
+    return structs.replace(options, graph=graph, engines=engines, input=tuple(names), output=None, resume=False, retry_failed=False)
 
 
 def _resumed(run: Prepared, old: RunFile) -> Prepared:
@@ -143,28 +159,17 @@ def _resumed(run: Prepared, old: RunFile) -> Prepared:
     assert folder is not None
     most = max(now.samples, old.input.samples)  # of a problem that a limit leaves out now as well
     record = structs.replace(run.record, folder_id=old.folder_id, input=structs.replace(now, samples=most))
-    changes = allowed_changes(folder, old, record)
+    differences = list(drift(old, record))
+    if refused := [clause for name, clause in differences if name not in MAY_DRIFT]:
+        raise UsageError(f"{folder}: cannot be resumed: {'; '.join(refused)}; start a new run")
     if is_over(old, run.options):
         return structs.replace(run, record=old, nothing_to_do=True)
     state = read_resume_state(folder, old, most, run.options.retry_failed)
     *before, last = old.sessions
     if last.status == "running":  # it was killed: it ended with the last call in the trace
         last = structs.replace(last, status="killed", ended_unix_ns=max(last.started_unix_ns, state.last_call_unix_ns or 0))
-    return structs.replace(run, record=structs.replace(record, sessions=(*before, last)), resume_state=state, changes=changes)
-
-
-@contextmanager
-def _held(options: RunOptions, name: str, on_disk: bool) -> Iterator[Path | None]:
-    """The folder of a run, held until the end."""
-    folder = options.output
-    if folder is None:
-        with hold_default(RUNS, name) if on_disk else nullcontext() as made:
-            yield made
-        return
-    # Nothing is written into the folder of a run that is over: it may be read-only.
-    over = options.resume and (folder / FILE).exists() and is_over(RunFile.read(folder), options)
-    with nullcontext() if over else hold_output(folder, FILE, resume=options.resume):
-        yield folder
+    record, changes = structs.replace(record, sessions=(*before, last)), tuple(clause for _, clause in differences)
+    return structs.replace(run, record=record, resume_state=state, changes=changes)
 
 
 def is_over(old: RunFile, options: RunOptions) -> bool:
@@ -174,14 +179,15 @@ def is_over(old: RunFile, options: RunOptions) -> bool:
     return old.totals.chains >= old.input.chains
 
 
-def _problems_in(folder: Path, there: RunFile, known: RunOptions) -> Problems:
-    """The problems in the folder of a run that has begun there, up to the limit of the options as they are recorded."""
-    if known.input != there.options.input:
-        given, then = (", ".join(names) for names in (known.input, there.options.input))
+def _kept(folder: Path, old: RunFile, known: RunOptions) -> Problems:
+    """The problems in the folder of the run `old`, up to the limit of the options as they are recorded."""
+    if known.input != old.options.input:
+        given, then = (", ".join(names) for names in (known.input, old.options.input))
         raise UsageError(f"{folder}: cannot be resumed: --input is {given}, was {then}; start a new run")
     if not has_table(folder, KEPT):
         raise InputError(str(folder), "lacks its problems.parquet; put it back from a copy, or start a new run")
-    return Problems(folder, known.input[0], there.input.sha256, known.limit)
+    check_resumable(folder, old)
+    return Problems(folder, known.input[0], old.input.sha256, known.limit)
 
 
 def _read(options: RunOptions, folder: Path, problems: Problems | Iterable[Record] | None) -> Problems:
@@ -209,12 +215,10 @@ def check_toys(plan: Plan, options: RunOptions, problems: Problems) -> None:
         raise UsageError(f"{what}; pass --model ROLE=NAME for each role, or --engines tiny to have the toys try")
 
 
-def on_replicas(options: RunOptions) -> bool:
-    """True if replicas solve, here or on a cluster, and not engines of this process, as they do where the rows are there already."""
-    if options.output is not None and shards_of(options.output):
+def _on_replicas(options: RunOptions, folder: Path | None) -> bool:
+    if folder is not None and shards_of(folder):
         return True
-    begun = options.output is not None and (options.output / "calls").exists()
-    return (options.cluster is not None or options.replicas > 1) and not begun
+    return (options.cluster is not None or options.replicas > 1) and not (folder is not None and (folder / "calls").exists())
 
 
 def check_replicas(options: RunOptions, plan: Plan, problems: Problems) -> None:
@@ -235,41 +239,6 @@ def _kinds(plan: Plan) -> set[str]:
     return {node.spec.kind for node in plan.stages()}
 
 
-def recorded(options: RunOptions) -> RunOptions:
-    """The options as `run.json` holds them: with absolute paths, so that the run can be resumed from any working folder."""
-    graph, engines = options.graph, options.engines
-    if "graph" not in options.in_memory:
-        graph = find_file(graph, "graph").absolute()
-    if engines is not None:
-        run = replayed(engines)
-        engines = Path(f"{REPLAY}{run}") if run else find_file(engines, "engines file").absolute()
-    return structs.replace(
-        options,
-        graph=Path(storable(str(graph))),
-        engines=None if engines is None else Path(storable(str(engines))),
-        input=tuple(storable(each if options.served else said_anywhere(each)) for each in options.input),
-        output=None,
-        resume=False,
-        retry_failed=False,
-    )
-
-
-def _new_record(options: RunOptions, plan: Plan, problems: Problems, run_id: str, *, virtual: bool, command: Sequence[str]) -> RunFile:
-    """The `run.json` of a new run, before its first session, with `options` as they are recorded."""
-    return RunFile(
-        folder_id=new_folder_id(),
-        run_id=run_id,
-        status="running",
-        options=options,
-        source=source_of(plan),
-        input=problems.counts(options.samples),
-        virtual_time=virtual,
-        versions=versions(),
-        host=host(),
-        command=[storable(argument) for argument in command],
-    )
-
-
 def resume_options(folder: Path, *, retry_failed: bool = False, fail_on_error: float | None = None) -> RunOptions:
     """The options to resume the run in `folder` as it was started; `fail_on_error` replaces the recorded share.
 
@@ -278,7 +247,6 @@ def resume_options(folder: Path, *, retry_failed: bool = False, fail_on_error: f
     old = RunFile.read(folder)
     if any(isinstance(spec, OpenSpec) for spec in old.plan.engines.values()):
         raise _only_from_python(folder, "engines that are in no file; continue with")
-    check_resumable(folder, old)
     share = old.options.fail_on_error if fail_on_error is None else fail_on_error
     return structs.replace(old.options, output=folder, resume=True, retry_failed=retry_failed, fail_on_error=share)
 
@@ -296,22 +264,6 @@ def check_resumable(folder: Path, old: RunFile) -> None:
 
 def _only_from_python(folder: Path, what: str) -> InputError:
     return InputError(str(folder), f"was started from Python with {what} pipeline.solve(..., output={str(folder)!r}, resume=True)")
-
-
-def check_resume(options: RunOptions) -> None:
-    """Raise `UsageError` where options about resuming do not fit together."""
-    if options.resume and options.output is None:
-        raise UsageError("--resume: name the run folder with --output")
-    if options.retry_failed and not options.resume:
-        raise UsageError("--retry-failed: only when a run is resumed; add --resume")
-
-
-def allowed_changes(folder: Path, old: RunFile, new: RunFile) -> tuple[str, ...]:
-    """What a resumed run changes, as clauses; raises `UsageError` that names everything that it may not change."""
-    found = list(drift(old, new))
-    if refused := [clause for name, clause in found if name not in MAY_DRIFT]:
-        raise UsageError(f"{folder}: cannot be resumed: {'; '.join(refused)}; start a new run")
-    return tuple(clause for _, clause in found)
 
 
 def drift(old: RunFile, new: RunFile) -> Iterator[tuple[str, str]]:

@@ -9,6 +9,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import msgspec
 from msgspec import Struct, structs
 
 from pipeline.engine import Engine
-from pipeline.engines.registry import notices, open_engines
+from pipeline.engines.registry import open_engines
 from pipeline.engines.startup import listening
 from pipeline.errors import GraphError, Interrupted, OutOfMemory, PipelineError, is_out_of_memory
 from pipeline.grading.grader import BESIDE_ENGINES, Grader, default_workers
@@ -95,27 +96,29 @@ def run(
     plan: Plan | None = None,
     attend: Attend | None = None,
     command: Sequence[str] = (),
-    carry_out: Solve | None = None,
     problems: Problems | None = None,
 ) -> SessionResult:
     """Solve the input, or what is left of it. Errors before a chain could start are raised; every later end is a `SessionResult`.
 
     `plan`: by default that of the options; `problems`: by default its input; `attend` is a task alongside the run that may stop it;
-    `command` is recorded in `run.json`; `carry_out` solves, by default on the engines of this process. Not for use in a running event loop.
+    `command` is recorded in `run.json`. Not for use in a running event loop.
     """
     plan = plan or load_plan(options.graph, options.bound_engines, options.settings)
     observer = observer or Observer()
-    for sentence in notices(plan.engines):
-        observer.tell(sentence)
     with prepare(options, plan, problems, command=command) as ready:
         if ready.nothing_to_do:
             return SessionResult(folder=ready.folder, run=ready.record, nothing_to_do=True, fail_on_error=options.fail_on_error)
         observer.ready(ready)
-        for sentence in (*ready.problems.remarks, *ready.changes):
+        for sentence in ready.told:
             observer.tell(sentence)
         # What carries it out elsewhere waits in real time for simulated time to pass there.
-        virtual = ready.virtual_time and carry_out is None
-        return in_loop(partial(attended, partial(carry_out or solve, ready, observer), attend), virtual=virtual)
+        virtual = ready.virtual_time and not ready.on_replicas
+        return in_loop(partial(attended, partial(solver_of(ready), ready, observer), attend), virtual=virtual)
+
+
+def solver_of(run: Prepared) -> Solve:
+    """What carries out a session of the run in the running event loop: `solve`, or replicas in the same way."""
+    return import_module("pipeline.cluster.replicas").solve_on_replicas if run.on_replicas else solve
 
 
 async def solve(
@@ -131,10 +134,9 @@ async def solve(
     opening, specs = time.monotonic(), run.plan.engines
     given: AbstractAsyncContextManager[Mapping[str, Engine]]
     given = opened_engines(specs, observer) if engines is None else nullcontext({role: engines[role] for role in specs})
-    with run.announced():
-        async with given as opened:
-            fitted = await fit(run, opened, observer.tell)
-            return await _carry_out(run, begin(run, opened, time.monotonic() - opening), fitted, observer, stop or Stop(), feed)
+    async with given as opened:
+        fitted = await fit(run, opened, observer.tell)
+        return await _carry_out(run, begin(run, opened, time.monotonic() - opening), fitted, observer, stop or Stop(), feed)
 
 
 @asynccontextmanager

@@ -25,21 +25,9 @@ Main = Callable[[], Coroutine[Any, Any, T]]
 
 
 @asynccontextmanager
-async def as_task(main: Main[T]) -> AsyncIterator[Awaitable[T]]:
-    """Let `main` run as a task of the running event loop, cancelled at the end; gives what waits for its result. No cancel scope is open
-    meanwhile: a generator may yield here."""
-    task = asyncio.get_running_loop().create_task(main())
-    try:
-        yield task
-    finally:
-        task.cancel()
-        with anyio.CancelScope(shield=True):
-            await asyncio.gather(task, return_exceptions=True)
-
-
-@asynccontextmanager
 async def in_thread(main: Main[T], *, virtual: bool) -> AsyncIterator[Awaitable[T]]:
-    """As `as_task`, in a thread with its own event loop, on virtual or real time."""
+    """Let `main` run in a thread with its own event loop, on virtual or real time, cancelled at the end; gives what waits for its result.
+    No cancel scope is open meanwhile: a generator may yield here."""
     loop = start_blocking_portal("asyncio", loop_options(virtual), name="pipeline run")
     future = loop.__enter__().start_task_soon(main)
     ended = asyncio.wrap_future(future)
@@ -57,14 +45,10 @@ async def in_thread(main: Main[T], *, virtual: bool) -> AsyncIterator[Awaitable[
 
 
 class ChainStream(NoRows):
-    """A `RowSink` that passes chains on to one reader in the event loop `loop`; the run's own is the same, or that of another thread. While
-    `most` chains are unread no new chain starts.
+    """A `RowSink` that passes chains on to one reader in the event loop `loop` of another thread. While `most` are unread none starts."""
 
-    `inline`: the run waits with its whole event loop, so that simulated time stands still meanwhile.
-    """
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, most: float, *, inline: bool) -> None:
-        self._loop, self._most, self._inline = loop, most, inline
+    def __init__(self, loop: asyncio.AbstractEventLoop, most: float) -> None:
+        self._loop, self._most = loop, most
         self._rows = asyncio.Queue[ChainRow | None]()
         self._news = asyncio.Event()
         self._sent = self._taken = 0
@@ -81,11 +65,7 @@ class ChainStream(NoRows):
     async def room(self) -> None:
         """Wait until fewer than `most` chains are unread; for ever once nobody reads any more, because the run is to be cancelled then."""
         if self._sent - self._taken >= self._most and not self._closed:
-            if self._loop is asyncio.get_running_loop():
-                await self._fewer()
-            else:
-                waiting = asyncio.run_coroutine_threadsafe(self._fewer(), self._loop)
-                waiting.result() if self._inline else await asyncio.wrap_future(waiting)
+            await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._fewer(), self._loop))
         if self._closed:
             await anyio.sleep_forever()
 

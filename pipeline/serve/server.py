@@ -15,7 +15,6 @@ import anyio
 import uvicorn
 from msgspec import structs
 
-from pipeline.engines.registry import notices
 from pipeline.graph.plan import Plan
 from pipeline.local_web import listening
 from pipeline.options import RunOptions
@@ -144,15 +143,13 @@ def serve(
     Not for use in a running event loop.
     """
     plan = load_plan(options.graph, options.bound_engines, options.settings)
-    for sentence in notices(plan.engines):
-        observer.tell(sentence)
     allow_files()
     with (
         listening(address.host, address.port, BACKLOG) as listener,
         prepare(options, plan, Problems(None, "requests", ""), virtual=False, command=command) as run,
     ):
         observer.ready(run)
-        for sentence in run.problems.remarks:
+        for sentence in run.told:
             observer.tell(sentence)
 
         async def solve_in_loop() -> SessionResult:

@@ -18,7 +18,7 @@ from urllib.parse import urlencode
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from pipeline.analysis.progress import ACTIVE, duration
+from pipeline.analysis.progress import duration
 from pipeline.analysis.tables import Table, plain, plain_percent
 from pipeline.show.charts import DECISIONS
 from pipeline.show.maths import answer, with_maths
@@ -86,6 +86,6 @@ def _environment() -> Environment:
     environment.filters |= {"numeric": numeric, "prose": prose, "maths": with_maths, "answer": answer, "plain": plain}
     environment.filters |= {"percent": plain_percent, "duration": duration}
     environment.filters |= {"json": json.dumps, "age": age}
-    environment.tests |= {"active": lambda state: state in ACTIVE, "shares": lambda chart: isinstance(chart, Shares)}
+    environment.tests |= {"active": lambda state: state == "running", "shares": lambda chart: isinstance(chart, Shares)}
     environment.finalize = lambda value: sanitize(value) if type(value) is str else value
     return environment

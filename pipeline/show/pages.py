@@ -20,7 +20,6 @@ from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from pipeline.analysis.progress import ACTIVE
 from pipeline.errors import Interrupted, PipelineError, UsageError
 from pipeline.local_web import is_named, listening
 from pipeline.show.page import page, policy
@@ -126,7 +125,7 @@ def _html(text: str, status: int = 200) -> Response:
 def _runs(shelf: Shelf, request: Request) -> Response:
     """The list of runs, below the curves of a sweep."""
     runs = shelf.runs()
-    active = any(each.state is not None and each.state.state in ACTIVE for each in runs)
+    active = any(each.state is not None and each.state.state == "running" for each in runs)
     first = sweep_sections(shelf.folder)[1] if is_sweep(shelf.folder) else []
     return _html(page("runs.html", "Runs", runs=runs, first=first, active=active, root=str(shelf.folder), served=True))
 
@@ -139,7 +138,7 @@ def _run(shelf: Shelf, request: Request) -> Response:
         found = chain_page(db, asked, state.made_up)
     figures = shelf.figures(name) if count_rows(folder, "calls") <= AT_ONCE else None
     shown = RunPage(name=name, state=state, figures=figures, settings=settings(RunFile.read(folder)), found=found)
-    values = {"runs": [shown], "first": [], "asked": asked, "run": name, "active": state.state in ACTIVE}
+    values = {"runs": [shown], "first": [], "asked": asked, "run": name, "active": state.state == "running"}
     return _html(page("run.html", name, **values, root=str(shelf.folder), served=True))
 
 

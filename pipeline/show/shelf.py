@@ -12,7 +12,7 @@ from threading import Lock
 from msgspec import Struct
 
 from pipeline.analysis.headline import SUFFIX
-from pipeline.analysis.progress import ACTIVE, RunState, run_folders, run_state
+from pipeline.analysis.progress import RunState, run_folders, run_state
 from pipeline.errors import InputError, UsageError, did_you_mean
 from pipeline.show.sections import RunFigures, run_figures
 from pipeline.store.folder import FILE, is_held
@@ -140,7 +140,7 @@ class Shelf:
             state = known[1] if known is not None and known[0] == files and not is_held(folder) else run_state(folder, name)
         except InputError as error:
             return ListedRun(name, None, str(error))
-        if state.state not in ACTIVE:
+        if state.state != "running":
             self._states[name] = files, state
         return ListedRun(name, state)
 

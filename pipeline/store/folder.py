@@ -49,7 +49,7 @@ def hold(folder: Path) -> Iterator[None]:
 
 
 @contextmanager
-def hold_output(folder: Path, card: str = FILE, *, resume: bool | None = None) -> Iterator[None]:
+def hold_output(folder: Path, card: str = FILE, *, resume: bool | None = None) -> Iterator[Path]:
     """Hold the folder of a new run, or with `resume` also of one whose file `card` is there, until the end. None: nothing resumes it.
 
     A folder that was made for it and in which no run has begun is removed at the end. Raises `UsageError` where the folder is in
@@ -60,7 +60,7 @@ def hold_output(folder: Path, card: str = FILE, *, resume: bool | None = None) -
     with hold(folder):
         try:
             _check_output(folder, card, resume)
-            yield
+            yield folder
         finally:
             if _found(folder) <= BEFORE_A_RUN:
                 with suppress(OSError):

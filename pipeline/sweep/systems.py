@@ -184,8 +184,7 @@ def _of_engines(file: Path | None, options: SweepOptions) -> tuple[str, ...]:
     given = [each for each in options.settings if each.startswith("engines.")]
     if file is None and not options.planned_engines:
         return tuple(given)
-    named = options.bound(file)
-    bound = bindings(named) if isinstance(named, Path) else named
+    bound = bindings(options.bound(file))
     roles = {"*", *(load_engines(bound) if isinstance(bound, Path) else bound or ())}
     return tuple(each for each in given if each.split(".")[1] in roles)
 

@@ -19,7 +19,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from pipeline.analysis.facts import of_answers
-from pipeline.analysis.progress import ACTIVE, RecentRates, RunProgress, RunState, duration, run_folders, run_progress, run_state
+from pipeline.analysis.progress import RecentRates, RunProgress, RunState, duration, run_folders, run_progress, run_state
 from pipeline.analysis.tables import Table, plain, plain_percent, size
 from pipeline.cli.commands import command, json_option, option
 from pipeline.cli.console import PlainConsole, print_table
@@ -160,7 +160,7 @@ def _follow(run: Located, as_json: bool) -> None:
                 print_line(_progress_line(found, rates))
             else:
                 live.update(_panel(found, rates), refresh=True)
-            if found.state not in ACTIVE:
+            if found.state != "running":
                 return
             time.sleep(FOLLOW_S)
 

@@ -103,13 +103,13 @@ def output_of(call: RecordedCall, request: Request, limit: int, tokenizer: Token
     return Output(tuple(candidates), call.option_logprobs)
 
 
-def bindings(engines: Path | None) -> Path | Mapping[str, Any] | None:
-    """The engines that the option `--engines` names: a file's path as it is; for `replay:RUN` the run's simulated engines, or those that
-    were fitted to it, which give its answers.
+def bindings(engines: Path | Mapping[str, Any] | None) -> Path | Mapping[str, Any] | None:
+    """The engines that the option `--engines` names: values and a file's path as they are; for `replay:RUN` the run's simulated
+    engines, or those that were fitted to it, which give its answers.
 
     Raises `InputError` where the run cannot be read, and `GraphError` where nothing says how long calls of its engines take.
     """
-    run = replayed(engines)
+    run = replayed(engines) if isinstance(engines, Path) else None
     if run is None:
         return engines
     plan, fitted = RunFile.read(run).plan, run / CALIBRATION
