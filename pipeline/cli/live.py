@@ -20,8 +20,8 @@ from pipeline.cli.console import PlainConsole
 from pipeline.cli.terminal import log, notice_settings, print_notice
 from pipeline.engines.startup import READY, Listener
 from pipeline.graph.spec import EngineSpec
-from pipeline.run.observer import Work
 from pipeline.run.prepare import Prepared
+from pipeline.runtime.executor import Executor
 
 PER_SECOND = 4
 """How often the panel is drawn."""
@@ -39,10 +39,9 @@ BAR_WIDTH = 24
 
 
 @contextmanager
-def watch(run: Prepared, work: Work) -> Iterator[None]:
+def watch(run: Prepared, work: Executor) -> Iterator[None]:
     """Display a run until the block ends, as the command was asked to."""
-    facts = [engine.facts for engine in work.engines.values()]  # of replicas they are not known here
-    simulated = any(each.get("answers") == "simulated" for each in facts) if facts else run.virtual_time
+    simulated = any(engine.facts.get("answers") == "simulated" for engine in work.engines.values())
     meter, chosen = Meter(work, run.record.input.chains, run.record.input.samples, simulated=simulated), notice_settings()
     with ExitStack() as stack:
         if has_panel():
@@ -81,7 +80,7 @@ class Meter:
     """The facts of the display of a run of `chains` chains. Rates are of the last half minute, see `RecentRates`; `look` updates them."""
 
     def __init__(
-        self, work: Work, chains: int, samples: int = 1, now: Callable[[], float] = time.monotonic, *, simulated: bool = False
+        self, work: Executor, chains: int, samples: int = 1, now: Callable[[], float] = time.monotonic, *, simulated: bool = False
     ) -> None:
         """`samples`: chains of each problem; `now`: the clock, in seconds; `simulated`: answers are made up."""
         self._work, self._chains, self._samples, self._simulated = work, chains, samples, simulated

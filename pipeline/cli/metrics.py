@@ -1,4 +1,4 @@
-"""Metrics of a run for Prometheus, on a port of this machine: the `Work` of the run is read whenever they are asked for.
+"""Metrics of a run for Prometheus, on a port of this machine: the `Executor` of the run is read whenever they are asked for.
 
 Engines have the metrics that vLLM's server has, under the same names with `pipeline` for `vllm`, and with the label `engine`
 next to `model_name` (https://docs.vllm.ai/en/stable/usage/metrics): a dashboard for vLLM fits once its prefix is changed.
@@ -16,8 +16,9 @@ from prometheus_client.registry import Collector
 from pipeline.engine import EngineStatistics
 from pipeline.errors import UsageError, reason
 from pipeline.graph.plan import Plan
-from pipeline.run.observer import Observer, Work
+from pipeline.run.observer import Observer
 from pipeline.run.prepare import Prepared
+from pipeline.runtime.executor import Executor
 from pipeline.runtime.lane import Lane
 from pipeline.serve.desk import Desk
 
@@ -37,7 +38,7 @@ ENGINES: tuple[tuple[type[Metric], str, str, Callable[[Lane, EngineStatistics], 
 class RunMetrics(Collector):
     """The metrics of a run."""
 
-    def __init__(self, plan: Plan, chains: int, work: Work) -> None:
+    def __init__(self, plan: Plan, chains: int, work: Executor) -> None:
         """`chains`: of the whole run."""
         self._plan, self._chains, self._work = plan, chains, work
 
@@ -80,7 +81,7 @@ class RequestMetrics(Collector):
         yield CounterMetricFamily("pipeline:requests_refused", "Requests that were refused because too many waited.", desk.refused)
 
 
-def served_metrics(plan: Plan, work: Work | None, desk: Desk) -> tuple[bytes, str]:
+def served_metrics(plan: Plan, work: Executor | None, desk: Desk) -> tuple[bytes, str]:
     """What Prometheus reads of a server of `plan`, and its media type; of the run nothing while its engines start."""
     registry = CollectorRegistry()
     registry.register(RequestMetrics(desk))
@@ -109,7 +110,7 @@ def metrics_served(host: str, port: int, observer: Observer) -> Iterator[Observe
         raise UsageError(f"--metrics-port {port}: cannot listen on {host}: {reason(error)}") from error
 
     @contextmanager
-    def watch(run: Prepared, work: Work) -> Iterator[None]:
+    def watch(run: Prepared, work: Executor) -> Iterator[None]:
         metrics = RunMetrics(run.plan, run.record.input.chains, work)
         registry.register(metrics)
         try:

@@ -47,7 +47,7 @@ def solve_and_exit(options: RunOptions, named: Located | None, as_json: bool, me
     With `options.baseline` the problems are solved with the target alone as well, once the run is over.
     """
     baseline = plan_baseline(options) if options.baseline else None
-    with restored_handlers(), rare_collection(), _quiet_stdout(options), _observed(metrics) as observer:
+    with restored_handlers(), rare_collection(), _quiet_stdout(options), _observed(metrics, options) as observer:
         solve = partial(start, observer=observer, attend=stop_on_signal, command=sys.argv)
         results, code = solved(solve, options, baseline, plan)
     folder = named or Located(_folder_of(results[0]))
@@ -106,11 +106,13 @@ def _quiet_stdout(options: RunOptions) -> Iterator[None]:
         yield
 
 
-def _observed(metrics: Address) -> AbstractContextManager[Observer]:
+def _observed(metrics: Address, options: RunOptions) -> AbstractContextManager[Observer]:
     """What displays the run, and serves its metrics where that was asked for."""
     observer = Observer(starting=live.show_starts, ready=print_about, watch=live.watch, tell=print_notice)
     if metrics is None:
         return nullcontext(observer)
+    if options.replicas > 1 or options.cluster is not None:
+        raise UsageError("--metrics-port: replicas are other processes, which serve none; `pipeline show` and `view` read them")
     try:
         served = import_module("pipeline.cli.metrics").metrics_served
     except ImportError as error:

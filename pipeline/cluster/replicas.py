@@ -10,7 +10,6 @@ shards as replicas: each waits for its own longest chain, so that smaller ones t
 import os
 import shutil
 import sys
-import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
@@ -25,7 +24,6 @@ from msgspec import Struct, structs
 
 from pipeline.cluster.merge import merged_sessions, total_of
 from pipeline.cluster.worker import CLOSE_S, ShardJob, ShardReport, ShardWorker
-from pipeline.engine import Engine
 from pipeline.engines.cores import ranges
 from pipeline.errors import EngineDead, Interrupted, MissingExtra, OutOfMemory, PipelineError, ReplicaLost, RunError, UsageError, reason
 from pipeline.graph.spec import EngineSpec
@@ -34,12 +32,9 @@ from pipeline.run.loop import Stop
 from pipeline.run.observer import Observer
 from pipeline.run.prepare import Prepared, is_over
 from pipeline.run.run import SessionResult, finish
-from pipeline.runtime.clock import Clock, backoff_s
-from pipeline.runtime.lane import Lane
-from pipeline.runtime.progress import Progress
+from pipeline.runtime.clock import backoff_s
 from pipeline.store.folder import FILE
-from pipeline.store.resume import ResumeState
-from pipeline.store.run_file import RunFile, Session, Totals
+from pipeline.store.run_file import RunFile, Session
 from pipeline.store.store import SHARDS, RunStore, shards_of
 from pipeline.system.machine import Gpu, Machine, core_count, look
 from pipeline.system.worker_process import Program, WorkerProcess, end_with_parent, leave_signals
@@ -108,20 +103,15 @@ async def solve_on_replicas(ready: Prepared, observer: Observer, stop: Stop | No
 
 
 class Fleet:
-    """The shards of a run while they are solved: `Work` without lanes and engines in this process."""
-
-    lanes: Mapping[str, Lane] = {}
-    engines: Mapping[str, Engine] = {}
+    """The shards of a run while they are solved."""
 
     def __init__(self, launch: Launch, ready: Prepared, observer: Observer) -> None:
         assert ready.folder is not None
         self._launch, self._ready, self._observer, self._folder = launch, ready, observer, ready.folder
         self._shards = shards_of(self._folder) or _divided(self._folder, min(ready.options.replicas, ready.record.input.rows))
         self._left = deque(shard for shard in self._shards if not self._is_over(shard, ready.options.retry_failed))
-        self._totals = {shard: RunFile.read(shard).totals if (shard / FILE).exists() else Totals() for shard in self._shards}
-        self._live = dict.fromkeys(self._shards, 0)
+        self._over = {shard: RunFile.read(shard).totals.chains if (shard / FILE).exists() else 0 for shard in self._shards}
         self._started_unix_ns = ready.begins_unix_ns()
-        self.progress = Progress(ready.plan, ResumeState(), observer.tell, Clock(self._started_unix_ns, time.monotonic))
         self._begun = self._draining = False
         """Whether the engines of a shard are open, and whether no more chains start."""
         self._error: PipelineError | None = None
@@ -132,8 +122,7 @@ class Fleet:
         stop = stop or Stop()
         with stop.draining(self._drain):
             if self._left:
-                self._show()
-                with self._observer.watch(self._ready, self), stop.guard():
+                with stop.guard():
                     async with anyio.create_task_group() as tasks:
                         for place in range(places):
                             tasks.start_soon(self._work, place)
@@ -166,12 +155,12 @@ class Fleet:
         ready, deaths = self._ready, 0
         job = ShardJob(self._options(shard), ready.plan, ready.problems, ready.virtual_time, self._started_unix_ns)
         while not self._draining:
-            before = self._totals[shard].chains
+            before = self._over[shard]
             try:
                 async with self._launch(job, place) as poll:
                     return await self._attend(shard, poll)
             except LOSSES as loss:
-                deaths = 1 if self._totals[shard].chains > before else deaths + 1
+                deaths = 1 if self._over[shard] > before else deaths + 1
                 if deaths == MAX_DEATHS:
                     raise RunError(f"replica {shard.name} died {MAX_DEATHS} times in a row: {loss}") from loss
                 self._observer.tell(f"replica {shard.name}: lost, starting it again: {loss}")
@@ -185,16 +174,23 @@ class Fleet:
                 if sentence not in self._told:
                     self._told.add(sentence)
                     self._observer.tell(f"replica {shard.name}: {sentence}")
-            if report.totals is not None:
-                self._totals[shard], self._live[shard] = report.totals, report.live
-                self._show()
+            if report.over is not None:
+                self._count(shard, report.over)
                 if not self._begun:
                     self._begin(RunFile.read(shard))
             if report.error is not None:
                 raise report.error
-            if report.over:
+            if report.ended:
                 return
             await anyio.sleep(POLL_S)
+
+    def _count(self, shard: Path, over: int) -> None:
+        """Tell every tenth of the chains that is over."""
+        chains, before = self._ready.record.input.chains, sum(self._over.values())
+        self._over[shard] = over
+        tenths = 10 * sum(self._over.values()) // chains
+        if tenths > 10 * before // chains:
+            self._observer.tell(f"{10 * tenths} % of {chains:,} chains are over")
 
     def _begin(self, shard: RunFile) -> None:
         """The engines of the first shard are open."""
@@ -211,7 +207,7 @@ class Fleet:
             RunStore(folder).merge(self._shards, folder.name, replicas=True)
         begun = [RunFile.read(shard) for shard in self._shards if (shard / FILE).exists()]
         record = structs.replace(ready.record, engine_facts=begun[0].engine_facts, sessions=merged_sessions(begun))
-        record = finish(ready, record, error, total_of(self._totals.values()))
+        record = finish(ready, record, error, total_of(file.totals for file in begun))
         if done:
             (folder / SHARDS).rename(folder / f".{SHARDS}")
             shutil.rmtree(folder / f".{SHARDS}")
@@ -237,10 +233,6 @@ class Fleet:
             cluster=None,
             baseline=False,
         )
-
-    def _show(self) -> None:
-        """Bring what is displayed up to date."""
-        self.progress.count(total_of(self._totals.values()), sum(self._live.values()))
 
 
 def _divided(folder: Path, count: int) -> list[Path]:

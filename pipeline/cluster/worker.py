@@ -18,12 +18,13 @@ from pipeline.errors import Interrupted, PipelineError, ReplicaLost
 from pipeline.graph.plan import Plan
 from pipeline.options import RunOptions
 from pipeline.run.loop import Stop, attended, loop_options, rare_collection
-from pipeline.run.observer import Observer, Work
+from pipeline.run.observer import Observer
 from pipeline.run.prepare import Prepared, prepare
 from pipeline.run.run import solve
+from pipeline.runtime.executor import Executor
+from pipeline.runtime.progress import Progress
 from pipeline.store.folder import is_held
 from pipeline.store.kept_problems import Problems
-from pipeline.store.run_file import Totals
 
 CLOSE_S = 20.0
 """Seconds that a run has to end in once it is stopped; then its process is killed."""
@@ -45,14 +46,12 @@ class ShardJob(Struct, frozen=True):
 class ShardReport(Struct, frozen=True, kw_only=True):
     """How the run of a shard is."""
 
-    totals: Totals | None
-    """Counts up to now, earlier sessions included; None until the engines are open."""
-    live: int
-    """Chains in flight."""
+    over: int | None
+    """Chains that are over, those of earlier sessions included; None until the engines are open."""
     told: list[str]
     """Notices for the user since the report before."""
-    over: bool
-    """The run has ended."""
+    ended: bool
+    """Whether the run has ended."""
     error: PipelineError | None
     """What ended it early, unless an order did."""
 
@@ -63,20 +62,20 @@ class ShardWorker:
     def __init__(self, job: ShardJob) -> None:
         # Ray's policy brings uvloop, whose event loop neither tells when a timer is due nor starts processes from a thread.
         asyncio.set_event_loop_policy(asyncio.DefaultEventLoopPolicy())
-        self._stop, self._drained, self._told, self._work = Stop(), False, list[str](), list[Work]()
+        self._stop, self._drained, self._told, self._progress = Stop(), False, list[str](), list[Progress]()
         self._thread = start_blocking_portal("asyncio", loop_options(job.virtual_time))
         self._portal = self._thread.__enter__()
         self._solved: Future[None] = self._portal.start_task_soon(self._solve, job)
 
     def poll(self, drain: bool) -> ShardReport:
         """How the run is; from the first `drain` on it starts no more chains."""
-        over = self._solved.done()
-        if drain and not self._drained and not over:
+        ended = self._solved.done()
+        if drain and not self._drained and not ended:
             self._drained = True
             self._portal.start_task_soon(self._drain)
         told, self._told = self._told, []
-        totals, live = (self._work[0].progress.totals(), self._work[0].progress.live) if self._work else (None, 0)
-        return ShardReport(totals=totals, live=live, told=told, over=over, error=self._error() if over else None)
+        over = self._progress[0].over if self._progress else None
+        return ShardReport(over=over, told=told, ended=ended, error=self._error() if ended else None)
 
     def abort(self) -> None:
         """Stop the run, and wait until it has ended."""
@@ -109,6 +108,6 @@ class ShardWorker:
             raise result.error
 
     @contextmanager
-    def _watch(self, run: Prepared, work: Work) -> Iterator[None]:
-        self._work = [work]
+    def _watch(self, run: Prepared, work: Executor) -> Iterator[None]:
+        self._progress = [work.progress]
         yield

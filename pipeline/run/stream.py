@@ -15,8 +15,8 @@ from rich.progress_bar import ProgressBar
 from rich.text import Text
 
 from pipeline.run.loop import loop_options
-from pipeline.run.observer import Work
 from pipeline.run.prepare import Prepared
+from pipeline.runtime.executor import Executor
 from pipeline.runtime.rows import NoRows
 from pipeline.store.rows import CallRow, ChainRow, StepRow
 
@@ -110,7 +110,7 @@ class MemoryRows(NoRows):
 
 
 @contextmanager
-def progress_shown(run: Prepared, work: Work) -> Iterator[None]:
+def progress_shown(run: Prepared, work: Executor) -> Iterator[None]:
     """Draw the progress of a run until the block ends; the run never waits for it."""
     chains, progress = run.record.input.chains, work.progress
 

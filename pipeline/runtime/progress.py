@@ -19,11 +19,12 @@ class Progress(NoRows):
         self, plan: Plan, resume_state: ResumeState, tell: Callable[[str], object], clock: Clock, admission: Admission | None = None
     ) -> None:
         """`tell` receives notices for the user during the run; `admission` lets chains pause, and None does where nothing does."""
-        self.cancelled = 0
-        self.count(resume_state.totals)
-        self.errors = {error: Counter(stages) for error, stages in resume_state.totals.errors.items()}
+        totals = resume_state.totals
+        self.done, self.failed, self.cancelled, self.live = totals.chains_done, totals.chains_failed, 0, 0
+        self.graded, self.correct, self.steps, self.decisions = totals.graded, totals.correct, totals.steps, Counter(totals.decisions)
+        self.errors = {error: Counter(stages) for error, stages in totals.errors.items()}
         """The number of chains that failed, by the error and the stage in which they met it (`NO_STAGE` before the first)."""
-        self.output_tokens = {role: resume_state.totals.output_tokens.get(role, 0) for role in plan.engines}
+        self.output_tokens = {role: totals.output_tokens.get(role, 0) for role in plan.engines}
         self.kept_tokens = 0
         """Tokens of committed steps and of answers, of this session alone."""
         self.oldest: dict[str, float] = {}
@@ -80,12 +81,6 @@ class Progress(NoRows):
         verdict = counted(row.correct, row.stop_reason, row.reference_answer)
         self.graded += verdict is not None
         self.correct += bool(verdict)
-
-    def count(self, totals: Totals, live: int = 0) -> None:
-        """Count what earlier sessions, or the shards of the run, have counted; in shards `live` chains go on."""
-        self.done, self.failed, self.live = totals.chains_done, totals.chains_failed, live
-        self.graded, self.correct, self.steps = totals.graded, totals.correct, totals.steps
-        self.decisions, self.output_tokens = Counter(totals.decisions), totals.output_tokens
 
     def setbacks(self) -> list[str]:
         """Why engines answer nothing, a sentence for each that does so now."""

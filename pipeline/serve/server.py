@@ -19,10 +19,11 @@ from pipeline.graph.plan import Plan
 from pipeline.local_web import listening
 from pipeline.options import RunOptions
 from pipeline.run.loop import Attend, Stop, attended, in_loop
-from pipeline.run.observer import Observer, Work
+from pipeline.run.observer import Observer
 from pipeline.run.prepare import Prepared, load_plan, prepare
 from pipeline.run.run import SessionResult, solve
 from pipeline.runtime.admission.feed import Arrivals
+from pipeline.runtime.executor import Executor
 from pipeline.runtime.rows import Tee
 from pipeline.serve.app import Address, Phase, ServerSelf, new_app
 from pipeline.serve.completions import ChatEndpoint
@@ -39,7 +40,7 @@ IDLE_S = 10
 LEAVE_S = 5
 """Most seconds in which connections end when the server does."""
 STOPPING = "the server is being stopped"
-Metrics = Callable[[Plan, Work | None, Desk], tuple[bytes, str]]
+Metrics = Callable[[Plan, Executor | None, Desk], tuple[bytes, str]]
 """What Prometheus reads of a run and its requests, and its media type; there is no work while the engines start."""
 
 
@@ -48,7 +49,7 @@ class GraphServer:
 
     def __init__(self, run: Prepared, limits: ServeLimits, address: Address, listener: socket.socket, metrics: Metrics) -> None:
         self._arrivals, self._listener, self._run = Arrivals(), listener, run
-        self._work: Work | None = None
+        self._work: Executor | None = None
         self.desk = Desk(self._arrivals, limits, run.plan.prompts.thought.close)
         own = ServerSelf(run.plan.name, lambda: self.phase, lambda: metrics(run.plan, self._work, self.desk))
         app = new_app(own, ChatEndpoint(self.desk, own.model), address)
@@ -97,7 +98,7 @@ class GraphServer:
             await self._uvicorn.serve(sockets=[self._listener])
 
     @contextmanager
-    def _watching(self, observer: Observer, run: Prepared, work: Work) -> Iterator[None]:
+    def _watching(self, observer: Observer, run: Prepared, work: Executor) -> Iterator[None]:
         """Take requests while the body runs, which `observer` watches."""
         self._work = work
         host, port = self._listener.getsockname()[:2]

@@ -8,11 +8,11 @@ from rich.console import Console
 
 from pipeline.cli.live import Meter, line, panel
 from pipeline.engine import EngineStatistics, Request
-from pipeline.run.observer import Work
 from pipeline.run.prepare import load_plan
 from pipeline.runtime.admission.admission import Admission
 from pipeline.runtime.admission.cache import CacheLimit
 from pipeline.runtime.clock import Clock
+from pipeline.runtime.executor import Executor
 from pipeline.runtime.lane import Call, Lane
 from pipeline.runtime.progress import Progress
 from pipeline.store.resume import ResumeState
@@ -47,7 +47,7 @@ class Watched:
             for order in range(4):
                 lane.put(Call("draft", order, Request(request_id=str(order), prompt_ids=[1], max_tokens=4)))
                 lane.take()
-        self.meter = Meter(cast("Work", self), 10, now=lambda: self.now)
+        self.meter = Meter(cast("Executor", self), 10, now=lambda: self.now)
 
     def shown(self) -> str:
         out = StringIO()

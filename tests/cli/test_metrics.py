@@ -10,10 +10,11 @@ from prometheus_client.core import Metric
 
 from pipeline.cli.metrics import RequestMetrics, RunMetrics, metrics_served
 from pipeline.options import RunOptions
-from pipeline.run.observer import Observer, Work
+from pipeline.run.observer import Observer
 from pipeline.run.prepare import Prepared
 from pipeline.run.run import run
 from pipeline.runtime.admission.feed import Arrivals
+from pipeline.runtime.executor import Executor
 from pipeline.serve.desk import Desk, ServeLimits
 from tests.support.paths import ROOT, SIM
 from tests.support.runs import write_problems
@@ -27,7 +28,7 @@ def test_the_guide_lists_every_metric(tmp_path: Path) -> None:
     class Watch:
         """Collects the metrics of the run at its end."""
 
-        def __init__(self, run: Prepared, work: Work) -> None:
+        def __init__(self, run: Prepared, work: Executor) -> None:
             self._metrics = RunMetrics(run.plan, run.record.input.chains, work)
 
         def __enter__(self) -> None:
@@ -51,7 +52,7 @@ def test_metrics_of_a_run_that_goes_on(tmp_path: Path) -> None:
     class Watch:
         """Asks for the metrics when the run has begun and when it ends."""
 
-        def __init__(self, run: Prepared, work: Work) -> None:
+        def __init__(self, run: Prepared, work: Executor) -> None:
             pass
 
         def __enter__(self) -> None:

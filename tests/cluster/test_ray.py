@@ -14,6 +14,7 @@ import ray
 
 from pipeline.cluster.ray import check_room
 from pipeline.errors import UsageError
+from pipeline.run.observer import Observer
 from pipeline.run.prepare import load_plan
 from pipeline.run.run import SessionResult
 from tests.cluster.waiting_engines import check_whole, in_real_time, waiting, when
@@ -55,7 +56,8 @@ def actors() -> list[psutil.Process]:
 def test_an_actor_that_dies_is_replaced_and_resumes_its_shard(folder: Path, alone: SessionResult) -> None:
     told: list[str] = []
     options = waiting(folder, "struck-actor", cluster="ray", replicas=2)
-    check_whole(in_real_time(options, when(8, lambda: actors()[0].kill(), told)), alone)
+    with when(folder / "struck-actor", 8, lambda: actors()[0].kill()):
+        check_whole(in_real_time(options, Observer(tell=told.append)), alone)
     assert any("lost, starting it again" in sentence for sentence in told)
 
 

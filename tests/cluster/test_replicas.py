@@ -31,7 +31,7 @@ from tests.support.commands import begun, pipeline, spawned
 from tests.support.hanging_together import check_hangs_together
 from tests.support.paths import TEST_SET
 from tests.support.patience import HANGS_S
-from tests.support.replicas import on_replicas, options_of
+from tests.support.replicas import options_of
 from tests.support.runs import rows, said, write_problems
 
 pytestmark = pytest.mark.slow  # whole runs, and processes
@@ -51,7 +51,7 @@ class TestSimulated:
     def test_merged_shards_are_the_run_of_one_process(self, tmp_path: Path) -> None:
         problems = write_problems(tmp_path, 12)
         calm = run(options_of(tmp_path, "calm", problems, samples=2))
-        result = on_replicas(options_of(tmp_path, "run", problems, samples=2, replicas=3))
+        result = run(options_of(tmp_path, "run", problems, samples=2, replicas=3))
         assert result.folder is not None
         assert said(result) == said(calm)
         check_hangs_together(result.folder, 24)
@@ -67,7 +67,7 @@ class TestSimulated:
 
     def test_a_shard_of_shards_and_one_without_a_problem(self, tmp_path: Path) -> None:
         problems = write_problems(tmp_path, 9)
-        result = on_replicas(options_of(tmp_path, "run", problems, shard="1/2", replicas=4))
+        result = run(options_of(tmp_path, "run", problems, shard="1/2", replicas=4))
         calm = run(options_of(tmp_path, "calm", problems, shard="1/2"))
         assert said(result) == said(calm)
         assert len(said(calm)) < 9
@@ -76,24 +76,20 @@ class TestSimulated:
         options = options_of(tmp_path, "run", write_problems(tmp_path, 8), replicas=2)
         obstacle = tmp_path / "run/steps"
 
-        def put(ready: Any, work: Any) -> Any:
-            obstacle.touch()
-            return Observer().watch(ready, work)
-
         with pytest.raises(RunFolderError, match="steps"):
-            on_replicas(options, observer=Observer(watch=put))
+            run(options, Observer(ready=lambda ready: obstacle.touch()))
         obstacle.unlink()
         some = RunStore(tmp_path / "run", {"chains": ChainRow})
         some.append("chains", read_rows(tmp_path / "run", ChainRow, "chains")[:3])
         some.close()
-        result = on_replicas(resume_options(tmp_path / "run"))
+        result = run(resume_options(tmp_path / "run"))
         assert result.exit_code == 0
         check_hangs_together(tmp_path / "run", 8)
-        assert on_replicas(resume_options(tmp_path / "run")).nothing_to_do
+        assert run(resume_options(tmp_path / "run")).nothing_to_do
 
     def test_what_is_merged_goes_on_in_one_process(self, tmp_path: Path) -> None:
         options = options_of(tmp_path, "run", write_problems(tmp_path, 8), replicas=2, limit=4)
-        assert on_replicas(options).done == 4
+        assert run(options).done == 4
         done = pipeline("resume", tmp_path / "run", "--limit", "8", "--replicas", "2")
         assert (done.returncode, "in one process, as its shards are merged" in done.stderr) == (0, True)
         check_hangs_together(tmp_path / "run", 8)
@@ -108,14 +104,16 @@ class TestProcesses:
         assert workers_of(psutil.Process()) == []
 
     def test_a_worker_that_is_killed_resumes_its_shard(self, folder: Path, alone: SessionResult) -> None:
-        told, seen = list[str](), list[tuple[int, int]]()
+        told, seen, place = list[str](), list[tuple[int, int]](), folder / "struck"
 
         def strike() -> None:
-            with Query(folder / "struck") as query:  # as `show` and `view` do
+            with Query(place) as query:  # as `show` and `view` do
                 seen.append((query.scalar("SELECT count(*) FROM chains"), query.scalar("SELECT count(*) FROM calls WHERE replica IS NULL")))
             workers_of(psutil.Process())[0].kill()
 
-        check_whole(in_real_time(waiting(folder, "struck", replicas=2), when(16, strike, told)), alone)
+        with when(place, 16, strike):
+            check_whole(in_real_time(waiting(folder, "struck", replicas=2), Observer(tell=told.append)), alone)
+        assert "50 % of 40 chains are over" in told
         assert [sentence for sentence in told if "lost, starting it again: its process ended: killed by SIGKILL" in sentence]
         assert 0 < seen[0][0] < CHAINS
         assert seen[0][1] == 0
@@ -146,7 +144,8 @@ class TestProcesses:
                 await anyio.sleep(0.02)
             getattr(stop, how)()
 
-        stopped = in_real_time(waiting(folder, how, replicas=2), when(4, over.set, []), attend=attend)
+        with when(folder / how, 4, over.set):
+            stopped = in_real_time(waiting(folder, how, replicas=2), attend=attend)
         assert (stopped.exit_code, stopped.run.status) == (130, "interrupted")
         assert 4 <= stopped.done < CHAINS
         check_whole(in_real_time(structs.replace(resume_options(folder / how), replicas=1)), alone)
@@ -162,8 +161,8 @@ class TestProcesses:
     def test_a_worker_sees_its_gpus_alone(self, folder: Path, alone: SessionResult) -> None:
         share = DeviceShare(gpus=(Gpu(index=0, cuda_name="3", name="H100"),))
         seen = list[dict[str, str]]()
-        look = when(1, lambda: seen.append(workers_of(psutil.Process())[0].environ()), [])
-        in_real_time(waiting(folder, "gpus", replicas=1), look, partial(_solve_by, partial(worker_process, [share]), 1))
+        with when(folder / "gpus", 1, lambda: seen.append(workers_of(psutil.Process())[0].environ())):
+            in_real_time(waiting(folder, "gpus", replicas=1), solve=partial(_solve_by, partial(worker_process, [share]), 1))
         assert (seen[0]["CUDA_VISIBLE_DEVICES"], seen[0]["CUDA_DEVICE_ORDER"]) == ("3", "PCI_BUS_ID")
 
 

@@ -2,17 +2,19 @@
 
 import threading
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from pipeline.analysis.progress import run_progress
 from pipeline.cli.live import repeated
 from pipeline.cluster.replicas import solve_on_replicas
+from pipeline.errors import PipelineError
 from pipeline.options import RunOptions
 from pipeline.run.loop import attended, in_loop
-from pipeline.run.observer import Observer, Work
-from pipeline.run.prepare import Prepared, load_plan, prepare
+from pipeline.run.observer import Observer
+from pipeline.run.prepare import load_plan, prepare
 from pipeline.run.run import SessionResult
 from tests.support.hanging_together import check_hangs_together
 from tests.support.runs import options_of, said, write_problems
@@ -25,19 +27,17 @@ ENGINE = (
 )
 
 
-def when(done: int, act: Callable[[], object], told: list[str]) -> Observer:
-    """An observer that acts once, when so many chains are done."""
+def when(folder: Path, done: int, act: Callable[[], object]) -> AbstractContextManager[None]:
+    """Acts once, when so many chains of the run in `folder` are done."""
     acted = threading.Event()
 
-    def watch(run: Prepared, work: Work) -> AbstractContextManager[None]:
-        def look() -> None:
-            if not acted.is_set() and work.progress.done >= done:
+    def look() -> None:
+        with suppress(PipelineError):
+            if not acted.is_set() and run_progress(folder).over >= done:
                 acted.set()
                 act()
 
-        return repeated(0.01, look)
-
-    return Observer(watch=watch, tell=told.append)
+    return repeated(0.05, look)
 
 
 def waiting(folder: Path, name: str, **more: Any) -> RunOptions:

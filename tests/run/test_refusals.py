@@ -15,9 +15,10 @@ from pipeline.engines.sim.tokenizer import SimTokenizer
 from pipeline.errors import GraphError, InputError, UsageError
 from pipeline.graph.plan import Plan
 from pipeline.options import RunOptions
-from pipeline.run.observer import Observer, Work
+from pipeline.run.observer import Observer
 from pipeline.run.prepare import Prepared, load_plan, prepare, resume_options
 from pipeline.run.run import run
+from pipeline.runtime.executor import Executor
 from pipeline.stages.build import builders_of
 from pipeline.store.folder import LOCK, hold
 from tests.support.killed import cut
@@ -190,7 +191,7 @@ def test_a_second_run_in_the_same_folder_is_refused_before_its_engines_start(tmp
             run(chosen)
 
     @contextmanager
-    def watch(ready: Prepared, work: Work) -> Iterator[None]:
+    def watch(ready: Prepared, work: Executor) -> Iterator[None]:
         with ThreadPoolExecutor(1) as thread:
             thread.submit(second).result()
         yield

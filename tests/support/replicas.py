@@ -3,9 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from pipeline.cluster.replicas import solve_on_replicas
 from pipeline.options import RunOptions
-from pipeline.run.run import SessionResult, run
+from pipeline.run.run import run
 from tests.support import runs
 from tests.support.runs import write_problems
 
@@ -18,15 +17,10 @@ def options_of(folder: Path, name: str, problems: Path, **more: Any) -> RunOptio
     return runs.options_of(folder, name, input=problems, **{"settings": BRIEF, "batch_size": 4, "seed": 7} | more)
 
 
-def on_replicas(options: RunOptions, **more: Any) -> SessionResult:
-    """The run on replicas on this machine."""
-    return run(options, carry_out=solve_on_replicas, **more)
-
-
 def replica_run(folder: Path, replicas: int, **options: Any) -> Path:
     """The folder of a finished run of so many replicas, or of one process, with twelve problems for each."""
     folder.mkdir(parents=True, exist_ok=True)
     given = options_of(folder, "run", write_problems(folder, 12 * replicas), replicas=replicas, **options)
-    result = on_replicas(given) if replicas > 1 else run(given)
+    result = run(given)
     assert result.exit_code == 0, result.error
     return folder / "run"

@@ -16,8 +16,9 @@ from pipeline.analysis.tables import Table, named_queries
 from pipeline.data.prepare import RECIPES
 from pipeline.errors import GraphError, UsageError
 from pipeline.graph.files import bundled_files
-from pipeline.run.observer import Observer, Work
+from pipeline.run.observer import Observer
 from pipeline.run.prepare import Prepared
+from pipeline.runtime.executor import Executor
 from pipeline.show.report import report
 from pipeline.sweep.plan import SweepOptions, SweepPlan
 from pipeline.sweep.study import StudyOptions, file_of, missing_data, plan_study, score_steps
@@ -320,7 +321,7 @@ def test_two_systems_with_one_plan_are_warmed_up_once_at_the_largest_batch_size(
     seen: list[tuple[bool, str, int]] = []
 
     @contextmanager
-    def watch(run: Prepared, work: Work) -> Iterator[None]:
+    def watch(run: Prepared, work: Executor) -> Iterator[None]:
         assert run.folder is not None
         seen.append((run.folder.parent.name.startswith("warm-up-"), run.plan.name, run.options.batch_size))
         yield
