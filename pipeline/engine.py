@@ -328,8 +328,6 @@ class Backend(Struct, frozen=True, kw_only=True):
 
     Raises `UsageError` before anything is started when a spec cannot work here, `EngineDead` when a start fails.
     """
-    virtual_time: bool = False
-    """Whether the engines compute on a simulated clock; the whole run then uses it."""
     tokenizer: Callable[[str, Any], Tokenizer] | None = None
     """The tokenizer of an engine that is not open, from its role and its spec, for `graph prompt` and transcripts. Raises `GraphError`.
     None: only an open engine has one."""

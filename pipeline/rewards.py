@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from pipeline.data.problems import Problem
 from pipeline.engine import Engine, Request
-from pipeline.engines.registry import open_engines, virtual_time
+from pipeline.engines.registry import open_engines
 from pipeline.errors import ChainError, GraphError, InputError, Interrupted, RunError
 from pipeline.graph.load import load_reward_model
 from pipeline.graph.plan import Plan
@@ -136,7 +136,7 @@ def score_run(run: Path, prm: Path, *, settings: Sequence[str] = (), watch: OnPr
     engine is lost, `RunError` where no step at all could be scored. An earlier table is replaced whole or stays.
     """
     spec = load_reward_model(prm, settings)
-    if virtual_time({"reward": spec.reward}, str(prm)):
+    if spec.reward.virtual_time:
         raise GraphError(f"{prm}: $.reward", "is simulated, so its rewards would be meaningless; expected a backend that serves a model")
     file, model = RunFile.read(run), str(getattr(spec.reward, "model", "reward"))
     errors, first_error, scored = Counter[str](), None, 0

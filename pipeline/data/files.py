@@ -17,7 +17,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipeline.errors import InputError, boundary
+from pipeline.errors import InputError, reason
 
 BATCH_ROWS = 256
 """Maximum number of rows of a Parquet or Arrow file in memory at once."""
@@ -38,8 +38,10 @@ def rows_of(path: Path) -> Iterator[Record]:
         raise InputError(str(path), "is not a file" if path.exists() else "no such file")
     if not (form := form_of(path.name)):
         raise InputError(str(path), f"unknown file type `{path.suffix}`; expected {', '.join(FORMS)}, or packed text ({', '.join(PACKED)})")
-    with boundary(InputError, str(path), foreign=(pa.ArrowException, OSError, EOFError, ValueError, RecursionError, csv.Error)):
+    try:
         yield from FORMS[form](path)
+    except (pa.ArrowException, OSError, EOFError, ValueError, RecursionError, csv.Error) as error:
+        raise InputError(str(path), reason(error)) from error
 
 
 def records_of(batch: pa.RecordBatch) -> Iterator[dict[str, Any]]:

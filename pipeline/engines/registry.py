@@ -5,7 +5,6 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 from pipeline.engine import Backend, Engine
 from pipeline.engines.cores import ranges
-from pipeline.errors import GraphError
 from pipeline.graph.plugins import broken_plugins, engine_backend
 from pipeline.graph.spec import EngineSpec
 from pipeline.system.machine import cuda_mps
@@ -55,13 +54,3 @@ def taking_turns(specs: Mapping[str, EngineSpec]) -> list[str]:
         return []
     why = "and take turns, because CUDA MPS is not running: documentation, concepts/scheduling-and-memory"
     return [f"{' and '.join(roles)} share GPU {ranges(gpus)} {why}" for roles, gpus in shared.items()]
-
-
-def virtual_time(specs: Mapping[str, EngineSpec], where: str) -> bool:
-    """True if these engines compute on a simulated clock; raises `GraphError` at `where` if some do and others do not."""
-    virtual = {role: backend_of(spec).virtual_time for role, spec in specs.items()}
-    if len(set(virtual.values())) > 1:
-        simulated, real = ([role for role, value in virtual.items() if value is each] for each in (True, False))
-        remedy = "simulate all of them or none"
-        raise GraphError(where, f"engines on simulated time: {', '.join(simulated)}; on real time: {', '.join(real)}; {remedy}")
-    return all(virtual.values())

@@ -220,3 +220,12 @@ def _needs(plan: Plan) -> Iterator[tuple[str, str, str, object]]:
             yield from ((node.spec.role, node.name, need, value) for need, value in node.spec.needs.items())
     roles = {node.name: str(node.spec.role) for node in plan.stages()}
     yield from ((roles[draft], gate, "logprobs", True) for draft, gate in plan.measured.items())
+
+
+def virtual_time(specs: Mapping[str, EngineSpec], where: str) -> bool:
+    """True if these engines compute on a simulated clock; raises `GraphError` at `where` if some do and others do not."""
+    real, simulated = ([role for role, spec in specs.items() if spec.virtual_time is each] for each in (False, True))
+    if real and simulated:
+        times = f"engines on simulated time: {', '.join(simulated)}; on real time: {', '.join(real)}"
+        raise GraphError(where, f"{times}; simulate all of them or none")
+    return not real

@@ -245,6 +245,8 @@ class FunctionJudgeSpec(StageSpec, frozen=True, kw_only=True, tag=False):
 class EngineSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="backend"):
     """The keys that every engine of an engines file may have."""
 
+    virtual_time: ClassVar[bool] = False
+    """Whether such engines compute on a simulated clock; the whole run then uses it."""
     max_in_flight: Annotated[int, Meta(ge=1, le=65536)] = 64
     """Maximum number of requests sent to the engine at once; the others wait in its client queue."""
     hang_s: PositiveSeconds = 300.0

@@ -17,7 +17,7 @@ from pipeline.data.inputs import problem_files, said_anywhere
 from pipeline.data.problems import Problem
 from pipeline.data.reading import InputReading, read_files, read_problems
 from pipeline.engines.models import bundled_name
-from pipeline.engines.registry import notices, virtual_time
+from pipeline.engines.registry import notices
 from pipeline.engines.sim.replay import bindings
 from pipeline.errors import InputError, UsageError
 from pipeline.grading.plugins import GRADER_KINDS, grader_names, graders_of_this_process
@@ -25,6 +25,7 @@ from pipeline.graph.files import ARITH, REPLAY, find_file, replayed
 from pipeline.graph.load import load_graph, source_of
 from pipeline.graph.plan import Plan
 from pipeline.graph.plugins import registered_alone, stage_kinds
+from pipeline.graph.rules import virtual_time
 from pipeline.graph.spec import OpenSpec
 from pipeline.options import ABOUT, MAY_DRIFT, RunOptions
 from pipeline.remote.inputs import fetch_problems
@@ -195,10 +196,12 @@ def _read(options: RunOptions, folder: Path, problems: Problems | Iterable[Recor
     columns, part, told = options.columns, options.part, list[str]()
     if isinstance(problems, Problems):
         return problems.copied(folder, part)
-    if problems is not None:
-        return keep_problems(folder, InputReading("problems", problems, columns, part, grader=options.grader), part.limit)
-    with problem_files(options.input, fetch_problems, told.append) as files:
-        return keep_problems(folder, read_files(files, columns, part, names=options.input, grader=options.grader), part.limit, told)
+    with problem_files(options.input if problems is None else (), fetch_problems, told.append) as files:
+        if problems is not None:
+            reading = InputReading("problems", problems, columns, part, grader=options.grader)
+        else:
+            reading = read_files(files, columns, part, names=options.input, grader=options.grader)
+        return keep_problems(folder, reading, part.limit, told)
 
 
 def check_toys(plan: Plan, options: RunOptions, problems: Problems) -> None:

@@ -133,10 +133,9 @@ class RunFile(Struct, frozen=True, kw_only=True):
         raw = read_card(folder)
         try:
             run = msgspec.convert(raw, cls, dec_hook=lambda kind, value: kind(value))
-        except msgspec.ValidationError as error:
-            raise InputError(str(folder / FILE), f"is not a run.json of this program: {error}") from error
-        with boundary(InputError, str(folder / FILE), foreign=GraphError):
             _ = run.plan  # refused here, where the folder is known
+        except (msgspec.ValidationError, GraphError) as error:
+            raise InputError(str(folder / FILE), f"cannot be read: {error}") from error
         return run
 
     def write(self, folder: Path) -> None:

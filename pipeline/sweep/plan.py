@@ -9,10 +9,10 @@ from msgspec import Struct
 
 from pipeline.analysis.points import Coordinates
 from pipeline.analysis.studies import Study
-from pipeline.engines.registry import virtual_time
 from pipeline.errors import UsageError
 from pipeline.graph.files import shown
 from pipeline.graph.plan import Plan
+from pipeline.graph.rules import virtual_time
 from pipeline.graph.spec import EngineSpec, Param
 from pipeline.options import AdmissionKind, Columns, FailedShare, Limit, Random, Samples, ScheduleName, Seed
 

@@ -15,6 +15,7 @@ import pipeline
 from pipeline import api
 from pipeline.errors import UsageError
 from pipeline.store.run_file import RunFile
+from tests.support.echo import Echo
 from tests.support.paths import ROOT
 from tests.support.runs import write_problems
 
@@ -34,7 +35,7 @@ async def left(given: dict[str, Any], how: type[Exception] | None = None) -> Non
 def given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Options of a run that cannot be over before it is left."""
     monkeypatch.setattr(api, "UNREAD", 4)
-    return {"engines": "sim-2xh100", "batch_size": 2, "output": tmp_path / "run"}
+    return {"engines": {"target": Echo()}, "batch_size": 2, "output": tmp_path / "run"}
 
 
 @pytest.mark.parametrize("how", [None, ValueError])

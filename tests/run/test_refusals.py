@@ -121,8 +121,6 @@ def test_a_run_is_not_resumed_as_another_one(place: Path, monkeypatch: pytest.Mo
 def test_a_folder_in_use_and_one_without_a_run_are_refused(place: Path) -> None:
     with hold(place / "run"), pytest.raises(UsageError, match="this process is at work in it; wait for the end of its earlier run"):
         run(resume_options(place / "run"))
-    with hold(place / "whole"):
-        assert run(resume_options(place / "whole")).nothing_to_do  # it is finished, so that nothing is written
     with pytest.raises(InputError, match=r"run\.json: cannot be read: no such file or directory; expected a run folder"):
         resume_options(place / "nothing")
 

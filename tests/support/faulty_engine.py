@@ -129,4 +129,4 @@ async def open_faulty(specs: Mapping[str, FaultySpec]) -> AsyncIterator[Mapping[
         yield {role: FaultyEngine(engine, specs[role].faults) for role, engine in engines.items()}
 
 
-BACKEND = Backend(spec=FaultySpec, open=open_faulty, virtual_time=True, tokenizer=SIM.tokenizer, widened=SIM.widened)
+BACKEND = Backend(spec=FaultySpec, open=open_faulty, tokenizer=SIM.tokenizer, widened=SIM.widened)

@@ -13,7 +13,7 @@ from pipeline.cli.terminal import print_line
 from pipeline.engines.cores import ranges
 from pipeline.engines.models import check_model, resolve
 from pipeline.engines.openai.spec import OpenAISpec
-from pipeline.engines.registry import backend_of, notices, open_engines
+from pipeline.engines.registry import notices, open_engines
 from pipeline.errors import PipelineError, UsageError, install_command
 from pipeline.graph.spec import EngineSpec
 from pipeline.run.prepare import load_plan
@@ -84,7 +84,7 @@ async def _found(role: str, spec: EngineSpec, model: str) -> str:
         async with open_engines({role: spec}) as engines:
             engine = engines[role]
             return f"{spec.base_url} answers: prompts as {engine.facts['prompts']}, a context of {engine.max_model_len:,} tokens"
-    if backend_of(spec).virtual_time:
+    if spec.virtual_time:
         return "simulated"
     check_model(f"engine {role!r}", resolve(role, model))
     there = [gpu for gpu in spec.gpus if gpu < len(look().gpus)]

@@ -223,4 +223,4 @@ def _source(role: str, spec: SimSpec) -> TextSource:
     return TextModel(spec.model, spec.text) if spec.replay is None else RecordedText(role, spec.replay)
 
 
-BACKEND = Backend(spec=SimSpec, open=open_sim, virtual_time=True, tokenizer=lambda *of: _source(*of).tokenizer, widened=widened)
+BACKEND = Backend(spec=SimSpec, open=open_sim, tokenizer=lambda *of: _source(*of).tokenizer, widened=widened)

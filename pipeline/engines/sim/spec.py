@@ -4,7 +4,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from statistics import NormalDist
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from msgspec import Meta, Struct
 
@@ -194,6 +194,7 @@ class SimSpeculativeSpec(Struct, frozen=True, kw_only=True, forbid_unknown_field
 class SimSpec(RestartableSpec, frozen=True, kw_only=True, tag="sim"):
     """A simulated model on a virtual clock: times from a roofline, seeded text."""
 
+    virtual_time: ClassVar[bool] = True
     model: str
     """Name of the model in the trace; the seeded text depends on it."""
     device: SimDeviceSpec
