@@ -171,14 +171,6 @@ def test_the_baseline_is_solved_too(tmp_path: Path) -> None:
         pipeline.solve("target", path, engines=str(SIM), baseline=True)
 
 
-def test_progress_is_shown_where_it_is_asked_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    pipeline.solve("speccot", write_problems(tmp_path, 3), engines=SIM, progress=True)
-    assert "3/3" in capsys.readouterr().out
-
-
 @pytest.mark.slow
 def test_in_a_running_event_loop_and_in_a_thread(solved: pipeline.Result) -> None:
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}

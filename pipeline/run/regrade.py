@@ -16,7 +16,7 @@ from msgspec import Struct, field, structs
 
 from pipeline.errors import InputError, RunError
 from pipeline.grading.answers import Grade, as_kind, is_kind
-from pipeline.grading.grader import LIMIT_S, Grader
+from pipeline.grading.grader import Grader
 from pipeline.runtime.inline_grader import at_once
 from pipeline.store.folder import hold
 from pipeline.store.rows import counted, with_values
@@ -26,8 +26,6 @@ from pipeline.system.machine import core_count
 
 NEEDED = ("chain_id", "answer", "reference_answer", "correct", "stop_reason", "grader", "grading_error")
 """Columns of `chains` that grading reads."""
-MAX_NAME = 60
-"""Characters of the name of a grader that are shown."""
 WORDS = {True: "right", False: "wrong", None: "no verdict"}
 Row = Mapping[str, Any]
 
@@ -60,7 +58,7 @@ class Regrade(Struct):
             self.changes[f"{WORDS[row['correct']]} -> {WORDS[grade.correct]}{f' ({rule})' if rule else ''}"] += 1
 
 
-def regrade(run: Path, *, dry_run: bool = False, workers: int | None = None, limit_s: float = LIMIT_S) -> Regrade:
+def regrade(run: Path, *, dry_run: bool = False) -> Regrade:
     """Grade all chains of the run folder `run` again, and write the grades there unless it is a `dry_run`.
 
     Raises `InputError` where there are no chains, or they or `run.json` cannot be read, `RunFolderError` where they cannot be written,
@@ -68,9 +66,8 @@ def regrade(run: Path, *, dry_run: bool = False, workers: int | None = None, lim
     """
     if not has_table(run, "chains"):
         raise InputError(str(run), "is not a run folder with finished chains; expected chains/part-*.parquet in it")
-    found, new = Regrade(run.resolve().name, dry_run), dict[str, Grade]()
-    count = workers or max(1, min(8, core_count()))
-    with nullcontext() if dry_run else hold(run), Grader(count, limit_s) as grader, ThreadPoolExecutor(count) as threads:
+    found, new, workers = Regrade(run.resolve().name, dry_run), dict[str, Grade](), min(8, core_count())
+    with nullcontext() if dry_run else hold(run), Grader(workers) as grader, ThreadPoolExecutor(workers) as threads:
         record = RunFile.read(run)
         if not dry_run:
             RunStore(run).recover()
@@ -80,11 +77,10 @@ def regrade(run: Path, *, dry_run: bool = False, workers: int | None = None, lim
                 found.count(row, grade)
                 if (grade.correct, grade.why) != (row["correct"], row["grading_error"]):
                     new[row["chain_id"]] = grade
-        if new and not dry_run:
+        if not dry_run:
             RunStore(run).rewrite("chains", partial(_regraded, new))
-        totals = structs.replace(record.totals, graded=found.graded, correct=found.correct)
-        if totals != record.totals and record.ended_unix_ns is not None and not dry_run:
-            structs.replace(record, totals=totals).write(run)
+            if record.ended_unix_ns is not None:
+                structs.replace(record, totals=structs.replace(record.totals, graded=found.graded, correct=found.correct)).write(run)
     return found
 
 
@@ -92,7 +88,7 @@ def _grades(run: Path, rows: Sequence[Row], grader: Grader, threads: ThreadPoolE
     """The grades of rows. Raises `InputError` where a grader is not installed whose grades would be replaced by those of another one."""
     for row in rows:
         if not is_kind(name := row["grader"]) and row["correct"] is not None:
-            what = f"was graded by {name[:MAX_NAME]!r}, which is not installed here; install the package that provides it"
+            what = f"was graded by {name!r}, which is not installed here; install the package that provides it"
             raise InputError(f"{run / 'chains'}, chain {row['chain_id']!r}", what)
     quick = [at_once(row["grader"], row["answer"], row["reference_answer"], row["stop_reason"]) for row in rows]
     asked = [row for row, grade in zip(rows, quick, strict=True) if grade is None]  # each takes a worker process, and a thread that waits
@@ -105,8 +101,6 @@ def _grades(run: Path, rows: Sequence[Row], grader: Grader, threads: ThreadPoolE
 
 def _regraded(new: Mapping[str, Grade], rows: Any) -> Any:
     """These `rows` of chains with the `new` grades, by the ids of their chains."""
-    grades = [new.get(chain) for chain in rows["chain_id"].to_pylist()]
-    for name, part in (("correct", "correct"), ("grading_error", "why")):
-        values = [old if grade is None else getattr(grade, part) for grade, old in zip(grades, rows[name].to_pylist(), strict=True)]
-        rows = with_values(rows, name, values)
-    return rows
+    then = zip(rows["chain_id"].to_pylist(), rows["correct"].to_pylist(), rows["grading_error"].to_pylist(), strict=True)
+    grades = [new.get(chain) or Grade(correct, why=why) for chain, correct, why in then]
+    return with_values(with_values(rows, "correct", [each.correct for each in grades]), "grading_error", [each.why for each in grades])

@@ -13,7 +13,6 @@ from pipeline.cli.commands import command, json_option, option
 from pipeline.cli.console import PlainConsole
 from pipeline.cli.located import Located, RunFolder
 from pipeline.cli.terminal import print_line, print_page
-from pipeline.grading.grader import LIMIT_S
 from pipeline.rewards import OnProgress, ScoringResult, score_run
 from pipeline.run.regrade import Regrade, regrade
 from pipeline.store.query import check_readable
@@ -31,23 +30,14 @@ _MEANS = {
 @command()
 @click.argument("run", type=RunFolder(writes=True), metavar="RUN")
 @option("--dry-run", is_flag=True, help="Report what would change; write nothing.")
-@option("--workers", type=click.IntRange(1, 256), metavar="N", help="Number of grading processes.  [default: one per core, maximum 8]")
-@option(
-    "--timeout",
-    type=click.FloatRange(0.1, 600),
-    metavar="SECONDS",
-    default=LIMIT_S,
-    show_default=True,
-    help="Time limit of a comparison.",
-)
 @json_option
-def grade(run: Located, dry_run: bool, workers: int | None, timeout: float, as_json: bool) -> None:
+def grade(run: Located, dry_run: bool, as_json: bool) -> None:
     """Grade the answers in the run folder RUN again, and store the verdicts there.
 
     Changed verdicts are counted by the rule that decided them.
     """
     check_readable(run.path)
-    found = regrade(run.path, workers=workers, limit_s=timeout, dry_run=dry_run)
+    found = regrade(run.path, dry_run=dry_run)
     print_result(found, _lines(found), as_json)
 
 
