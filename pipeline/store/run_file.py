@@ -135,7 +135,7 @@ class RunFile(Struct, frozen=True, kw_only=True):
             run = msgspec.convert(raw, cls, dec_hook=lambda kind, value: kind(value))
             _ = run.plan  # refused here, where the folder is known
         except (msgspec.ValidationError, GraphError) as error:
-            raise InputError(str(folder / FILE), f"cannot be read: {error}") from error
+            raise InputError(str(folder / FILE), str(error)) from error
         return run
 
     def write(self, folder: Path) -> None:

@@ -64,7 +64,7 @@ def test_a_judge_that_is_a_function_of_another_process_is_read(tmp_path: Path) -
         (None, "cannot be read: no such file or directory; expected a run folder"),
         ("\udcff", "is not a run.json of this program: JSON is malformed: invalid character (byte 0)"),
         ("{}", "names no format, and this version reads format 1; read it with the version that wrote it, or run it again"),
-        ('{"format": 1}', "cannot be read: Object missing required field `run_id`"),
+        ('{"format": 1}', "run.json: Object missing required field `run_id`"),
         (RUN_JSON | {"source": "{"}, "source, line 2: invalid YAML: did not find expected node content"),
         (
             RUN_JSON | {"source": source(engines={"target": {"max_retries": "many"}})},
