@@ -8,27 +8,25 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-from msgspec import Struct, structs
+from msgspec import Struct
 
 from pipeline.analysis.facts import EngineFacts, Resources, answers, engine_facts, of_answers, of_facts, replica_count, resources
 from pipeline.analysis.figures import Estimate, Sums, changes, common, figures, read_sums
 from pipeline.analysis.rules import Rules, differences, of_devices, rules_of
-from pipeline.analysis.steps import OptionMass, mass_sentence, option_mass
-from pipeline.analysis.tables import Table, as_csv, flat, number, percent, plain, times
+from pipeline.analysis.tables import Table, number, percent, plain, times
 from pipeline.errors import InputError, UsageError
 from pipeline.graph.files import model_name
 from pipeline.store.query import Query, run_names
 from pipeline.store.run_file import Host, RunFile
 
 ENDS = """
-SELECT count(*) FILTER (finished) AS finished, count(*) FILTER (stop_reason = 'error') AS failed,
-       count(*) FILTER (stop_reason = 'error' AND error_type <> 'BadRow') AS lost, count(*) FILTER (stop_reason = 'cancelled') AS cancelled
+SELECT count(*) FILTER (finished), count(*) FILTER (stop_reason = 'error'),
+       count(*) FILTER (stop_reason = 'error' AND error_type <> 'BadRow'), count(*) FILTER (stop_reason = 'cancelled')
 FROM chains
 """
-MODEL = "SELECT string_agg(DISTINCT model, ', ' ORDER BY model) FROM rewards"
 SPLITS = ("train", "validation", "test", "dev", "data", "problems")
 """File names that mean nothing without their folder's."""
 NOTE = (
@@ -37,9 +35,10 @@ NOTE = (
 )
 SIMULATED = "Simulated runs: times come from a model of the hardware and answers are invented. Replays reuse recorded answers."
 ALONE = "Nothing to compare with: name a second run over the same problems; for a baseline, solve them with `pipeline run target`."
+HOST = {"machine": "architecture", "processor": "processor", "memory_bytes": "bytes of memory", "system": "system", "cores": "cores"}
 
 
-class Ends(Struct, frozen=True):
+class Ends(NamedTuple):
     """The chains of a run by how they ended."""
 
     finished: int = 0
@@ -47,9 +46,6 @@ class Ends(Struct, frozen=True):
     lost: int = 0
     """Those of `failed` whose rows held problems: what an engine worked for them is in the wall time."""
     cancelled: int = 0
-
-    def __add__(self, other: "Ends") -> "Ends":
-        return Ends(*(one + more for one, more in zip(structs.astuple(self), structs.astuple(other), strict=True)))
 
 
 class Run(Struct, frozen=True, kw_only=True, dict=True):
@@ -66,9 +62,6 @@ class Run(Struct, frozen=True, kw_only=True, dict=True):
     mean_wall_time_s: float
     ends: Ends
     sums: Sums
-    option_mass: OptionMass | None = None
-    reward_model: str | None = None
-    """What scored its steps; null without a rewards table."""
 
     @cached_property
     def facts(self) -> dict[str, EngineFacts]:
@@ -98,13 +91,9 @@ class Run(Struct, frozen=True, kw_only=True, dict=True):
     @cached_property
     def models(self) -> dict[str, str]:
         """The model by role: of roles that write, then of those that judge alone, then of those that draft."""
-        purposes: dict[str, set[str]] = {role: set() for role in self.file.plan.engines}
-        for node in self.file.plan.stages():
-            if node.spec.role is not None:
-                purposes.setdefault(node.spec.role, set()).add(node.spec.purpose)
-        engines = self.file.engines
-        ordered = sorted(purposes, key=lambda role: ("draft" in purposes[role], purposes[role] <= {"judge"}))
-        return {role: model_name(str(engines.get(role, {}).get("model", role))) for role in ordered}
+        writers = {node.spec.role for node in self.file.plan.stages() if node.spec.purpose != "judge"}
+        roles = sorted(self.file.plan.engines, key=lambda role: (role in self.drafters, role not in writers))
+        return {role: model_name(str(self.file.engines.get(role, {}).get("model", role))) for role in roles}
 
     @property
     def resources(self) -> Resources:
@@ -113,7 +102,7 @@ class Run(Struct, frozen=True, kw_only=True, dict=True):
 
     @property
     def answers(self) -> str | None:
-        """`simulated` or `recorded` where models did not give its answers; see `resources.answers`."""
+        """`simulated` or `recorded` where models did not give its answers; see `facts.answers`."""
         return answers(self.facts.values()) if self.facts else "simulated" if self.file.virtual_time else None
 
     @property
@@ -136,6 +125,14 @@ class Run(Struct, frozen=True, kw_only=True, dict=True):
         """Tokens of thoughts and answers over wall time (SpecCoT table 6)."""
         total = float((self.sums["tokens"] * self.sums["chains"]).sum())
         return total / self.wall_time_s / max(1, len(self.pooled)) if self.wall_time_s else None
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """What was chosen besides graph and engines, by name, in words."""
+        options = self.file.options
+        counts = {"samples": self.file.input.samples, "batch_size": options.batch_size, "replicas": replica_count(self.file)}
+        chosen = {name: str(count) for name, count in counts.items()} | {"schedule": options.schedule, "admission": options.admission}
+        return {"seed": ", ".join(map(str, self.seeds))} | chosen
 
     def decided(self) -> dict[str, Any]:
         """Its settings and results by name, besides its figures."""
@@ -167,81 +164,59 @@ def read_runs(folders: Sequence[Path], *, pooled: bool = False) -> list[Run]:
     is pooled, as the other would say the same again. Raises `UsageError` where a folder is given twice, and `InputError` where one is
     none, has no finished chain or its trace cannot be read.
     """
-    names = run_names(folders)
-    groups: dict[Any, list[tuple[str, Path, RunFile]]] = {}
-    for name, folder in zip(names, folders, strict=True):
+    groups: dict[str, list[tuple[str, Path, RunFile]]] = {}
+    for name, folder in zip(run_names(folders), folders, strict=True):
         file = RunFile.read(folder)
-        group = groups.setdefault(_pool_of(folder, file) if pooled else name, [])
+        group = groups.setdefault(_pool_of(file) if pooled else name, [])
         twin = any(file.options.seed == other.options.seed for _, _, other in group)
         (groups.setdefault(name, []) if twin else group).append((name, folder, file))
     return [_read(members) for members in groups.values()]
 
 
-def _pool_of(folder: Path, file: RunFile) -> str:
+def _pool_of(file: RunFile) -> str:
     """Equal for runs that differ in their seeds alone."""
     options, plan = file.options, file.plan
-    with Query(folder) as db:
-        model = db.scalar(MODEL)
     problems = (file.input.sha256, file.input.rows, file.input.samples, options.columns, options.part, options.served)
-    decided = (file.graph, plan.digest, file.engines, plan.params, file.host, options.batch_size, options.schedule, options.admission)
-    machine = resources(engine_facts(file).values(), replica_count(file))
-    return repr((problems, decided, file.virtual_time, machine, model))
+    chosen = (file.graph, plan.digest, file.engines, plan.params, file.host, options.batch_size, options.schedule, options.admission)
+    return repr((problems, chosen, file.virtual_time, resources(engine_facts(file).values(), replica_count(file))))
 
 
 def _read(members: Sequence[tuple[str, Path, RunFile]]) -> Run:
-    name, _, file = members[0]
+    names, folders, files = zip(*members, strict=True)
     with ExitStack() as stack:
-        runs = [stack.enter_context(Query(folder)) for _, folder, _ in members]
-        found = [db.row(ENDS, Ends) for db in runs]
-        for db, ends in zip(runs, found, strict=True):
-            if not ends.finished:
-                lost = ends.failed + ends.cancelled
-                unfinished = f"; {lost} failed or were cancelled" if lost else ""
-                raise InputError(str(db.folders[0]), f"has no finished chain{unfinished}: there is nothing to compare")
-        several = len(members) > 1
+        runs = [stack.enter_context(Query(folder)) for folder in folders]
+        ends = [Ends(*next(db.stream(ENDS))) for db in runs]
+        for folder, each in zip(folders, ends, strict=True):
+            if not each.finished:
+                unfinished = f"; {each.failed + each.cancelled} failed or were cancelled" if each.failed + each.cancelled else ""
+                raise InputError(str(folder), f"has no finished chain{unfinished}: there is nothing to compare")
         return Run(
-            name=f"{name} (+{len(members) - 1} seeds)" if several else name,
-            folders=tuple(folder for _, folder, _ in members),
-            file=file,
-            pooled=tuple(name for name, _, _ in members) if several else (),
-            seeds=tuple(each.options.seed for _, _, each in members),
-            status=next((each.status for _, _, each in members if each.status != "finished"), "finished"),
-            mean_wall_time_s=float(np.mean([each.wall_time_s or 0.0 for _, _, each in members])),
-            ends=sum(found, Ends()),
+            name=f"{names[0]} (+{len(names) - 1} seeds)" if len(names) > 1 else names[0],
+            folders=folders,
+            file=files[0],
+            pooled=names if len(names) > 1 else (),
+            seeds=tuple(file.options.seed for file in files),
+            status=next((file.status for file in files if file.status != "finished"), "finished"),
+            mean_wall_time_s=float(np.mean([file.wall_time_s or 0.0 for file in files])),
+            ends=Ends(*map(sum, zip(*ends, strict=True))),
             sums=read_sums(runs),
-            option_mass=option_mass(runs[0]),
-            reward_model=runs[0].scalar(MODEL),
         )
 
 
 def data_sets(runs: Sequence[Run]) -> dict[str, str]:
     """The data set of each run, by the run's name: the name of its file, or of the folder of a file such as `test.parquet`.
 
-    Files are the same where their bytes are; different ones with one name are named with their folder, or else by their SHA-256.
+    Files are the same where their bytes are; different ones with one name are named with their SHA-256.
     """
     inputs = {run.name: run.file.input.sha256 for run in runs}
-    files: dict[str, Path] = {}
-    for run in runs:
-        files.setdefault(inputs[run.name], Path(run.file.options.input[0]))
-    names = {sha: data_name(file) for sha, file in files.items()}
-    for further in ({sha: f"{file.parent.name}/{file.stem}" for sha, file in files.items()}, {s: f"{names[s]} ({s[:8]})" for s in files}):
-        every = list(names.values())
-        names = {sha: name if every.count(name) == 1 else further[sha] for sha, name in names.items()}
-    return {name: names[sha] for name, sha in inputs.items()}
+    names = {run.file.input.sha256: data_name(Path(run.file.options.input[0])) for run in reversed(runs)}
+    every = list(names.values())
+    return {run: names[sha] if every.count(names[sha]) == 1 else f"{names[sha]} ({sha[:8]})" for run, sha in inputs.items()}
 
 
 def data_name(file: Path) -> str:
     """What the problems in a file are called."""
     return file.parent.name if file.stem in SPLITS and file.parent.name else file.stem
-
-
-class Flag(Struct, frozen=True):
-    """A reason other than its graph why a run may differ from the baseline."""
-
-    run: str
-    """The run's name."""
-    what: str
-    """The reason as a clause."""
 
 
 class Comparison(Struct, frozen=True, kw_only=True):
@@ -253,7 +228,8 @@ class Comparison(Struct, frozen=True, kw_only=True):
     """In the order given."""
     data: dict[str, str]
     """The data set of each run; see `data_sets`."""
-    flags: tuple[Flag, ...]
+    flags: dict[str, tuple[str, ...]]
+    """Reasons other than its graph why a run may differ from its baseline, as clauses, by the run's name."""
 
     def baseline_of(self, run: Run) -> Run:
         """The run that `run` is compared with."""
@@ -270,21 +246,7 @@ class Comparison(Struct, frozen=True, kw_only=True):
             {"run": run.name, "dataset": self.data[run.name], **run.decided(), **run.figures, "over_baseline": self.over_baseline(run)}
             for run in self.runs
         ]
-        baseline = next(iter(self.baselines.values()))
-        return {"baseline": baseline, "baselines": self.baselines, "runs": runs, "flags": self.flags}
-
-    def as_csv(self) -> str:
-        """The runs as CSV, one row each. A figure takes three columns: its value, and its name with `.low` and `.high`."""
-        rows = [dict(flat(_plain(run))) for run in self.as_dict()["runs"]]
-        names = list(dict.fromkeys(name for row in rows for name in row))
-        return as_csv(names, ([row.get(name) for name in names] for row in rows))
-
-
-def _plain(value: Any) -> Any:
-    """`value` with each `Estimate` in it as a mapping, for JSON and CSV."""
-    if isinstance(value, Estimate):
-        return structs.asdict(value)
-    return {name: _plain(each) for name, each in value.items()} if isinstance(value, Mapping) else value
+        return {"baseline": next(iter(self.baselines.values())), "baselines": self.baselines, "runs": runs, "flags": self.flags}
 
 
 def compare(runs: Sequence[Run], baseline: str | None = None) -> Comparison:
@@ -295,13 +257,8 @@ def compare(runs: Sequence[Run], baseline: str | None = None) -> Comparison:
     """
     data = data_sets(runs)
     bases = _baselines(runs, data, baseline)
-    flags: list[Flag] = []
-    for run in runs:
-        base = bases[data[run.name]]
-        if not np.isin(run.sums["problem"], base.sums["problem"]).any():
-            raise UsageError(f"{run.name} and {base.name} have no finished problem in common")
-        flags += [Flag(run.name, what) for what in flags_of(run, base)]
-    return Comparison(baselines={name: base.name for name, base in bases.items()}, runs=tuple(runs), data=data, flags=tuple(flags))
+    flags = {run.name: tuple(flags_of(run, bases[data[run.name]])) for run in runs}
+    return Comparison(baselines={name: base.name for name, base in bases.items()}, runs=tuple(runs), data=data, flags=flags)
 
 
 def _baselines(runs: Sequence[Run], data: Mapping[str, str], wanted: str | None) -> dict[str, Run]:
@@ -313,8 +270,7 @@ def _baselines(runs: Sequence[Run], data: Mapping[str, str], wanted: str | None)
         graph = wanted if named is None else named.graph
         alike = [named] if named in members else [run for run in members if run.graph == graph]
         if wanted is None:
-            undrafted = next((run for run in members if not run.drafters), members[0])
-            alike = [next((run for run in members if run.graph == "target"), undrafted)]
+            alike = [min(members, key=lambda run: (run.graph != "target", bool(run.drafters)))]
         elif not alike:
             raise UsageError(f"--baseline {wanted}: no such run or graph here{over}; there are {', '.join(run.name for run in runs)}")
         elif len(alike) > 1 and named is None:
@@ -324,8 +280,10 @@ def _baselines(runs: Sequence[Run], data: Mapping[str, str], wanted: str | None)
 
 
 def flags_of(run: Run, base: Run) -> Iterator[str]:
-    """Reasons other than their graphs why `run` may differ from `base`."""
-    ends, common_problems = run.ends, int(np.isin(run.sums["problem"], base.sums["problem"]).sum())
+    """Reasons other than their graphs why `run` may differ from `base`; raises `UsageError` where they have no problem in common."""
+    ends, both = run.ends, int(np.isin(run.sums["problem"], base.sums["problem"]).sum())
+    if not both:
+        raise UsageError(f"{run.name} and {base.name} have no finished problem in common")
     if run.status != "finished":
         yield f"it is {run.status}: only finished chains count"
     if ends.failed:
@@ -334,47 +292,30 @@ def flags_of(run: Run, base: Run) -> Iterator[str]:
         yield "because chains failed, it has no wall time to compare"
     if ends.cancelled:
         yield f"{ends.cancelled} chains were cancelled and are in no figure"
-    if run.option_mass and run.option_mass.flagged:
-        yield mass_sentence(run.option_mass)
-    for name, ours, theirs in zip(DECIDED, decided(run), decided(base), strict=True):
-        if ours != theirs:
+    for name, ours in run.settings.items():
+        if ours != (theirs := base.settings[name]):
             yield f"{name} is {ours}, the baseline's {theirs}"
     if run.file.virtual_time != base.file.virtual_time:
         yield "one of the two is simulated, the other measured"
-    elif not run.file.virtual_time:
-        yield from _other_machine(run.file.host, base.file.host)
-    if common_problems < max(len(run.sums["problem"]), len(base.sums["problem"])):
-        yield f"{common_problems} of its {len(run.sums['problem'])} problems are also the baseline's; differences are over these"
+    elif not run.file.virtual_time and (said := ", ".join(_other_host(run.file.host, base.file.host))):
+        yield f"it ran on another machine or system than the baseline: {said}"
+    if both < max(len(run.sums["problem"]), len(base.sums["problem"])):
+        yield f"{both} of its {len(run.sums['problem'])} problems are also the baseline's; differences are over these"
     yield from (clause for name, clause in differences(run.rules, base.rules).items() if not of_devices(name))
     if run.resources.amounts != base.resources.amounts or (run.models.keys() == base.models.keys() and run.resources != base.resources):
         yield f"it had {run.resources.label}, the baseline {base.resources.label}"
-    if run.reward_model and base.reward_model and run.reward_model != base.reward_model:
-        yield f"its steps were scored by {run.reward_model}, the baseline's by {base.reward_model}"
 
 
-DECIDED = ("seed", "samples", "batch_size", "replicas", "schedule", "admission")
-
-
-def decided(run: Run) -> tuple[str, ...]:
-    options, seeds = run.file.options, ", ".join(map(str, run.seeds))
-    counts = (run.file.input.samples, options.batch_size, replica_count(run.file))
-    return seeds, *map(str, counts), options.schedule, options.admission
-
-
-def _other_machine(ours: Host, theirs: Host) -> Iterator[str]:
-    """Whether it was another machine, or the same one with another number of usable cores."""
-    names = {"machine": "architecture", "processor": "processor", "memory_bytes": "bytes of memory", "system": "system"}
-    if unlike := [name for name in names if getattr(ours, name) != getattr(theirs, name)]:
-        said = ", ".join(f"{names[name]} {getattr(ours, name)}, the baseline's {getattr(theirs, name)}" for name in unlike)
-        yield f"it ran on another machine or system than the baseline: {said}"
-    elif ours.cores != theirs.cores:
-        yield f"the baseline ran on {theirs.cores} cores, this run on {ours.cores}"
+def _other_host(ours: Host, theirs: Host) -> Iterator[str]:
+    for name, words in HOST.items():
+        if (own := getattr(ours, name)) != (other := getattr(theirs, name)):
+            yield f"{words} {own}, the baseline's {other}"
 
 
 def brief(c: Comparison) -> list[str | Table]:
     """A comparison in one table, a sentence about each run but the baseline, and how runs differ otherwise."""
     pooled = [f"- {run}: the runs {names}" for run, names in pooled_runs(c)]
-    flags = [f"- {flag.run}: {flag.what}" for flag in c.flags]
+    flags = [f"- {run}: {said}" for run, clauses in c.flags.items() for said in clauses]
     found: list[str | Table] = [speeds(c), "\n".join(sentences(c)) or ALONE]
     found += ["\n".join(["Pooled, as they differ only in the seed:", "", *pooled])] if pooled else []
     return [*found, *filter(None, [simulated(c)]), *(["\n".join(["Not the same in all runs:", "", *flags])] if flags else [])]

@@ -102,7 +102,7 @@ def _read_baseline(run: Path, stop_reasons: Collection[str]) -> Baseline | None:
         accuracy=theirs.figures["accuracy"].value,
         times_as_fast=rate / base_rate if rate and base_rate else None,
         speed_up=found.over_baseline(ours)["speed_up"],
-        flags=tuple(flag.what for flag in found.flags if flag.run == ours.name and flag.what not in unmet),
+        flags=tuple(said for said in found.flags[ours.name] if said not in unmet),
     )
 
 

@@ -7,7 +7,7 @@ import pyarrow as pa
 from msgspec import structs
 
 from pipeline.analysis.choices import ThoughtChoice, read_choices
-from pipeline.analysis.compare import DECIDED, Run, data_sets, decided
+from pipeline.analysis.compare import Run, data_sets
 from pipeline.analysis.figures import CHANGES, FIGURES, Estimate, changes
 from pipeline.analysis.rules import differences, of_work
 from pipeline.analysis.tables import FORMS, Table, printed, read_query
@@ -119,5 +119,5 @@ def target_of(run: Run, runs: Sequence[Run]) -> Run | None:
 
 def _agreeing(run: Run, other: Run) -> int:
     """How many settings agree."""
-    ours, theirs = (dict(zip(DECIDED, decided(each), strict=True)) | {"on": each.resources} | each.rules for each in (run, other))
+    ours, theirs = ({**each.settings, "on": each.resources, **each.rules} for each in (run, other))
     return sum(ours[name] == theirs[name] for name in ours.keys() & theirs.keys())

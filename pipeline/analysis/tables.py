@@ -7,7 +7,7 @@ see `papers.make_runs`, and over the tables of the run folders; PIVOT gives them
 import csv
 import io
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -154,12 +154,3 @@ def as_csv(columns: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
     out = io.StringIO()
     csv.writer(out, lineterminator="\n").writerows((columns, *rows))
     return out.getvalue()
-
-
-def flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """The values of a JSON document by their paths, lists of words as one text. The value of a figure has the path of the figure."""
-    if isinstance(value, Mapping):
-        for name, inner in value.items():
-            yield from flat(inner, path if name == "value" else f"{path}.{name}".removeprefix("."))
-    else:
-        yield path, " ".join(map(str, value)) if isinstance(value, list | tuple) else value

@@ -77,9 +77,9 @@ def comparison(runs: Sequence[Path]) -> Section:
         found = compare(read)
     except UsageError as error:
         return Section(title="Comparison", notices=[f"These runs are not compared: {error}."])
-    pooled = [f"{run} pools {names}, which differ only in the seed." for run, names in pooled_runs(found)]
+    pooled = [f"{run} pools {names}: they differ only in the seed." for run, names in pooled_runs(found)]
     plot = latency_and_accuracy(found)
-    flags = Table("Differences between the runs", ("run", "what"), tuple((flag.run, flag.what) for flag in found.flags))
+    flags = Table("Differences", ("run", "what"), tuple((run, why) for run, said in found.flags.items() for why in said))
     return Section(
         title="Comparison",
         notices=[said] if (said := simulated(found)) else [],

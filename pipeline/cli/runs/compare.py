@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from pipeline.analysis.compare import brief, read_runs
+from pipeline.analysis.compare import brief, read_runs, speeds
 from pipeline.analysis.compare import compare as compared
 from pipeline.analysis.papers import paper_table
 from pipeline.analysis.tables import Table, as_csv, as_markdown, read_query
@@ -64,15 +64,15 @@ def compare(
     for folder in folders:
         check_folder(folder)
     read = read_runs(folders, pooled=not no_pool)
-    forms: dict[str, Callable[[], str]] = {".md": lambda: as_markdown(shown)}
-    if table is not None:
+    if table:
         one = paper_table(table, read)
         shown: Sequence[str | Table] = [one]
-        forms |= {".csv": lambda: as_csv(one.columns, one.rows), ".json": lambda: as_json_of(one)}
+        forms: dict[str, Callable[[], str]] = {".json": lambda: as_json_of(one)}
     else:
         found = compared(read, baseline)
-        shown = brief(found)
-        forms |= {".csv": found.as_csv, ".json": lambda: as_json_of(found.as_dict())}
+        one, shown = speeds(found), brief(found)
+        forms = {".json": lambda: as_json_of(found.as_dict())}
+    forms |= {".md": lambda: as_markdown(shown), ".csv": lambda: as_csv(one.columns, one.rows)}
     for path in output:
         try:
             with new_file(path) as draft:
