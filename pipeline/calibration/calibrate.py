@@ -12,8 +12,8 @@ import msgspec
 from msgspec import Struct, structs
 
 from pipeline.analysis.facts import devices_of, engine_facts
-from pipeline.calibration.fit import Fit, fit_device
-from pipeline.calibration.recorded import read_calls, read_lengths, text_of
+from pipeline.calibration.fit import fit_device
+from pipeline.calibration.recorded import read_calls, read_texts
 from pipeline.engines.hub import NotOnHub
 from pipeline.engines.models import DTYPE_BYTES, read_card, resolve
 from pipeline.engines.sim.spec import SimDeviceSpec, SimSpec
@@ -42,15 +42,15 @@ class Calibration(Struct, frozen=True, kw_only=True):
     """The `run.json` of each run."""
     specs: dict[str, SimSpec]
     """The simulated engines by role, with the fitted rates."""
-    fits: dict[str, Fit]
-    """By the device's name."""
+    devices: dict[str, SimDeviceSpec]
+    """The fitted devices by name."""
     calls: dict[str, int]
     """Number of calls that were fitted, by role."""
 
     @property
     def bad(self) -> dict[str, float]:
         """The errors of devices whose fit is worse than `WORST_ERROR`."""
-        return {device: fit.error for device, fit in self.fits.items() if not fit.error <= WORST_ERROR}
+        return {name: error for name, device in self.devices.items() if not (error := device.fit_error or 0.0) <= WORST_ERROR}
 
 
 def calibrate(folders: Sequence[Path], max_calls: int = MAX_CALLS) -> Calibration:
@@ -62,22 +62,17 @@ def calibrate(folders: Sequence[Path], max_calls: int = MAX_CALLS) -> Calibratio
     runs = tuple(RunFile.read(folder) for folder in folders)
     _check_same(folders, runs)
     traces = [read_calls(folder, max_calls) for folder in folders]
-    lengths = read_lengths(folders[0], runs[0].plan)
     roles = [role for role in runs[0].engines if any(role in calls for calls in traces)]
-    specs = {role: structs.replace(_spec(folders[0], runs[0], role), text=text_of(role, lengths)) for role in roles}
-    fits: dict[str, Fit] = {}
+    texts = read_texts(folders[0], runs[0].plan, roles)
+    specs = {role: structs.replace(_spec(folders[0], runs[0], role), text=text) for role, text in texts.items()}
+    devices: dict[str, SimDeviceSpec] = {}
     for device in dict.fromkeys(spec.device.name for spec in specs.values()):
         sharing = {role: spec for role, spec in specs.items() if spec.device.name == device}
         parts = [{role: calls[role] for role in sharing if role in calls} for calls in traces]
-        fits[device] = fit_device(sharing, [calls for calls in parts if calls])
-    devices = {name: structs.replace(fit.device, fit_error=fit.error) for name, fit in fits.items()}
+        devices[device] = fit_device(sharing, [calls for calls in parts if calls])
     fitted = {role: structs.replace(spec, device=devices[spec.device.name]) for role, spec in specs.items()}
-    return Calibration(
-        runs=runs,
-        specs=fitted,
-        fits=fits,
-        calls={role: sum(len(calls.get(role, ())) for calls in traces) for role in roles},
-    )
+    counts = {role: sum(len(calls.get(role, ())) for calls in traces) for role in roles}
+    return Calibration(runs=runs, specs=fitted, devices=devices, calls=counts)
 
 
 def engines_file(found: Calibration) -> str:
@@ -87,26 +82,21 @@ def engines_file(found: Calibration) -> str:
     lines = [f"# Fitted by `pipeline calibrate` to {names}, on {first.host.cores} cores of {one_line(first.host.processor)}."]
     lines += [f"# {one_line(line)}" for line in fit_lines(found)]
     for role, spec in found.specs.items():
-        fields = {"backend": "sim", **_fields(spec)}
-        lines += [f"{role}:", *(f"  {name}: {written(value)}" for name, value in fields.items())]
+        fields = msgspec.to_builtins(spec)
+        lines += [f"{role}:", "  backend: sim"]
+        lines += [f"  {name}: {written(_rounded(fields[name]))}" for name in FIELDS if fields.get(name) not in (None, [], ())]
     return "\n".join(lines) + "\n"
 
 
 def fit_lines(found: Calibration) -> Iterator[str]:
     """A line per device: its data, and how well it was fitted."""
-    for device, fit in found.fits.items():
-        roles = [role for role, spec in found.specs.items() if spec.device.name == device]
-        calls = ", ".join(f"{found.calls[role]:,} calls of {role}" for role in roles)
-        yield f"{device}: {calls}; a call's time is off by {fit.error:.1%} on average (mean |ln|)"
-
-
-def _fields(spec: SimSpec) -> dict[str, Any]:
-    """The fields of an engine, numbers to six digits."""
-    settings = {name: value for name, value in msgspec.to_builtins(spec).items() if name in FIELDS and value not in (None, ())}
-    return {name: _rounded(settings[name]) for name in FIELDS if name in settings}
+    for name, device in found.devices.items():
+        calls = ", ".join(f"{found.calls[role]:,} calls of {role}" for role, spec in found.specs.items() if spec.device.name == name)
+        yield f"{name}: {calls}; a call's time is off by {device.fit_error:.1%} on average (mean |ln|)"
 
 
 def _rounded(value: Any) -> Any:
+    """Numbers to six digits."""
     if isinstance(value, dict):
         return {name: _rounded(each) for name, each in value.items() if each is not None}
     return float(f"{value:.6g}") if isinstance(value, float) else value
@@ -148,17 +138,12 @@ def _size(folder: Path, role: str, given: Mapping[str, Any]) -> tuple[dict[str, 
     where = f"{folder / 'run.json'}, engine {role!r}"
     with boundary(InputError, where, foreign=NotOnHub):
         card = read_card(resolve(role, str(given["model"])))
-    packed = DTYPE_BYTES[card.dtype or "bfloat16"]
     if card.weights_bytes is None or card.kv_values is None or card.layers is None or card.quantization is not None:
         what = f"the size of {given['model']!r} is not known; calibrate where its config.json and its weights, not quantized, are"
         raise InputError(where, what)
+    packed = DTYPE_BYTES[card.dtype or "bfloat16"]
     value_bytes = DTYPE_BYTES.get(str(given.get("dtype")), packed)
     parameters, quantization = card.weights_bytes // packed, given.get("quantization")
     weights = parameters * value_bytes if quantization is None else card.weights_as(quantization) or 0
-    size = {
-        "parameters": float(parameters),
-        "bytes_per_parameter": weights / parameters,
-        "layers": card.layers,
-        "kv_bytes_per_token": float(card.kv_values * value_bytes),
-    }
-    return size, card.max_model_len
+    size = {"parameters": float(parameters), "bytes_per_parameter": weights / parameters, "layers": card.layers}
+    return size | {"kv_bytes_per_token": float(card.kv_values * value_bytes)}, card.max_model_len

@@ -6,12 +6,11 @@ The orchestration is not simulated, so that waiting in it cannot make up for a w
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from heapq import heappop, heappush
 from itertools import product
 from typing import Any, TypeAlias
 
 import numpy as np
-from msgspec import Struct, structs
+from msgspec import structs
 
 from pipeline.analysis.time.work import Array
 from pipeline.calibration.recorded import RESOLUTION_S, TimedCall, durations, undisturbed
@@ -20,20 +19,14 @@ from pipeline.engines.sim.device import SimDevice
 from pipeline.engines.sim.scheduler import Job, Scheduler
 from pipeline.engines.sim.spec import SimDeviceSpec, SimSpec
 
+RATES, MOST = ("flops_per_s", "bytes_per_s", "overhead_s", "sequence_s"), (60, 60, 11, 11)
+"""The figures of a device that are fitted, and the greatest logarithms of each."""
 EVALUATIONS = 250
 """The maximum number of simulations of all calls in the last search of a fit."""
 STARTS, TRIED = 3, 80
 """Searches that begin from the best points of the grid, because one often ends in a local minimum, and the most simulations in each."""
 Calls: TypeAlias = "Mapping[str, Sequence[TimedCall]]"
 """The calls of one run, by role."""
-
-
-class Fit(Struct, frozen=True):
-    """A fitted device, and how well it explains the calls of its engines."""
-
-    device: SimDeviceSpec
-    error: float
-    """Mean of |ln(simulated / recorded)| over the calls: 0.1 is about 10 %."""
 
 
 class RecordedCache(PrefixCache):
@@ -50,18 +43,16 @@ class RecordedCache(PrefixCache):
     def insert(self, node: Node, tokens: Sequence[int]) -> Node:
         return node
 
-    def extend(self, node: Node, tokens: Sequence[int]) -> Node:
-        return node
+    extend = insert
 
     def unpin(self, node: Node) -> None:
         """Does nothing."""
 
 
-def fit_device(specs: Mapping[str, SimSpec], traces: Sequence[Calls]) -> Fit:
-    """Fit the rates of the device that the engines `specs` share; `traces` are their calls in one or several runs.
+def fit_device(specs: Mapping[str, SimSpec], traces: Sequence[Calls]) -> SimDeviceSpec:
+    """The device that the engines `specs` share with the rates, and their `fit_error`, that explain their calls in one or several runs.
 
-    Searches over the logarithms of the four figures: shortly from each of the best points of a coarse grid, then from the best that was
-    found.
+    Searches over the logarithms of `RATES`: shortly from each of the best points of a coarse grid, then from the best that was found.
     """
 
     def error_at(point: Array) -> float:
@@ -70,7 +61,7 @@ def fit_device(specs: Mapping[str, SimSpec], traces: Sequence[Calls]) -> Fit:
     starts = sorted(_grid(specs, traces), key=error_at)[:STARTS]
     tried = min((nelder_mead(error_at, start, 0.7, TRIED) for start in starts), key=error_at)
     best = _with_rates(specs, nelder_mead(error_at, tried, 0.2, EVALUATIONS))
-    return Fit(next(iter(best.values())).device, error_of(best, traces))
+    return structs.replace(next(iter(best.values())).device, fit_error=error_of(best, traces))
 
 
 def nelder_mead(function: Callable[[Array], float], start: Array, size: float, most: int) -> Array:
@@ -122,12 +113,7 @@ def simulate(specs: Mapping[str, SimSpec], calls: Calls) -> dict[str, Array]:
     device = SimDevice(next(iter(specs.values())).device)
     shares = {role: device.join(Scheduler(spec, RecordedCache())) for role, spec in specs.items() if role in calls}
     jobs = {role: [_job(number, call) for number, call in enumerate(calls[role])] for role in shares}
-    coming: list[tuple[float, int, str]] = []
-    for role, listed in jobs.items():
-        for number, job in enumerate(listed):
-            heappush(coming, (job.arrived, number, role))
-    while coming:
-        arrival, number, role = heappop(coming)
+    for arrival, number, role in sorted((job.arrived, number, role) for role, listed in jobs.items() for number, job in enumerate(listed)):
         while (event := device.next_event()) <= arrival:
             device.advance(event)
         device.add(shares[role], jobs[role][number], arrival)
@@ -154,11 +140,5 @@ def _grid(specs: Mapping[str, SimSpec], traces: Sequence[Calls]) -> list[Array]:
 
 
 def _with_rates(specs: Mapping[str, SimSpec], point: Array) -> dict[str, SimSpec]:
-    flops, rate, overhead, sequence = (float(value) for value in np.exp(np.clip(point, -40, 60)))
-    fitted = {
-        "flops_per_s": flops,
-        "bytes_per_s": rate,
-        "overhead_s": min(overhead, 1e5),
-        "sequence_s": min(sequence, 1e5),
-    }
+    fitted = dict(zip(RATES, np.exp(np.clip(point, -40, MOST)).tolist(), strict=True))
     return {role: structs.replace(spec, device=structs.replace(spec.device, **fitted)) for role, spec in specs.items()}

@@ -1,15 +1,15 @@
 """Reads a recorded run for simulated engines that are to be like its own: trace files enter, calls and lengths of texts leave.
 
-Calls have their time of arrival, tokens and duration; lengths become a `SimTextSpec` for each role.
+Calls have their time of arrival, tokens and duration; lengths of texts become a `SimTextSpec` for each role.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from msgspec import Struct, structs
+from msgspec import Struct
 
 from pipeline.analysis.time.work import Array
 from pipeline.engines.sim.spec import SimTextSpec
@@ -21,22 +21,19 @@ ROUNDING_NS = 2
 """How much earlier calls arrive than recorded: one that arrived at the end of an iteration would miss the next if rounded up."""
 RESOLUTION_S = 1e-9
 """Calls that took fewer seconds are taken to have taken none: instants of a trace are whole nanoseconds."""
-ENOUGH = """
-SELECT min(submit_unix_ns) FROM (
-    SELECT submit_unix_ns, row_number() OVER (PARTITION BY engine ORDER BY submit_unix_ns) AS number
-    FROM calls WHERE error_type IS NULL AND replica IS NOT DISTINCT FROM $replica::INTEGER
-) WHERE number = $calls
-"""
-"""When the first engine had been sent enough calls; null where none was."""
 CALLS = """
+WITH answered AS (
+    SELECT *, row_number() OVER (PARTITION BY engine ORDER BY submit_unix_ns, chain_id, call_index) AS number FROM calls
+    WHERE error_type IS NULL AND replica IS NOT DISTINCT FROM (SELECT min(replica) FROM calls WHERE error_type IS NULL)
+)
 SELECT engine, stage, (submit_unix_ns - min(submit_unix_ns) OVER () - $earlier) / 1e9, e2e_latency_s, input_tokens,
-       if(cached_input_tokens IS NULL, NULL, least(cached_input_tokens, input_tokens - 1)), output_tokens,
-       list_transform(output_token_ids, lambda ids: len(ids))
-FROM calls
-WHERE error_type IS NULL AND replica IS NOT DISTINCT FROM $replica::INTEGER AND ($until::BIGINT IS NULL OR submit_unix_ns <= $until::BIGINT)
-ORDER BY submit_unix_ns, call_index
+    if(cached_input_tokens IS NULL, NULL, least(cached_input_tokens, input_tokens - 1)), output_tokens,
+    list_transform(output_token_ids, lambda ids: len(ids))
+FROM answered
+WHERE number <= $calls AND submit_unix_ns <= coalesce((SELECT min(submit_unix_ns) FROM answered WHERE number = $calls), submit_unix_ns)
+ORDER BY submit_unix_ns, chain_id, call_index
 """
-"""The calls up to then, in the order in which they were sent."""
+"""The calls of one replica in the order in which they were sent, until the first engine had been sent enough."""
 STEPS = """
 WITH spoken AS (
     SELECT *, coalesce(len(candidate_tokens), 0) > 0 AND NOT (chosen_candidate IS NULL AND decision IN ('unverified', 'written')) AS drafted
@@ -52,8 +49,7 @@ written AS (
 )
 """
 """`written`: the tokens of each step that was no guidance, by the role that wrote it, or of its candidates, unless a gate only looked at
-these and another text was written; where their number is not that
-of the roles that draft, all are of the first of these."""
+these and another text was written. Where there are not as many as roles that draft, all are of the first of these."""
 VERDICTS = """
 SELECT count(verify_kind), count(*) FILTER (decision = 'accepted'), sum(len(candidate_tokens)) FILTER (verify_kind IS NOT NULL) FROM spoken
 """
@@ -85,16 +81,10 @@ def read_calls(run: Path, max_calls: int) -> dict[str, list[TimedCall]]:
     Up to then no call is missing. Of a run with replicas, whose engines share nothing, the calls are those of the replica with the least
     number. Raises `InputError` where there are none, or none of an engine took time.
     """
+    found: dict[str, list[TimedCall]] = {}
     with Query(run) as db:
-        replica = db.scalar("SELECT min(replica) FROM calls WHERE error_type IS NULL")
-        until = db.scalar(ENOUGH, calls=max_calls, replica=replica)
-        found: dict[str, list[TimedCall]] = {}
-        calls_sent = db.stream(CALLS, until=until, replica=replica, earlier=ROUNDING_NS)
-        for engine, stage, sent_s, took_s, prompt, cached, written, lengths in calls_sent:
-            calls = found.setdefault(engine, [])
-            if len(calls) == max_calls:
-                break
-            calls.append(TimedCall(stage, sent_s, took_s, prompt, cached, written_lengths(lengths, written)))
+        for engine, stage, sent_s, took_s, prompt, cached, written, lengths in db.stream(CALLS, calls=max_calls, earlier=ROUNDING_NS):
+            found.setdefault(engine, []).append(TimedCall(stage, sent_s, took_s, prompt, cached, written_lengths(lengths, written)))
     if not found:
         raise InputError(str(run), "has no answered call, so there is nothing to calibrate with")
     if timeless := [role for role, calls in found.items() if not any(call.duration_s >= RESOLUTION_S for call in calls)]:
@@ -104,10 +94,7 @@ def read_calls(run: Path, max_calls: int) -> dict[str, list[TimedCall]]:
 
 def undisturbed(calls: Mapping[str, Sequence[TimedCall]]) -> dict[str, Array]:
     """For each call, whether it took time, what it computed is known, and it ended before the last of `calls` was sent: later ones met
-    calls that are not among these.
-
-    Where no call of a role did, all of them of which it is known; where it is known of none, all that took time.
-    """
+    calls that are not among these. Where no call of a role did, all of which it is known, or else all that took time."""
     last = max(call.submit_s for listed in calls.values() for call in listed)
     found = {}
     for role, listed in calls.items():
@@ -131,47 +118,32 @@ def durations(calls: Sequence[TimedCall]) -> Array:
     return np.array([call.duration_s for call in calls])
 
 
-class Moments(Struct, frozen=True):
-    """Mean of positive numbers, and standard deviation of their logarithms."""
-
-    mean: float
-    sigma: float
-
-
-class Lengths(Struct, frozen=True, kw_only=True):
-    """Lengths of the texts of a run; None where it has no such text."""
-
-    drafters: frozenset[str]
-    """Roles that draft candidates."""
-    steps: Moments | None
-    """Number of steps of a thought."""
-    step_tokens: dict[str, Moments]
-    """Tokens of a step by the role that wrote it, drafted candidates included."""
-    answer_tokens: float | None
-    """Mean tokens of an answer."""
-    acceptance: float | None
-    """Share of the verified steps that were accepted, 0 to 1."""
-    candidates: float
-    """Mean number of candidates of a verified step."""
-    correlation: float
-    """Correlation of the logarithms of the lengths of a step's candidates, which also stands for the correlation of their being right."""
-
-
-def read_lengths(run: Path, plan: Plan) -> Lengths:
-    """The lengths of the texts of the run of `plan` in the folder `run`; raises `InputError` where it cannot be read."""
+def read_texts(run: Path, plan: Plan, roles: Iterable[str]) -> dict[str, SimTextSpec]:
+    """The simulated texts of `roles` by the run of `plan` in the folder `run`; figures that it does not have of a role are those of another
+    one, or the defaults. Raises `InputError` where it cannot be read."""
     drafters = list(plan.drafters)
     answering = [stage.name for stage in plan.stages() if stage.spec.purpose == "answer"]
     with Query(run) as db:
         [(verified, accepted, drafted)] = db.stream(f"{STEPS} {VERDICTS}", drafters=drafters)
-        return Lengths(
-            drafters=frozenset(drafters),
-            steps=_moments(db, THOUGHTS).get("thought"),
-            step_tokens=_moments(db, f"{STEPS} SELECT role, tokens AS length FROM written", drafters=drafters),
-            answer_tokens=db.scalar(ANSWERS, stages=answering),
-            acceptance=accepted / verified if verified else None,
-            candidates=drafted / verified if verified else 1.0,
-            correlation=_correlation(db),
-        )
+        thoughts = _moments(db, THOUGHTS)
+        step_tokens = _moments(db, f"{STEPS} SELECT role, tokens AS length FROM written", drafters=drafters)
+        answer_tokens, correlation = db.scalar(ANSWERS, stages=answering), _correlation(db)
+    common: dict[str, Any] = {"step_correlation": round(correlation, 6)}
+    for mean, sigma in thoughts.values():
+        common |= {"steps_mean": mean, "steps_sigma": min(sigma, 3.0)}
+    if answer_tokens is not None:
+        common["answer_tokens"] = max(round(answer_tokens), 1)
+    texts = {}
+    for role in roles:
+        own = dict(common)
+        if step_tokens:
+            mean, sigma = step_tokens.get(role) or next(iter(step_tokens.values()))
+            own |= {"step_tokens_mean": max(mean, 1.01), "step_tokens_sigma": min(sigma, 3.0)}
+        if verified:
+            accuracy = accuracy_for(accepted / verified, drafted / verified, correlation) if role in drafters else 1.0
+            own |= {"step_accuracy": accuracy, "verifier_accuracy": 1.0}
+        texts[role] = SimTextSpec(**own)
+    return texts
 
 
 def _correlation(db: Query) -> float:
@@ -183,26 +155,10 @@ def _correlation(db: Query) -> float:
     return float(np.clip(1 - np.mean([each.var(ddof=1) for each in logs]) / whole, 0, 1)) if whole else 1.0
 
 
-def _moments(db: Query, lengths: str, **params: Any) -> dict[str, Moments]:
-    """The moments of the positive lengths that a query gives, by their roles."""
+def _moments(db: Query, lengths: str, **params: Any) -> dict[str, tuple[float, float]]:
+    """The mean of the positive lengths that a query gives, and the standard deviation of their logarithms, by their roles."""
     each = f"SELECT role, avg(length)::DOUBLE, stddev_pop(ln(length)) FROM ({lengths}) WHERE length > 0 GROUP BY role ORDER BY role"
-    return {role: Moments(mean, sigma) for role, mean, sigma in db.stream(each, **params)}
-
-
-def text_of(role: str, lengths: Lengths) -> SimTextSpec:
-    """The simulated text of one role; figures that the run does not have are those of another role, or the defaults."""
-    text = SimTextSpec(step_correlation=round(lengths.correlation, 6))
-    if lengths.steps is not None:
-        text = structs.replace(text, steps_mean=lengths.steps.mean, steps_sigma=min(lengths.steps.sigma, 3.0))
-    found = lengths.step_tokens.get(role) or next(iter(lengths.step_tokens.values()), None)
-    if found is not None:
-        text = structs.replace(text, step_tokens_mean=max(found.mean, 1.01), step_tokens_sigma=min(found.sigma, 3.0))
-    if lengths.answer_tokens is not None:
-        text = structs.replace(text, answer_tokens=max(round(lengths.answer_tokens), 1))
-    if lengths.acceptance is None:
-        return text
-    accuracy = accuracy_for(lengths.acceptance, lengths.candidates, lengths.correlation) if role in lengths.drafters else 1.0
-    return structs.replace(text, step_accuracy=accuracy, verifier_accuracy=1.0)
+    return {role: (mean, sigma) for role, mean, sigma in db.stream(each, **params)}
 
 
 def accuracy_for(acceptance: float, candidates: float, correlation: float) -> float:
