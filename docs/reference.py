@@ -23,7 +23,7 @@ from pipeline.cli.main import cli
 from pipeline.graph.load import Preset
 from pipeline.graph.plugins import engine_specs, stage_specs
 from pipeline.graph.prompts import ChoosePrompt, Marks, Prompts, Question
-from pipeline.graph.spec import EngineSpec, GraphSpec, RestartableSpec, Sampling, SamplingSpec, StageSpec, UntilSpec
+from pipeline.graph.spec import CallSpec, EngineSpec, GraphSpec, RestartableSpec, Sampling, SamplingSpec, StageSpec, UntilSpec
 from pipeline.options import ABOUT
 from pipeline.store.query import DERIVED
 from pipeline.store.rows import ROWS, schema_of
@@ -62,9 +62,10 @@ def _inner_commands(group: click.Group, path: str, level: int) -> Iterator[str]:
 def graph_files() -> str:
     """The keys of graph files, prompts files and presets."""
     parts = [_table(GraphSpec), "## Stages\n", "Every stage has these keys:\n", _table(StageSpec)]
+    parts += ["Stages that call an engine, all but `gate`, `vote` and `repeat`, also have these:\n", _table(CallSpec, StageSpec)]
     parts += ["Stages that write text, `generate`, `draft` and `answer`, also have the keys of [sampling](#sampling).\n"]
     for kind, spec in stage_specs().items():
-        parts += [f"### {kind}\n", _doc(spec), _table(spec, StageSpec, SamplingSpec)]
+        parts += [f"### {kind}\n", _doc(spec), _table(spec, StageSpec, CallSpec, SamplingSpec)]
     parts += ["## until\n", _doc(UntilSpec), _table(UntilSpec), "## sampling\n", _doc(Sampling), _table(Sampling)]
     parts += ["## prompts\n", _doc(Prompts), _table(Prompts)]
     for title, struct in (("thought", Marks), ("choose, choose_thought", ChoosePrompt), ("score", Question)):

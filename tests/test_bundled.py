@@ -26,16 +26,16 @@ def test_a_file_of_the_same_name_is_meant_and_a_folder_is_not(tmp_path: Path, mo
 
 
 @pytest.mark.parametrize(
-    ("name", "kinds", "sentence"),
+    ("name", "kind", "sentence"),
     [
-        ("speccott", ("graph",), "no graph is named `speccott` and there is no such file; did you mean `speccot`?"),
-        ("tinny", ("engines file", "graph"), "no engines file or graph is named `tinny` and there is no such file; did you mean `tiny`?"),
-        ("x" * 5000, ("reward model",), "there is no such file; known are `prm-math-shepherd`, `prm-rlhflow`, `prm-tiny`"),
+        ("speccott", "graph", "no graph is named `speccott` and there is no such file; did you mean `speccot`?"),
+        ("tinny", "engines file", "no engines file is named `tinny` and there is no such file; did you mean `tiny`?"),
+        ("x" * 5000, "reward model", "there is no such file; known are `prm-math-shepherd`, `prm-rlhflow`, `prm-tiny`"),
     ],
 )
-def test_an_unknown_name_is_one_sentence(name: str, kinds: tuple[FileKind, ...], sentence: str) -> None:
+def test_an_unknown_name_is_one_sentence(name: str, kind: FileKind, sentence: str) -> None:
     with pytest.raises(UsageError) as caught:
-        find_file(name, *kinds)
+        find_file(name, kind)
     assert sentence in str(caught.value)
     assert "\n" not in str(caught.value)
 

@@ -34,11 +34,12 @@ GRAPH_PARAMS = {
 def schemas() -> dict[str, dict[str, Any]]:
     """The schema of every kind of file, by its name."""
     engines, stages = engine_specs(), stage_specs()
-    graph = _components(GraphSpec, *stages.values(), *engines.values())
+    graph = _components(GraphSpec, *stages.values())
     graph = {name: part if name == "GraphSpec" else _with_params(part) for name, part in graph.items()}
     graph["GraphSpec"]["properties"]["prompts"] = {"anyOf": [PROMPTS_FILE, {"$ref": f"{REF}Prompts"}, {"type": "null"}]}
-    graph["GraphSpec"]["properties"]["engines"] |= {"type": ["string", "object"]}
-    graph |= {"StageSpec": _by_tag("kind", stages), "EngineSpec": _by_tag("backend", engines)}
+    graph["GraphSpec"]["properties"]["engines"] = {"type": "string", "description": field_docs(GraphSpec)["engines"]}
+    del graph["EngineSpec"]
+    graph["StageSpec"] = _by_tag("kind", stages)
     file = {"type": "object", "properties": {PARAMS: GRAPH_PARAMS}, "additionalProperties": {"$ref": f"{REF}EngineSpec"}}
     return {
         "graph": _file("graph", graph["GraphSpec"], graph),

@@ -33,8 +33,9 @@ def compile_graph(graph: GraphSpec) -> Plan:
 def _block(stages: Stages, ranks: Iterator[int]) -> Block:
     """The stages of a graph or of a `repeat`, in levels; each stage takes its rank from `ranks`."""
     levels = [tuple(_node(name, stages[name], ranks) for name in names) for names in _levels(stages)]
-    writer = next((s for level in levels for s in level if isinstance(s, StageNode) and s.spec.leading_steps), None)
-    return Block(tuple(levels), writer, writer.spec.leading_steps if writer else 0)
+    nodes = (node for level in levels for node in level if isinstance(node, StageNode))
+    first = next(((node, steps) for node in nodes if (steps := getattr(node.spec, "first_steps", 0))), (None, 0))
+    return Block(tuple(levels), *first)
 
 
 def _levels(stages: Stages) -> Iterator[list[str]]:
@@ -61,9 +62,9 @@ def _trial(stages: Stages, rank: int) -> StageNode | None:
     ends = [until for spec in stages.values() if (until := spec.early_end) is not None]
     if not ends:
         return None
-    answer = next(spec for spec in stages.values() if spec.answers and spec.when is None)
+    answer: Any = next(spec for spec in stages.values() if spec.answers and spec.when is None)
     confidence = any(until.answer_confident is not None for until in ends)
-    spec = TrialSpec(engine=str(answer.role), confidence=confidence, adapter=answer.adapter)
+    spec = TrialSpec(engine=answer.engine, confidence=confidence, adapter=answer.adapter)
     return StageNode(TRIAL, spec, None, rank)
 
 

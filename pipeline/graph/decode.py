@@ -95,9 +95,9 @@ def check_name(name: str, of: str, keys: Keys) -> None:
 
 def named(value: Any, of: str, keys: Keys) -> dict[str, Any]:
     """The mapping at `keys`, whose keys are names; raises `WrongValue`."""
-    for name in mapping(value, keys):
+    for name in (found := mapping(value, keys)):
         check_name(name, of, (*keys, name))
-    return mapping(value, keys)
+    return found
 
 
 def decode_graph(values: FileMapping, kinds: Kinds, backends: Backends) -> GraphSpec:

@@ -59,7 +59,7 @@ class FileMapping(dict[str, Any]):
         another value is in the way."""
         key, *below = keys
         if not below:
-            self[key], self.places[key] = _copied(value, place), place
+            self[key], self.places[key] = copied(value, place), place
             return
         if self.get(key) is None:
             self[key] = FileMapping(place)
@@ -71,7 +71,7 @@ class FileMapping(dict[str, Any]):
         """The values in the file of this `kind` that the value of `key` names, next to where that was written."""
         place = self.places.get(key, self.place)
         file = "" if place.startswith(OPTION) else place.rpartition(", line ")[0]
-        return read_file(str(self[key]), kind, beside=Path(file).parent)
+        return read_file(str(self[key]), kind, Path(file).parent)
 
 
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
@@ -123,13 +123,13 @@ def model_name(model: str) -> str:
     return model.removeprefix(BUNDLED).rstrip("/").rpartition("/")[2]
 
 
-def bundled_files(*kinds: FileKind) -> dict[str, Path]:
-    """The bundled files of these kinds by name; where two have one name, the kind given first wins."""
-    return {path.stem: path for kind in reversed(kinds) for path in sorted(FOLDERS[kind].glob("*.yaml"))}
+def bundled_files(kind: FileKind) -> dict[str, Path]:
+    """The bundled files of this kind by name."""
+    return {path.stem: path for path in sorted(FOLDERS[kind].glob("*.yaml"))}
 
 
-def find_file(name: Path | str, *kinds: FileKind, beside: Path = Path()) -> Path:
-    """The file that `name` means: a path as it stands, else the bundled file of one of `kinds` that is called so.
+def find_file(name: Path | str, kind: FileKind, beside: Path = Path()) -> Path:
+    """The file that `name` means: a path as it stands, else the bundled file of this `kind` that is called so.
 
     `name` is a path where it holds a separator, ends in `.yaml` or names an existing file, which goes before a bundled file of
     the same name. Relative paths count from the folder `beside`. Raises `UsageError` for a name that is not known; whether
@@ -138,17 +138,14 @@ def find_file(name: Path | str, *kinds: FileKind, beside: Path = Path()) -> Path
     text, path = str(name), beside / name
     if text.endswith((".yaml", ".yml")) or os.sep in text or (os.path.exists(path) and not os.path.isdir(path)):
         return path
-    known = bundled_files(*kinds)
-    if text in known:
+    if text in (known := bundled_files(kind)):
         return known[text]
-    if os.path.isdir(path):
-        return path  # reading it says what is wrong
-    raise UsageError(f"no {' or '.join(kinds)} is named `{text}` and there is no such file; {did_you_mean(text, known)}")
+    raise UsageError(f"no {kind} is named `{text}` and there is no such file; {did_you_mean(text, known)}")
 
 
-def read_file(name: Path | str, *kinds: FileKind, beside: Path = Path()) -> FileMapping:
+def read_file(name: Path | str, kind: FileKind, beside: Path = Path()) -> FileMapping:
     """The values in the file that `name` means, as `find_file` finds it; raises `GraphError` where it holds no mapping."""
-    file = str(path := find_file(name, *kinds, beside=beside))
+    file = str(path := find_file(name, kind, beside))
     try:
         text = path.read_bytes().decode("utf-8-sig")
     except (OSError, ValueError) as error:
@@ -156,39 +153,33 @@ def read_file(name: Path | str, *kinds: FileKind, beside: Path = Path()) -> File
     values = parse(text, file)
     if not isinstance(values, dict):
         raise GraphError(file, "is empty" if values is None else f"expected a mapping, got `{type(values).__name__}`")
-    return values_of(values, f"{file}, line 1")
-
-
-def values_of(values: Mapping[str, Any], place: str) -> FileMapping:
-    """A copy of `values`, which were written at `place` unless they know it better; raises `GraphError` for a key that is no text."""
-    found = FileMapping(place)
-    found.places |= getattr(values, "places", {})
-    for key, each in values.items():
-        if not isinstance(key, str):
-            raise GraphError(place, f"the key `{key}` is not text")
-        found[key] = _copied(each, place)
+    found: FileMapping = copied(values, f"{file}, line 1")
     return found
 
 
-def _copied(value: Any, place: str) -> Any:
-    """A copy of mappings and lists, nested ones included: a YAML alias becomes a separate value."""
+def copied(value: Any, place: str) -> Any:
+    """A copy of mappings and lists, which were written at `place` unless they know it better: a YAML alias becomes a separate value.
+    Raises `GraphError` for a key that is no text."""
     if isinstance(value, list):
-        return [_copied(each, place) for each in value]
-    return values_of(value, place) if isinstance(value, Mapping) else value
+        return [copied(each, place) for each in value]
+    if not isinstance(value, Mapping):
+        return value
+    found = FileMapping(place)
+    found.places |= getattr(value, "places", {})
+    for key, each in value.items():
+        if not isinstance(key, str):
+            raise GraphError(place, f"the key `{key}` is not text")
+        found[key] = copied(each, place)
+    return found
 
 
 def parse(text: str, file: str = "") -> Any:
     """The value of one YAML document, whose mappings know their lines in `file`; raises `GraphError`."""
     try:
         return _Loader(text, file).get_single_data()
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        where = file if mark is None else f"{file}, line {mark.line + 1}"
-        raise GraphError(where, f"invalid YAML: {error.problem or error.context}") from error
-    except (yaml.YAMLError, ValueError) as error:
-        raise GraphError(file, f"invalid YAML: {reason(error)}") from error
-    except RecursionError as error:
-        raise GraphError(file, "is nested too deeply") from error
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
+        raise GraphError(f"{file}, line {mark.line + 1}" if mark else file, f"invalid YAML: {problem or reason(error)}") from error
 
 
 def written(value: Any, **layout: Any) -> str:

@@ -27,7 +27,7 @@ from pipeline.graph.decode import (
     located,
     mapping,
 )
-from pipeline.graph.files import FileKind, FileMapping, model_name, parse, read_file, read_setting, values_of, written
+from pipeline.graph.files import FileKind, FileMapping, copied, model_name, parse, read_file, read_setting, written
 from pipeline.graph.plan import Plan
 from pipeline.graph.plugins import engine_specs, stage_specs
 from pipeline.graph.rewards import RewardFile, RewardSpec
@@ -37,7 +37,7 @@ from pipeline.graph.spec import Count, EngineSpec, FunctionJudgeSpec, GraphSpec,
 Graph = Path | Mapping[str, Any]
 """The path of a graph file, or the mapping that such a file would hold."""
 Engines = Path | Mapping[str, Any] | None
-"""The path of an engines file, or the mapping that such a file would hold; None: what the graph says under `engines`."""
+"""The path of an engines file, or the mapping that such a file would hold; None: the file that the graph names."""
 
 PRESET = "preset="
 """How a setting begins that applies a preset."""
@@ -78,9 +78,7 @@ def load_graph(graph: Graph, engines: Engines = None, settings: Sequence[str] = 
     values = _read_graph(graph)
     with located(values):
         given = list(_read(settings, _names(values)))
-        if engines is not None:
-            values.put(("engines",), engines, "--engines")
-        _bind_engines(values)
+        _bind_engines(values, engines)
         _set_params(values, given)
         used = set[str]().union(*(_fill(values, values, part, (part,)) for part in PARTS if part in values))
         if unused := [name for name in values[PARAMS] if name not in used]:
@@ -115,7 +113,7 @@ def plan_of(source: str) -> Plan:
 def _read_graph(graph: Graph) -> FileMapping:
     """The values of a graph, of which it may leave out params, prompts and sampling; raises `GraphError` where its keys or its name are
     wrong."""
-    values = read_file(graph, "graph") if isinstance(graph, Path) else values_of(graph, "graph")
+    values: FileMapping = read_file(graph, "graph") if isinstance(graph, Path) else copied(graph, "graph")
     for key in (PARAMS, "prompts", "sampling"):
         if values.get(key) is None:
             values[key] = FileMapping(values.place)
@@ -125,10 +123,13 @@ def _read_graph(graph: Graph) -> FileMapping:
     return values
 
 
-def _bind_engines(values: FileMapping) -> None:
-    """Replace the name of an engines file by what is in it, and write the values that it has for params of the graph."""
-    if values.get("engines") is None:
-        raise WrongValue(("engines",), "is missing; name an engines file here, or give one with --engines")
+def _bind_engines(values: FileMapping, engines: Engines) -> None:
+    """Write the `engines`, or those of the file that the graph names, into it, and the values that they have for its params."""
+    named = values.get("engines")
+    if not isinstance(named, str) and (engines is None or named is not None):
+        raise WrongValue(("engines",), "expected the name of an engines file; without one here, give it with --engines")
+    if engines is not None:
+        values.put(("engines",), engines, "--engines")
     if not isinstance(values["engines"], FileMapping):
         file = _named(values, "engines", "engines file", ())
         values.put(("engines",), file, file.place)

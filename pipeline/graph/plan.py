@@ -127,11 +127,6 @@ class Plan(Struct, frozen=True):
         return tuple(str(spec.role) for spec in drafts for _ in range(spec.drafted))
 
     @property
-    def gated(self) -> bool:
-        """True if a gate decides whether a draft is verified."""
-        return any(stage.spec.gates for stage in self.stages())
-
-    @property
     def measured(self) -> dict[str, str]:
         """The stages that draft whose log probabilities are read, each with the first gate that does."""
         specs = {node.name: node.spec for node in self.stages()}

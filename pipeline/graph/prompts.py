@@ -50,14 +50,12 @@ def filled(text: str, values: Mapping[str, str]) -> str:
 
 
 def _check_places(field: str, text: str, needed: Sequence[str], allowed: Sequence[str] = ()) -> None:
-    """Raise `ValueError` where a placeholder of a text is unknown, missing or there twice."""
+    """Raise `ValueError` where a placeholder of a text is unknown or missing."""
     found, known = pieces(text)[1::2], [*needed, *allowed]
     for name in found:
         if name not in known:
             what = did_you_mean(name, known) if known else "this text has no placeholders"
             raise ValueError(f"`{field}` has an unknown placeholder {{{{{name}}}}}; {what}")
-        if found.count(name) > 1:
-            raise ValueError(f"`{field}` has the placeholder {{{{{name}}}}} {found.count(name)} times; use it once")
     for name in needed:
         if name not in found:
             raise ValueError(f"`{field}` has no placeholder for the {name}; write {{{{{name}}}}} where it belongs")
@@ -103,8 +101,6 @@ class Question(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         _check_places("turn", self.turn, needed, ["problem", *(["none"] if choice else []), *(["thought"] if alone else [])])
         if self.omit and not alone:
             raise ValueError("`omit` is about the beginning of a separate chat; set `form: alone`, or drop it")
-        if doubled := next((label for label in self.labels if self.labels.count(label) > 1), None):
-            raise ValueError(f"`labels` names {doubled!r} twice")
 
 
 class Options(NamedTuple):

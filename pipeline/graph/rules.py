@@ -10,7 +10,7 @@ from itertools import combinations
 
 from pipeline.errors import GraphError, did_you_mean
 from pipeline.graph.plan import READINGS, VERDICTS, Plan
-from pipeline.graph.spec import EndSpec, EngineSpec, RepeatSpec, StageSpec, UntilSpec, waits_for
+from pipeline.graph.spec import CallSpec, EndSpec, EngineSpec, RepeatSpec, StageSpec, UntilSpec, waits_for
 
 Stages = Mapping[str, StageSpec]
 CONDITIONS = sorted(set(UntilSpec.__struct_fields__) - {"every"}, key=[*UntilSpec.__annotations__, *EndSpec.__annotations__].index)
@@ -170,10 +170,9 @@ def _end_flaws(stages: Stages) -> Iterator[Flaw]:
 def _engine_flaws(stages: Stages, engines: Mapping[str, EngineSpec]) -> Iterator[Flaw]:
     """What is wrong with the engines that stages name, and with what they say to them."""
     for keys, spec in with_keys(stages):
-        if spec.role is None:
-            if spec.adapter is not None:
-                yield (*keys, "adapter"), f"a `{spec.kind}` calls no engine; set this on a stage that does"
-        elif spec.role not in engines:
+        if not isinstance(spec, CallSpec):
+            continue
+        if spec.role not in engines:
             yield (*keys, "engine"), f"no engine named `{spec.role}`; {did_you_mean(spec.role, engines)}"
         elif spec.adapter is not None and spec.adapter not in (known := getattr(engines[spec.role], "adapters", ())):
             there = f"it has {', '.join(f'`{each}`' for each in known)}" if known else "its engines file lists none under `adapters`"

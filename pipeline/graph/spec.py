@@ -41,19 +41,13 @@ class StageSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, t
     when: str | None = None
     """`STAGE.accepted` or `STAGE.rejected`: run only after this verdict of an earlier judge. `STAGE.flagged` or `STAGE.passed`: run only if
     an earlier gate flagged the draft, or did not."""
-    adapter: str | None = None
-    """LoRA adapter of the stage's calls: a name under `adapters` in the engines file; null: the unmodified model."""
 
-    drafts: ClassVar[bool] = False
-    """Whether it proposes candidates that a later stage must judge."""
     judges: ClassVar[bool] = False
     """Whether it gives a verdict on candidates, accepted or rejected."""
     gates: ClassVar[bool] = False
     """Whether it flags candidates, or lets them pass, without a call to any engine."""
     writes: ClassVar[bool] = False
     """Whether it commits text to the thought without a verdict."""
-    rewards: ClassVar[bool] = False
-    """Whether its engine is a reward model, which writes no text."""
     answers: ClassVar[bool] = False
     """Whether it writes the answer that follows the thought."""
 
@@ -64,8 +58,8 @@ class StageSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, t
 
     @property
     def role(self) -> str | None:
-        """The engine that this stage calls, by its role in the graph; None of a `repeat`."""
-        return getattr(self, "engine", None)
+        """The role whose engine it calls; None of a stage that calls none."""
+        return None
 
     @property
     def purpose(self) -> Purpose:
@@ -92,13 +86,13 @@ class StageSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, t
 
     @property
     def drafted(self) -> int:
-        """How many candidates one run of the stage proposes."""
+        """How many candidates one run of the stage proposes, which a later stage must judge."""
         return 0
 
     @property
-    def leading_steps(self) -> int:
-        """How many of the first steps of a `repeat` this stage writes alone."""
-        return 0
+    def drafts(self) -> bool:
+        """Whether it proposes candidates."""
+        return self.drafted > 0
 
     @property
     def may_reject(self) -> bool:
@@ -149,7 +143,20 @@ class Sampling(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, om
     """Minimum probability relative to that of the most likely token; 0: off."""
 
 
-class SamplingSpec(StageSpec, frozen=True, kw_only=True):
+class CallSpec(StageSpec, frozen=True, kw_only=True):
+    """The keys of a stage that calls an engine."""
+
+    engine: Name
+    """The role whose engine it calls."""
+    adapter: str | None = None
+    """LoRA adapter of its calls: a name under `adapters` in the engines file; null: the unmodified model."""
+
+    @property
+    def role(self) -> str:
+        return self.engine
+
+
+class SamplingSpec(CallSpec, frozen=True, kw_only=True):
     """The keys of a stage that samples text."""
 
     temperature: Temperature = 0.6
@@ -217,10 +224,9 @@ class RepeatSpec(StageSpec, frozen=True, kw_only=True, tag="repeat"):
     """The stages of one round."""
 
 
-class TrialSpec(StageSpec, frozen=True, kw_only=True, tag="trial"):
+class TrialSpec(CallSpec, frozen=True, kw_only=True, tag="trial"):
     """Ask for the answer before the thought is over. No graph file has such a stage: the compiler adds it where an `until` needs it."""
 
-    engine: Name
     confidence: bool
     """Whether it is asked how sure the engine is."""
 
@@ -313,7 +319,7 @@ class GraphSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     params: dict[Name, Param] = {}
     """Named values: `$NAME` elsewhere in the file inserts one, `--set NAME=VALUE` overrides it."""
     engines: dict[Name, EngineSpec]
-    """The engines of the roles: an engines file (a path relative to this file, or a bundled name), or its content."""
+    """The engines file that a run without --engines takes: a path relative to this file, or a bundled name."""
     prompts: Prompts = DEFAULT_PROMPTS
     """All texts that the models are given."""
     sampling: Sampling = Sampling()

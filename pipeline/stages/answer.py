@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 
 from pipeline.engine import Completion, Request
 from pipeline.grading.stated import boxed
-from pipeline.graph.spec import Name, SamplingSpec, StageSpec, Tokens, TrialSpec
+from pipeline.graph.spec import SamplingSpec, StageSpec, Tokens, TrialSpec
 from pipeline.reasoning.chain import Chain, Outcome, Span, Trial
 from pipeline.stages.base import EngineStage, StageKind
 
@@ -20,8 +20,6 @@ STOPS = ("}.", "}$", "\n")
 class AnswerSpec(SamplingSpec, frozen=True, kw_only=True, tag="answer"):
     """Close the thought and write the answer, which ends the chain."""
 
-    engine: Name
-    """The role that answers."""
     max_tokens: Tokens = 1024
     """Maximum number of tokens of the answer."""
     budget: Literal["thought", "response"] = "thought"

@@ -13,6 +13,7 @@ from pipeline.graph.prompts import Marks, Prompts
 from pipeline.graph.spec import SamplingSpec
 from pipeline.reasoning.prompts import PromptBuilder
 from pipeline.stages.base import ShowingStage, Stage, StagePlace
+from pipeline.stages.reward import RewardJudgeSpec
 
 
 def build_stages(
@@ -48,7 +49,7 @@ def build_stages(
 
 def builders_of(plan: Plan, tokenizers: Mapping[str, Tokenizer]) -> dict[str, PromptBuilder]:
     """A prompt builder for each role of `tokenizers`; raises `GraphError` for a tokenizer or a chat template that fails."""
-    rewards = {node.spec.role for node in plan.stages() if node.spec.rewards}
+    rewards = {node.spec.role for node in plan.stages() if isinstance(node.spec, RewardJudgeSpec)}
     made = {role: _reward_builder if role in rewards else _builder for role in tokenizers}
     return {role: made[role](role, tokenizer, plan.prompts) for role, tokenizer in tokenizers.items()}
 

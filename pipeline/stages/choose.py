@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal
 from msgspec import Meta
 
 from pipeline.engine import Completion, Request
-from pipeline.graph.spec import Name, StageSpec
+from pipeline.graph.spec import CallSpec, StageSpec
 from pipeline.reasoning.chain import Chain, Outcome, Scale, Span, Verdict
 from pipeline.reasoning.prompts import OptionPrompt, PromptBuilder
 from pipeline.stages.base import ALONE, TOO_LONG, EngineStage, StageKind, StagePlace
@@ -16,11 +16,9 @@ from pipeline.stages.draft import DraftSpec
 SCALE = Scale("probability of the chosen option", 0.0, 1.0)
 
 
-class ChooseSpec(StageSpec, frozen=True, kw_only=True, tag="choose"):
+class ChooseSpec(CallSpec, frozen=True, kw_only=True, tag="choose"):
     """Accept the candidate that one token names, if its probability reaches `threshold`, or reject all (SpecCoT eq. 4, SCoT eq. 3)."""
 
-    engine: Name
-    """The role that judges."""
     unit: Literal["step", "thought"] = "step"
     """What the candidates are, and so which prompt is used: next steps, or whole thoughts (SCoT 3.4)."""
     reject: bool = True

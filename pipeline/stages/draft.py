@@ -1,12 +1,12 @@
 """`draft`: samples candidates for the next step, or for the whole thought, from one prompt."""
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 from msgspec import Meta
 
 from pipeline.engine import Completion, Request
-from pipeline.graph.spec import Name, SamplingSpec, Tokens
+from pipeline.graph.spec import SamplingSpec, Tokens
 from pipeline.reasoning.chain import Chain, Outcome
 from pipeline.stages.base import EngineStage, StageKind
 
@@ -14,16 +14,12 @@ from pipeline.stages.base import EngineStage, StageKind
 class DraftSpec(SamplingSpec, frozen=True, kw_only=True, tag="draft"):
     """Propose candidates for the next step, or for the whole thought (SpecCoT eq. 3, SCoT eq. 1)."""
 
-    engine: Name
-    """The role that drafts."""
     unit: Literal["step", "thought"] = "step"
     """What a candidate is: a step, or a whole thought."""
     candidates: Annotated[int, Meta(ge=1, le=35)] = 5
     """Number of candidates."""
     max_tokens: Tokens
     """Maximum number of tokens of each candidate."""
-
-    drafts: ClassVar[bool] = True
 
     @property
     def needs(self) -> Mapping[str, object]:

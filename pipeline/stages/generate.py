@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal
 from msgspec import Meta
 
 from pipeline.engine import Candidate, Completion, Request
-from pipeline.graph.spec import EndSpec, Name, Purpose, SamplingSpec, StageSpec, Tokens
+from pipeline.graph.spec import EndSpec, Purpose, SamplingSpec, StageSpec, Tokens
 from pipeline.reasoning.chain import Chain, Outcome, Span
 from pipeline.stages.base import EngineStage, StageKind
 
@@ -14,8 +14,6 @@ from pipeline.stages.base import EngineStage, StageKind
 class GenerateSpec(SamplingSpec, frozen=True, kw_only=True, tag="generate"):
     """One engine writes: guidance (SpecCoT eq. 2), a fallback step (eq. 5), a whole thought or a whole response."""
 
-    engine: Name
-    """The role that writes."""
     unit: Literal["tokens", "step", "thought", "response"]
     """How far it writes. `tokens`: `max_tokens`, across blank lines, unless the thought ends first; `step`: up to a blank line; `thought`:
     up to `</think>`; `response`: to the end of the sequence."""
@@ -39,10 +37,6 @@ class GenerateSpec(SamplingSpec, frozen=True, kw_only=True, tag="generate"):
         if not self.max_tokens:
             return {}
         return {**super().needs, **({"continues": True} if self.unit in ("step", "tokens") else {})}
-
-    @property
-    def leading_steps(self) -> int:
-        return self.first_steps
 
     @property
     def finishes(self) -> bool:

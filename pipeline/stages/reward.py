@@ -7,7 +7,7 @@ from msgspec import Meta
 
 from pipeline.engine import Completion, Request
 from pipeline.graph.rewards import ChatPrompt, TextPrompt
-from pipeline.graph.spec import Name, StageSpec
+from pipeline.graph.spec import CallSpec
 from pipeline.reasoning.chain import Chain, Outcome, Scale, Verdict
 from pipeline.reasoning.prompts import PromptBuilder
 from pipeline.reasoning.reward_prompts import RewardPromptBuilder, Thought
@@ -21,21 +21,18 @@ _FAR = 4096
 """Tokens that no step has."""
 
 
-class RewardJudgeSpec(StageSpec, frozen=True, kw_only=True, tag="reward"):
+class RewardJudgeSpec(CallSpec, frozen=True, kw_only=True, tag="reward"):
     """Accept the candidate with the highest reward, if that reaches `threshold` (RSD, section 3; GSI for several candidates)."""
 
-    engine: Name
-    """The role that judges: a reward model, which no other kind of stage can use. If the engines file has no such role, its engine is that
-    of the file `prm`."""
     prm: str
-    """The file of the reward model, which says how it is asked and what serves it: a name of `pipeline list rewards`, or a path."""
+    """The file of the reward model, a name of `pipeline list rewards` or a path. It says how the model is asked and, where the engines file
+    does not have the role, what serves it."""
     prompt: TextPrompt | ChatPrompt | None = None
     """How it is asked; null: as `prm` says."""
     threshold: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.7
     """Minimum reward that is accepted, 0 to 1."""
 
     judges: ClassVar[bool] = True
-    rewards: ClassVar[bool] = True
 
     @property
     def needs(self) -> Mapping[str, object]:

@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal
 from msgspec import Meta
 
 from pipeline.engine import Completion, Request
-from pipeline.graph.spec import Name, StageSpec, pending_drafts
+from pipeline.graph.spec import CallSpec, StageSpec, pending_drafts
 from pipeline.reasoning.chain import Chain, Outcome, Scale, Verdict
 from pipeline.reasoning.prompts import OptionPrompt, PromptBuilder
 from pipeline.stages.base import ALONE, EngineStage, StageKind, StagePlace
@@ -15,11 +15,9 @@ from pipeline.stages.choose import probabilities
 SCALES = {"greedy": Scale("score", 0.0, 9.0, integers=True), "expected": Scale("expected score", 0.0, 9.0)}
 
 
-class ScoreSpec(StageSpec, frozen=True, kw_only=True, tag="score"):
+class ScoreSpec(CallSpec, frozen=True, kw_only=True, tag="score"):
     """Rate the candidate from 0 to 9 with one token, and accept it if the rating reaches `threshold` (SpecReason 4.1)."""
 
-    engine: Name
-    """The role that judges."""
     threshold: Annotated[float, Meta(ge=0.0, le=9.0)] = 7.0
     """Minimum rating that is accepted."""
     method: Literal["greedy", "expected"] = "greedy"

@@ -151,7 +151,7 @@ class StudyFile(Struct, frozen=True, kw_only=True):
 def read_study_file(name: Path | str, *, small: bool) -> StudyFile:
     """The study in a file, which may be the name of a bundled one; raises `GraphError` for what is wrong in it."""
     path = find_file(name, "study file")
-    values = read_file(path)
+    values = read_file(path, "study file")
     with located(values):
         spec = decode(values, StudySpec)
         parts = tuple(_part(name, layers) for name, layers in _layers(spec, small))

@@ -26,7 +26,7 @@ BAD = [block.rsplit("\n=> ", 1) for block in Path(__file__).with_name("bad_graph
 SOUND = """name: bad
 params: {temperature: 0.6}
 sampling: {temperature: $temperature}
-engines: {target: {backend: torch, model: a}, draft: {backend: torch, model: b}}
+engines: engines.yaml
 stages:
   guidance: {kind: generate, engine: target, unit: tokens, max_tokens: 8}
   reason:
@@ -39,7 +39,8 @@ stages:
       fallback: {kind: generate, engine: target, unit: step, after: verify, when: verify.rejected, max_tokens: 64}
   answer: {kind: answer, engine: target, after: reason}
 """
-WHOLE = "engines: {target: {backend: torch, model: a}}\nname: bad\nstages:\n  write: {}\n"
+ROLES = "target: {backend: torch, model: a}\ndraft: {backend: torch, model: b}\n"
+WHOLE = "engines: engines.yaml\nname: bad\nstages:\n  write: {}\n"
 
 
 def spoiled(flaw: str) -> str:
@@ -55,6 +56,7 @@ def spoiled(flaw: str) -> str:
 def test_a_flaw_of_a_graph_is_named_with_file_line_path_and_remedy(tmp_path: Path, flaw: str, says: str) -> None:
     path = tmp_path / "graph.yaml"
     path.write_text(spoiled(flaw))
+    (tmp_path / "engines.yaml").write_text(ROLES)
     if not says:
         assert len(list(load_plan(path).stages())) == 5
         return
@@ -62,7 +64,7 @@ def test_a_flaw_of_a_graph_is_named_with_file_line_path_and_remedy(tmp_path: Pat
         load_plan(path)
     message = str(caught.value)
     assert says in message
-    assert message.startswith((f"{path}, line ", f"{path}: ")) or "nowhere" in says
+    assert re.match(rf"{tmp_path}/(graph|engines|nowhere)\.yaml(, line \d+)?: ", message)
     assert ": $" not in message or ", line " in message
     assert "\n" not in message
 
@@ -101,6 +103,9 @@ def test_a_setting_is_blamed_for_its_value(graph: str, setting: str, said: str) 
     ("content", "said"),
     [
         ("../x: {}", r"line 1: \$\.\.\./x: '../x' is not a valid name of a role"),
+        ("draft: {backend: torhc, model: a}", r"line 1: \$\.draft\.backend: unknown backend `torhc`; did you mean `torch`"),
+        ("draft: {backend: openai, model: m}", r"line 1: \$\.draft: the key `base_url` is missing"),
+        ("draft: {backend: openai, model: m, api_key: sk}", r"\$\.draft: unknown key `api_key`; did you mean `api_key_env`"),
         ("draft: 5", r"line 1: \$\.draft: expected a mapping, got `int`"),
         ("draft: {backend: torch, model: m, adapters: {a: 7}}", r"line 1: \$\.draft\.adapters\[\.\.\.\]: expected `str`, got `int`"),
         ("draft:\n  backend: torch\n  model: m\n  max_in_flight: 0", r"line 4: \$\.draft\.max_in_flight: expected `int` >= 1, got 0"),
@@ -123,17 +128,17 @@ def test_a_value_of_a_preset_is_blamed_on_it_and_the_command_says_so(tmp_path: P
 
 
 def test_a_mapping_is_told_from_a_file() -> None:
-    graph: Any = {"name": "odd", "engines": {"target": {"backend": "torch", "modle": "m"}}, "stages": {"s": {}}}
-    with pytest.raises(GraphError, match=r"^graph: \$.engines.target: unknown key `modle`; did you mean `model`"):
-        load_graph(graph)
-    with pytest.raises(GraphError, match=r"^graph: the key `3` is not text"):
-        load_graph({**graph, "engines": {3: {}}})
+    graph: Any = {"name": "odd", "stages": {"s": {}}}
+    with pytest.raises(GraphError, match=r"^--engines: unknown key `modle`; did you mean `model`"):
+        load_graph(graph, engines={"target": {"backend": "torch", "modle": "m"}})
+    with pytest.raises(GraphError, match=r"^--engines: the key `3` is not text"):
+        load_graph(graph, engines={3: {}})  # type: ignore[dict-item]
 
 
 def test_places(tmp_path: Path) -> None:
     file = tmp_path / "x.yaml"
     file.write_text("a: 1\nb:\n  c: 2\n  d:\n    - 1\n    - f: 1\n      e: 2\n")
-    values = read_file(file)
+    values = read_file(file, "graph")
     lines: list[tuple[Keys, int]] = [(("a",), 1), (("b", "c"), 3), (("b", "d", 1), 4), (("b", "d", 1, "e"), 7), (("b", "nothing"), 2)]
     for keys, line in [*lines, (("nothing",), 1)]:
         assert place_of(values, keys) == f"{file}, line {line}"

@@ -67,12 +67,10 @@ def test_an_engines_file_names_the_prompts_that_suit_its_judge(engines: str, pro
     [
         ('{problem: "Solve it."}', r"\$\.prompts\.problem: has no placeholder for the problem; write {{problem}} where it belongs"),
         ('{problem: "{{problem}} {{answer}}"}', r"\$\.prompts\.problem: has an unknown placeholder {{answer}}; known are `problem`"),
-        ('{problem: "{{problem}} {{problem}}"}', r"\$\.prompts\.problem: has the placeholder {{problem}} 2 times; use it once"),
         ('{choose: {turn: "Which?"}}', r"\$\.prompts\.choose\.turn: has no placeholder for the candidates"),
         ("{choose: {omit: <x>}}", r"\$\.prompts\.choose\.omit: is about the beginning of a separate chat; set `form: alone`, or drop it"),
         ("{choose: {form: alone}}", r"\$\.prompts\.choose\.turn: has no placeholder for the problem"),
         ('{score: {form: alone, turn: "{{problem}}"}}', r"\$\.prompts\.score\.turn: has no placeholder for the thought"),
-        ('{choose: {labels: ["1", "2", "1"]}}', r"\$\.prompts\.choose\.labels: names '1' twice"),
         ('{score: {labels: ["1", "2"]}}', r"\$\.prompts\.score\.labels: expected `array` of length >= 10"),
         ("{like: specreason}", r"\$\.prompts: unknown key `like`"),
         ("specrason", r"\$\.prompts: no prompts file is named `specrason` and there is no such file; did you mean `specreason`"),

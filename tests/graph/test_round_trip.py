@@ -27,7 +27,6 @@ VALUES = st.recursive(PARAMS, lambda each: st.lists(each, max_size=3) | st.dicti
 GRAPH = {
     "name": "one",
     "params": {"x": None},
-    "engines": {"a": {"backend": "sim", "adapters": ["selection"]}},
     "stages": {"s": {"kind": "answer", "engine": "a", "adapter": "$x"}},
 }
 
@@ -46,7 +45,7 @@ def test_what_is_written_is_read_as_the_same_value(value: Any) -> None:
 @pytest.mark.parametrize("value", [object(), {1, 2}, float("inf"), float("nan"), b"x"], ids=["object", "set", "inf", "nan", "bytes"])
 def test_a_value_that_no_record_can_hold_is_refused(value: Any) -> None:
     with pytest.raises((GraphError, UsageError), match=r"params|x"):
-        load_graph(GRAPH, set={"x": value})
+        load_graph(GRAPH, engines={"a": {"backend": "sim"}}, set={"x": value})
 
 
 def _at_replica(plan: Plan) -> Plan:

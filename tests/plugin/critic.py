@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar
 from msgspec import Meta
 
 from pipeline.engine import Completion, Request
-from pipeline.graph.spec import StageSpec
+from pipeline.graph.spec import CallSpec
 from pipeline.reasoning.chain import Chain, Outcome, Scale, Verdict
 from pipeline.stages.base import EngineStage, StageKind
 from pipeline.stages.choose import probabilities
@@ -14,10 +14,9 @@ from pipeline.stages.choose import probabilities
 QUESTION, PREFILL, OPTIONS = "Is the last step right? Answer Y or N.", "Answer: ", ("Y", "N")
 
 
-class CriticSpec(StageSpec, frozen=True, kw_only=True, tag="critic"):
+class CriticSpec(CallSpec, frozen=True, kw_only=True, tag="critic"):
     """What a graph file may say of it."""
 
-    engine: str
     at_least: Annotated[float, Meta(ge=0, le=100)] = 50.0
     """Percent."""
 

@@ -56,7 +56,7 @@ NEW: list[tuple[dict[str, Any], str]] = [
     ),
     ({"settings": (LISTED, "adapter=other")}, "--set adapter=other: the engine `target` has no adapter named `other`; it has `selection`"),
     ({"settings": (LISTED, "stages.draft.adapter=selection")}, "the engine `draft` has no adapter named `selection`"),
-    ({"settings": (LISTED, "stages.reason.adapter=selection")}, "a `repeat` calls no engine; set this on a stage that does"),
+    ({"settings": (LISTED, "stages.reason.adapter=selection")}, "unknown key `adapter`"),
     ({"settings": (LISTED, "adapter=3")}, "--set adapter=3: expected `str | null`, got `int`"),
     ({"settings": ("engines.target.adapters=['']",)}, "adapters=['']: expected `str` of length >= 1"),
 ]

@@ -19,10 +19,6 @@ NASTY = '"];a-->b;<img src=x onerror=y>&lt;\\N}}{{#quot;`$$'
 GRAPH = """
 name: nasty
 prompts: {{problem: {problem}}}
-engines:
-  draft: {{backend: torch, model: {model}}}
-  target: {{backend: torch, model: bundled:tiny-target}}
-  third: {{backend: torch, model: bundled:tiny-target}}
 stages:
   guide: {{kind: generate, engine: third, unit: tokens, max_tokens: 8}}
   one: {{kind: draft, engine: draft, unit: step, candidates: 2, max_tokens: 9, after: guide}}
@@ -102,7 +98,7 @@ def plan() -> Draw:
 @pytest.fixture
 def nasty(tmp_path: Path) -> Plan:
     """Two drafts at the same time, then one of two stages; texts that no format takes as they are."""
-    quoted = "'" + NASTY + "'"
     path = tmp_path / "nasty.yaml"
-    path.write_text(GRAPH.format(problem="'{{problem}}" + NASTY + "'", model=quoted))
-    return load_plan(path)
+    path.write_text(GRAPH.format(problem="'{{problem}}" + NASTY + "'"))
+    models = {"draft": NASTY, "target": "bundled:tiny-target", "third": "bundled:tiny-target"}
+    return load_plan(path, {role: {"backend": "torch", "model": model} for role, model in models.items()})

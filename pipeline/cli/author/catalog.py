@@ -82,7 +82,7 @@ def _items(kind: str) -> Iterator[Item]:
     else:
         files = bundled_files(FILES[kind])
         for name in sorted(files, key=lambda name: (MAIN.index(name) if name in MAIN else len(MAIN), name)):
-            params = read_file(files[name]).get("params") or {} if kind == "graphs" else {}
+            params = read_file(files[name], FILES[kind]).get("params") or {} if kind == "graphs" else {}
             yield Item(name=name, about=_head_comment(files[name]), params=params)
 
 

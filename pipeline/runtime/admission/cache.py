@@ -44,7 +44,7 @@ def cache_limits(plan: Plan, facts: Mapping[str, Mapping[str, Fact]]) -> dict[st
     """
     found: dict[str, CacheLimit | None] = {}
     for role, parallel_steps in _parallel_steps(plan).items():
-        copies = len({node.spec.adapter for node in plan.repeated if node.spec.role == role})
+        copies = len({getattr(node.spec, "adapter", None) for node in plan.repeated if node.spec.role == role})
         tokens, sequences = (_positive(facts[role].get(name), copies) for name in ("kv_cache_tokens", "kv_cache_sequences"))
         stated = tokens or sequences
         limit = CacheLimit(role=role, tokens=tokens or inf, sequences=sequences or inf, parallel_steps=parallel_steps)
