@@ -3,9 +3,8 @@
     python -m bench.cost.analysis [--calls 10000000] [--repeats 3] [--trace FOLDER]
 
 A simulated run of SpecCoT is repeated, one after the other under new names, until there are about that many calls (making the trace is not
-timed). `analyse` then works out
-all of its figures, each time in a process of its own. `seconds` are those of that, CPU and memory those of the process. Prints a table
-and writes bench/results/analysis.json.
+timed). Then it is summarized, each time in another process. `seconds` are those of that, CPU and memory those of the process. Prints a
+table and writes bench/results/analysis.json.
 """
 
 import json
@@ -108,10 +107,10 @@ def measure(run: Path) -> dict[str, Any]:
 def work(run: Path) -> None:
     """The work of one measured process: prints its seconds."""
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:CORES])
-    from pipeline.analysis.time.study import analyse
+    from pipeline.analysis.summary import summarize
 
     started = time.perf_counter()
-    analyse(run)
+    summarize(run)
     print(json.dumps(time.perf_counter() - started))
 
 

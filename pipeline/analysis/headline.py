@@ -249,7 +249,7 @@ def _engines(s: Summary) -> Iterator[Row]:
     busy = {role: engine for role, engine in s.engines.items() if engine.calls}
     if busy and s.span_s:
         said = ", ".join(f"{role} {_percent(engine.busy_share)}" for role, engine in busy.items())
-        yield Row("busy", "", said + (f", mean of {s.replicas} replicas" if s.replicas > 1 else ""))
+        yield Row("busy", "", said + (f", on any of {s.replicas} replicas" if s.replicas > 1 else ""))
     for role, engine in busy.items():
         if engine.speculated_tokens:
             accepted = (engine.accepted_speculated_tokens or 0) / engine.speculated_tokens
@@ -340,11 +340,11 @@ def _few_in_flight(s: Summary, most: str) -> str:
 def facts_table(s: Summary) -> Table:
     """Further figures of a run, one row each."""
     rows = (
-        ("wall time", f"{plain(s.wall_time_s)} s ({plain(s.tail_time_s)} s tail: {_tail(s)})"),
+        ("wall time", f"{plain(s.wall_time_s)} s ({plain(s.tail_time_s)} s tail: fewer chains in flight than the batch size)"),
         ("steps", f"{s.steps:,}"),
         *([("options", mass_sentence(s.option_mass))] if s.option_mass else []),
         *([("admission", f"by cache, chains paused {s.pauses:,} times")] if s.pauses else []),
-        ("overlap", f"{_percent(s.overlap_share)} of the time at least two engines {_of_one(s)}were busy"),
+        ("overlap", f"{_percent(s.overlap_share)} of the time at least two engines were busy"),
         ("stop reasons", ", ".join(f"{reason} {count}" for reason, count in s.stop_reasons.items())),
         *((kind, f"for example: {message}") for kind, message in s.error_examples.items()),
     )
@@ -368,8 +368,7 @@ def engines_table(summary: Summary) -> Table:
                 f"{engine.mean_in_flight:.1f}",
             )
         )
-    note = f"Of all {summary.replicas} replicas; busy is the mean of their engines." if summary.replicas > 1 else ""
-    return Table("Engines", columns, tuple(rows), note)
+    return Table("Engines", columns, tuple(rows))
 
 
 def stages_table(summary: Summary) -> Table:
@@ -390,16 +389,6 @@ def stages_table(summary: Summary) -> Table:
             )
         )
     return Table("Stages", columns, tuple(rows))
-
-
-def _tail(s: Summary) -> str:
-    """What the tail is."""
-    return "a replica had fewer chains in flight than the batch size" if s.replicas > 1 else "fewer chains in flight than the batch size"
-
-
-def _of_one(s: Summary) -> str:
-    """Which engines an overlap is of."""
-    return "of a replica, on average, " if s.replicas > 1 else ""
 
 
 def _percent(share: float | None) -> str:

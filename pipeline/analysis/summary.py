@@ -11,10 +11,10 @@ import msgspec
 from msgspec import Struct, structs
 
 from pipeline.analysis.choices import Sample, majority
-from pipeline.analysis.facts import answers, engine_facts, of_engines, take_turns
+from pipeline.analysis.facts import answers, engine_facts, of_engines, replica_count, take_turns
 from pipeline.analysis.figures import NOTHING, Estimate, outcomes, pass_at
 from pipeline.analysis.steps import STEP_SUMS, OptionMass, option_mass
-from pipeline.analysis.time.occupancy import Occupancy, occupancy, tail_s
+from pipeline.analysis.time.occupancy import Occupancy, occupancy
 from pipeline.analysis.time.work import RunTimes, read_work
 from pipeline.errors import InputError
 from pipeline.graph.spec import OpenSpec
@@ -76,7 +76,7 @@ class Interval(Struct, frozen=True):
 
 
 class EngineSummary(Struct, frozen=True, kw_only=True):
-    """The figures of one engine of a run; of several replicas those of all their engines of one role."""
+    """The figures of one engine of a run; of several replicas of all their engines of one role."""
 
     calls: int
     input_tokens: int
@@ -87,11 +87,11 @@ class EngineSummary(Struct, frozen=True, kw_only=True):
     output_tokens_per_s: float | None
     """`output_tokens` over the wall time."""
     busy_s: float
-    """Seconds in which at least one request was in flight; of several replicas the mean of their engines of this role."""
+    """Seconds in which at least one request was in flight."""
     busy_share: float
     """`busy_s` over the span of the calls, 0 to 1."""
     mean_in_flight: float
-    """Requests in flight, averaged over the span of the calls; of several replicas those of all."""
+    """Requests in flight, averaged over the span of the calls."""
     retried_calls: int
     """Attempts at a call after the first one."""
     restarts: int | None
@@ -250,12 +250,12 @@ class Summary(Struct, frozen=True, kw_only=True):
     span_s: float
     """Seconds from the first call that was sent until the last that ended, without pauses between sessions."""
     overlap_share: float
-    """Share of `span_s` in which two or more engines were busy, 0 to 1; of several replicas the mean of each one's with its own engines."""
+    """Share of `span_s` in which two or more engines were busy, 0 to 1."""
     tail_time_s: float | None
     """Seconds at the end of the run in which fewer chains lived than the batch size, or than the most that ever did; null without
-    chains. Of several replicas: since the first one had fewer, see `occupancy.tail_s`."""
+    chains."""
     replicas: int = 1
-    """Those that were started or have rows."""
+    """How many solved its problems."""
     engines: dict[str, EngineSummary]
     """By role."""
     stages: dict[str, StageSummary]
@@ -306,8 +306,8 @@ def summarize_work(work: RunTimes) -> Summary:
         kept_tokens_per_s=None if kept is None else _over(kept, wall_s),
         span_s=span_s,
         overlap_share=_over(over_time.overlap_s, span_s) or 0.0,
-        tail_time_s=tail_s(work),
-        replicas=over_time.replicas,
+        tail_time_s=over_time.tail_s,
+        replicas=replica_count(file),
         engines={each["engine"]: _engine(each, file, over_time, span_s, wall_s) for each in engines},
         stages={each["stage"]: msgspec.convert(each, StageSummary) for each in _in_order(calls, file)},
         error_examples=dict(db.stream(ERROR_EXAMPLES)),

@@ -1,6 +1,6 @@
 """The charts of a run: figures over time, tokens and counts of steps enter, charts and tables leave. Pure."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -8,8 +8,8 @@ from pipeline.analysis.figures import wilson
 from pipeline.analysis.ledger import USEFUL, WASTED, Ledger
 from pipeline.analysis.steps import Scores, StepCounts
 from pipeline.analysis.tables import Table, plain, plain_percent
+from pipeline.analysis.time.latency import QUANTITIES, Latency
 from pipeline.analysis.time.occupancy import Occupancy, Spent
-from pipeline.analysis.time.study import QUANTITIES, Percentiles
 from pipeline.analysis.time.work import Array
 from pipeline.reasoning.chain import Scale
 from pipeline.show.plot import Chart, ChartAxis, Mark, Panel, Shares, stacked, up_to
@@ -143,19 +143,14 @@ def _of_engines(title: str, words: Mapping[str, tuple[str, str]], rows: Mapping[
     return Shares(title=title, rows=named, hues=dict(words.values()), note=note)
 
 
-def latency_table(latencies: Mapping[str, Mapping[str, Percentiles]], stages: Sequence[str]) -> Table:
+def latency_table(latencies: Sequence[Latency], stages: Sequence[str]) -> Table:
     """A table of all percentiles by stage and quantity, in milliseconds."""
+    order = {name: place for place, name in enumerate((*stages, *QUANTITIES))}
     rows = tuple(
-        (stage, TIMES[quantity], f"{p.count:,}", *(plain(1000 * value) for value in (p.mean, p.p50, p.p90, p.p99, p.max)))
-        for stage in _ordered(latencies, stages)
-        for quantity in QUANTITIES
-        if (p := latencies[stage].get(quantity)) is not None
+        (p.stage, TIMES[p.quantity], f"{p.count:,}", *(plain(1000 * value) for value in (p.mean, p.p50, p.p90, p.p99, p.max)))
+        for p in sorted(latencies, key=lambda each: (order.get(each.stage, len(order)), each.stage, order[each.quantity]))
     )
     return Table("Call latency (ms)", ("stage", "quantity", "calls", "mean", "p50", "p90", "p99", "max"), rows)
-
-
-def _ordered(found: Collection[str], stages: Sequence[str]) -> list[str]:
-    return [*(name for name in stages if name in found), *sorted(set(found) - set(stages))]
 
 
 def steps(counts: StepCounts) -> list[Chart]:

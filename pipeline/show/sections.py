@@ -9,10 +9,12 @@ from msgspec import Struct
 
 from pipeline.analysis.facts import EngineFacts, engine_facts, of_engines, replica_count
 from pipeline.analysis.headline import Headline, engines_table, facts_table, headline, limit, stages_table, summary_of
+from pipeline.analysis.ledger import read_ledger
 from pipeline.analysis.steps import count_steps
 from pipeline.analysis.summary import Summary
 from pipeline.analysis.tables import Table, plain, plain_percent
-from pipeline.analysis.time.study import Analysis, analyse_work
+from pipeline.analysis.time.latency import latencies
+from pipeline.analysis.time.occupancy import occupancy
 from pipeline.analysis.time.work import read_work
 from pipeline.show import charts
 from pipeline.show.gantt import draw_chains, read_gantt
@@ -23,8 +25,6 @@ from pipeline.store.run_file import Host, RunFile
 SIMULATED = "Simulated: every time on this page is from a simulated clock, and every text was made up by a simulated engine."
 MEASURED = "Measured: times are those of real engines on the machine below."
 REPLAYED = "Replayed on a simulated clock: texts of replayed engines are those of a recorded run, times are simulated."
-MEANS = "Requests and chains are totals over all {count} replicas; busy and idle time and the overlap are means over the replicas."
-"""Said of charts of engines where there are several replicas."""
 WARNINGS = ("stopped", "failed", "left", "cancelled", "restarts", "empty", "options", "grading", "note")
 """Rows of a headline that a reader must know before the figures."""
 BINS = 300
@@ -68,11 +68,15 @@ def run_figures(folder: Path, db: Query) -> RunFigures:
     """The figures of the run in `folder`, which is open in `db`; raises `InputError` where its trace cannot be read."""
     run, work = RunFile.read(folder), read_work(db)
     stages = [node.name for node in run.plan.stages()]
-    analysis, summary, counts = analyse_work(work, BINS), summary_of(folder, work), count_steps(db)
-    told, busy, sections = headline(summary), any(each.total_busy_s for each in analysis.occupancy.engines.values()), []
-    if busy:
-        sections = [Section(title="Every problem over time", charts=[draw_chains(read_gantt(db), stages)]), _engines(analysis)]
-        sections.append(Section(title="Tokens by outcome", charts=charts.tokens(analysis.ledger)))
+    over_time, summary, counts = occupancy(work, BINS), summary_of(folder, work), count_steps(db)
+    told, tables, sections = headline(summary), [facts_table(summary), engines_table(summary), stages_table(summary)], []
+    if any(each.total_busy_s for each in over_time.engines.values()):
+        sections = [
+            Section(title="Every problem over time", charts=[draw_chains(read_gantt(db), stages)]),
+            Section(title="Engines over time", charts=[charts.requests(over_time), charts.causes(over_time)]),
+            Section(title="Tokens by outcome", charts=charts.tokens(read_ledger(db))),
+        ]
+        tables += [charts.causes_table(over_time), charts.latency_table(latencies(db), stages)]
     if steps := charts.steps(counts):
         sections.append(Section(title="Steps", charts=steps))
     warnings = [f"{row.name}: {f'{row.figure}, ' if row.figure else ''}{row.text}" for row in told.rows if row.name in WARNINGS]
@@ -81,7 +85,7 @@ def run_figures(folder: Path, db: Query) -> RunFigures:
         notices=[*notices(run, summary.status or run.status), *warnings],
         tiles=list(_tiles(summary, told)),
         sections=sections,
-        facts=_facts(summary, told, analysis, stages, busy),
+        facts=Section(title="Facts", tables=[_head(told), *tables], folded=True),
     )
 
 
@@ -97,21 +101,8 @@ def _tiles(s: Summary, told: Headline) -> Iterator[Tile]:
     yield Tile("bottleneck", what or "-", why[0] if why else "the figures show none")
 
 
-def _engines(analysis: Analysis) -> Section:
-    occupancy = analysis.occupancy
-    return Section(
-        title="Engines over time",
-        text=[MEANS.format(count=occupancy.replicas)] if occupancy.replicas > 1 else [],
-        charts=[charts.requests(occupancy), charts.causes(occupancy)],
-    )
-
-
-def _facts(found: Summary, told: Headline, analysis: Analysis, stages: Sequence[str], busy: bool) -> Section:
-    head = Table(told.head, ("", "", ""), tuple((row.name, row.figure, row.text) for row in told.rows))
-    tables = [head, facts_table(found), engines_table(found), stages_table(found)]
-    if busy:
-        tables += [charts.causes_table(analysis.occupancy), charts.latency_table(analysis.latencies, stages)]
-    return Section(title="Facts", tables=tables, folded=True)
+def _head(told: Headline) -> Table:
+    return Table(told.head, ("", "", ""), tuple((row.name, row.figure, row.text) for row in told.rows))
 
 
 def settings(run: RunFile) -> Section:

@@ -1,16 +1,14 @@
-"""Runs without any run folder, and runs of several replicas."""
+"""Runs without any run folder."""
 
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 from msgspec import structs
 
 from pipeline.analysis.compare import Ends, Run
 from pipeline.store.run_file import Host
-from tests.support.replicas import replica_run
 from tests.support.run_files import RUN, source
 
 STAGES = {
@@ -46,10 +44,3 @@ def run_of(name: str, latency: Sequence[float], *, sums: dict[str, Any] | None =
     given["judged"] = given["verified"] + given["unverified"]
     values = {"folders": (), "seeds": (options.get("seed", 0),), "status": "finished", "mean_wall_time_s": 10.0, "ends": Ends(len(ones))}
     return Run(name=name, file=structs.replace(file, **fields), sums=given, **values | own)
-
-
-@pytest.fixture(scope="session")
-def replica_runs(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
-    """Runs of one process and of three replicas."""
-    folder = tmp_path_factory.mktemp("replicas")
-    return {count: replica_run(folder / str(count), count) for count in (1, 3)}

@@ -24,7 +24,7 @@ class _Stretches:
     def __init__(self, rules: IdleRules, chains: Lives, calls: Calls) -> None:
         self._rules, self._calls = rules, calls
         self._chains = chains
-        marks = np.array([rules.last_admission, rules.last_end])
+        marks = np.array([rules.last_admission])
         instants = [rules.edges, chains.start, chains.end, calls.ready, calls.submit, calls.end, marks]
         self._times = np.unique(np.clip(np.concatenate(instants), rules.edges[0], rules.edges[-1]))
         self._bin = np.searchsorted(rules.edges, self._times[:-1], "right") - 1
@@ -68,9 +68,8 @@ class _Stretches:
         rules = self._rules
         tail = (self._times[:-1] >= rules.last_admission) & (live < rules.full)
         held = BARRIER if rules.lockstep else ORCHESTRATION
-        over = (live == 0) & (self._times[:-1] >= rules.last_admission) & (self._times[:-1] < rules.last_end)
-        conditions = [at & group != 0, over, live == 0, again & group != 0, ready & group != 0, after & group != 0, tail]
-        return np.select(conditions, [BUSY, TAIL, NOTHING_ADMITTED, RECOVERY, held, ORCHESTRATION, TAIL], OTHER_ENGINE)
+        conditions = [at & group != 0, live == 0, again & group != 0, ready & group != 0, after & group != 0, tail]
+        return np.select(conditions, [BUSY, NOTHING_ADMITTED, RECOVERY, held, ORCHESTRATION, TAIL], OTHER_ENGINE)
 
 
 def _bits(counts: Sequence[Array]) -> Array:

@@ -1,17 +1,38 @@
-"""Busy, idle and why, by hand, cause by cause; whole runs agree with their timelines; each replica alone, and all together."""
+"""Busy, idle and why, by hand, cause by cause, and against a plain reference to the nanosecond; tails; time without pauses."""
 
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pipeline.analysis.summary import summarize
 from pipeline.analysis.time.occupancy import Occupancy
+from pipeline.analysis.time.walk import occupancy_sums
+from pipeline.analysis.time.work import Axis, read_work
 from pipeline.errors import InputError
+from pipeline.store.query import Query
 from pipeline.store.store import RunStore
+from tests.analysis import reference_analyses as reference
+from tests.support.run_files import RUN_JSON
 from tests.support.runs import solve_short
-from tests.support.traces import call, card, chain, over_time, same, write
+from tests.support.traces import (
+    ENGINES,
+    S,
+    call,
+    calls_of,
+    card,
+    chain,
+    lives_of,
+    over_time,
+    random_calls,
+    random_lives,
+    rules_of,
+    same,
+    write,
+)
 
 
 def idle(found: Occupancy, role: str) -> dict[str, float]:
@@ -115,8 +136,85 @@ def test_a_whole_run_agrees_with_its_timeline_and_its_wall_time(tmp_path: Path, 
         assert ("barrier" in idle(found, role)) == (schedule == "lockstep")
 
 
-def test_the_example_that_explains_the_sweep(tmp_path: Path) -> None:
+def test_the_example_that_explains_the_walk(tmp_path: Path) -> None:
     calls = [call("a", "d", 0, 1, 4), call("a", "t", 5, 5, 8), call("a", "t", 8, 9, 10)]
     found = over_time(write(tmp_path, calls=calls, chains=[chain("a", 0, 10)], steps=[], card=card(0, 10, batch_size=1)))
     assert (found.engines["d"].total_busy_s, idle(found, "d")) == (3, {"orchestration": 1, "other_engine": 6})
     assert (found.engines["t"].total_busy_s, idle(found, "t")) == (4, {"orchestration": 2, "other_engine": 4})
+
+
+def test_an_engine_is_busy_while_it_is_on_any_of_its_replicas(tmp_path: Path) -> None:
+    #     0 1 2 3 4 5 6 7 8 9
+    # a 0 [d d t t]             replica 0; as many live as the batch size on both until 4
+    # b 1 [d d d d d d d d]     replica 1, ends at 8; the run ends at 9
+    calls = [call("a", "d", 0, 0, 2, replica=0), call("a", "t", 2, 2, 4, replica=0), call("b", "d", 0, 0, 8, replica=1)]
+    rows = [chain("a", 0, 4, replica=0), chain("b", 0, 8, replica=1, input_row=2)]
+    two = card(0, 9, batch_size=1, replicas=2, input=RUN_JSON["input"] | {"rows": 2})
+    found = over_time(write(tmp_path, calls=calls, chains=rows, steps=[], card=two), bins=9)
+    assert (found.engines["d"].total_busy_s, found.overlap_s, found.tail_s) == (8, 2, 4)
+    assert idle(found, "t") == {"other_engine": 2, "tail": 4, "nothing_admitted": 1}
+
+
+def test_what_cannot_be_read_and_a_clock_that_stepped_back(tmp_path: Path) -> None:
+    found = over_time(write(tmp_path / "instant", calls=[call("a", "d", 5, 5, 5), call("a", "d", 5, 5, 3)]))
+    assert found.engines["d"].total_busy_s == 0
+    (tmp_path / "calls").mkdir()
+    (tmp_path / "calls" / "part-00000.parquet").write_bytes(b"nothing")
+    with pytest.raises(InputError, match="cannot be read"):
+        over_time(tmp_path)
+
+
+def test_pauses_are_left_out_of_time_and_a_call_before_the_start_moves_it(tmp_path: Path) -> None:
+    axis = Axis(10, ((20, 30), (50, 51)))
+    assert [axis.of(instant) for instant in (10, 20, 25, 30, 50, 51, 60)] == [0, 10, 10, 10, 30, 30, 39]
+    work = read_work(Query(write(tmp_path, calls=[call("a", "d", -1, -1, 3)], chains=[chain("a", 0, 9)], card=card(0, 9))))
+    assert (work.span, work.lives.start.tolist()) == (10 * S, [S])
+
+
+@pytest.mark.parametrize(
+    ("lives", "batch_size", "tail_s"),
+    [
+        ([(0, 5), (0, 8), (5, 10)], 2, 2),
+        ([(0, 5), (0, 8), (6, 10)], 2, 2),
+        ([(0, 3), (0, 4), (0, 5)], 64, 2),
+        ([(0, 4), (4, 4)], 2, 0),
+        ([(4, 4)], 1, 0),
+        ([], 2, None),
+    ],
+)
+def test_the_tail(tmp_path: Path, lives: list[tuple[int, int]], batch_size: int, tail_s: float | None) -> None:
+    rows = [chain(f"{place}", *life) for place, life in enumerate(lives)]
+    assert over_time(write(tmp_path, chains=rows, card=card(0, 10, batch_size=batch_size))).tail_s == tail_s
+
+
+@pytest.mark.slow
+@given(st.lists(st.tuples(st.integers(0, 20), st.integers(1, 9)), min_size=1, max_size=6), st.integers(1, 4))
+def test_the_tail_begins_after_the_last_full_second(
+    tmp_path_factory: pytest.TempPathFactory, lengths: list[tuple[int, int]], batch_size: int
+) -> None:
+    lives = [(start, start + length) for start, length in lengths]
+    rows = [chain(f"c{place}", *life) for place, life in enumerate(lives)]
+    at_once = [sum(start <= second < end for start, end in lives) for second in range(30)]
+    full = max(second for second in range(30) if at_once[second] >= min(batch_size, max(at_once))) + 1
+    found = over_time(write(tmp_path_factory.mktemp("run"), chains=rows, card=card(0, 30, batch_size=batch_size)))
+    assert found.tail_s == max(end for _, end in lives) - full
+
+
+@given(random_calls, random_lives, st.integers(1, 7), st.booleans())
+def test_it_agrees_with_the_reference(rows: Any, lives: Any, bins: int, lockstep: bool) -> None:
+    chains, calls = lives_of(lives), calls_of(rows)
+    rules = rules_of(bins, chains, lockstep=lockstep)
+    found = occupancy_sums(rules, chains, calls)
+    rows = [found.open[0], found.overlap, *found.open[1 : 1 + 2 * ENGINES], *found.spent.reshape(-1, bins)]
+    assert np.array(rows).tolist() == reference.occupancy_sums(rules, chains, calls).tolist()
+
+
+@given(random_calls, random_lives, st.integers(1, 7))
+def test_every_nanosecond_counts_once(rows: Any, lives: Any, bins: int) -> None:
+    chains, calls = lives_of(lives), calls_of(rows)
+    rules = rules_of(bins, chains)
+    spent = occupancy_sums(rules, chains, calls).spent
+    for group, engines in enumerate(([0], [1], [2], [0, 1])):
+        assert spent[group].sum(axis=0).tolist() == np.diff(rules.edges).tolist()
+        mine = [set(range(s, e)) for engine, s, e in zip(calls.engine, calls.submit, calls.end, strict=True) if engine in engines]
+        assert spent[group, 0].sum() == len(set().union(*mine))

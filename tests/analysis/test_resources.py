@@ -1,18 +1,14 @@
 """What a run had to compute on, from the facts that engines state."""
 
 import math
-from pathlib import Path
 
 import pytest
 
-from pipeline.analysis.facts import EngineFacts, Resources, answers, devices_of, facts_of, replica_count, resources
+from pipeline.analysis.facts import EngineFacts, Resources, answers, devices_of, facts_of, resources
 from pipeline.errors import InputError
-from pipeline.store.run_file import RunFile
-
-pytestmark = pytest.mark.slow  # whole runs
 
 
-def test_each_replica_has_devices_of_its_own_and_all_ask_the_same_servers(replica_runs: dict[int, Path]) -> None:
+def test_each_replica_has_devices_of_its_own_and_all_ask_the_same_servers() -> None:
     engines = [
         EngineFacts(devices=("GPU 0", "GPU 1"), accelerators=2),
         EngineFacts(devices=("CPU core 0",), cores=1),
@@ -20,7 +16,6 @@ def test_each_replica_has_devices_of_its_own_and_all_ask_the_same_servers(replic
         EngineFacts(servers=("http://one",)),
     ]
     assert resources(engines, 3) == Resources(gpus=6, servers=1, cores=3, flops_per_s=6.0, names=("one",))
-    assert [replica_count(RunFile.read(folder)) for folder in replica_runs.values()] == [1, 3]
 
 
 def gpus(*numbers: int, model: str | None = None) -> EngineFacts:
@@ -64,7 +59,3 @@ def test_facts_are_read_as_engines_state_them() -> None:
 def test_more_is_after_less() -> None:
     two, four = resources([gpus(0, 1)]), resources([gpus(0, 1, 2, 3)])
     assert two < four
-
-
-def sim(*devices: str, rate: float = 1e12, tokens: int = 1000) -> EngineFacts:
-    return EngineFacts(answers="simulated", devices=devices, flops_per_s=rate, kv_cache_tokens=tokens)

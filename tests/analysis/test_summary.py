@@ -22,7 +22,9 @@ T = 1_700_000_000 * S
 
 def call(engine: str, stage: str, submit: int, end: int, tokens: tuple[int, int, int], **more: Any) -> Any:
     counts = dict(zip(("input_tokens", "cached_input_tokens", "output_tokens"), tokens, strict=True))
-    return blank(CallRow, engine=engine, stage=stage, submit_unix_ns=T + submit * S, end_unix_ns=T + end * S, **counts, **more)
+    return blank(
+        CallRow, chain_id="p1#0", engine=engine, stage=stage, submit_unix_ns=T + submit * S, end_unix_ns=T + end * S, **counts, **more
+    )
 
 
 def chain(row: int, start: int, end: int, stop_reason: str, **more: Any) -> Any:

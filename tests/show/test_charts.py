@@ -8,7 +8,7 @@ import pytest
 from pipeline.analysis import ledger
 from pipeline.analysis.steps import Scores
 from pipeline.analysis.time import occupancy
-from pipeline.analysis.time.study import QUANTITIES, Percentiles
+from pipeline.analysis.time.latency import QUANTITIES, Latency
 from pipeline.reasoning.chain import Scale
 from pipeline.show import charts
 from pipeline.show.gantt import ALIVE, WAITING, Gantt, KindSpans, draw_chains
@@ -41,6 +41,7 @@ def two_seconds() -> occupancy.Occupancy:
         overlap=np.array([0.25, 0.0]),
         overlap_s=0.25,
         overlap_share=0.125,
+        tail_s=0.0,
     )
 
 
@@ -86,10 +87,11 @@ def test_tokens_add_up_and_what_is_not_traced_has_a_reason() -> None:
 
 
 def test_times_of_stages_in_the_order_of_the_graph() -> None:
-    p = Percentiles(count=1000, mean=0.2, p50=0.1, p90=0.3, p99=0.5, max=2.0)
-    rows = charts.latency_table({"verify": {"e2e": p, "wait": p}, "draft": {"e2e": p}}, ["draft", "verify"]).rows
+    times = {"count": 1000, "mean": 0.2, "p50": 0.1, "p90": 0.3, "p99": 0.5, "max": 2.0}
+    parts = [("another", "e2e"), ("draft", "e2e"), ("verify", "e2e"), ("verify", "wait")]
+    rows = charts.latency_table([Latency(stage=stage, quantity=part, **times) for stage, part in parts], ["draft", "verify"]).rows
     assert rows[0] == ("draft", "end to end", "1,000", "200", "100", "300", "500", "2,000")
-    assert [row[:2] for row in rows[1:]] == [("verify", "client queue"), ("verify", "end to end")]
+    assert [row[:2] for row in rows[1:]] == [("verify", "client queue"), ("verify", "end to end"), ("another", "end to end")]
 
 
 def test_lengths_are_shares_of_their_kind_in_whole_bins() -> None:

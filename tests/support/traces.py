@@ -105,21 +105,20 @@ random_lives = st.lists(st.tuples(times, times, st.sampled_from([FINISHED, LOST,
 def lives_of(rows: Sequence[tuple[int, int, int]]) -> Lives:
     """Chains; start and end in either order."""
     one, other, status = np.array(rows, np.int64).reshape(-1, 3).T
-    return Lives(np.minimum(one, other), np.maximum(one, other), status, np.zeros_like(one))
+    return Lives(np.minimum(one, other), np.maximum(one, other), status)
 
 
 def calls_of(rows: Sequence[Any]) -> Calls:
     """Calls in the order of their ends; the three times of each in any order."""
-    columns = np.array([(*row[:2], *sorted(row[2:5]), *row[5:], -1) for row in rows], np.int64).reshape(-1, 7)
+    columns = np.array([(*row[:2], *sorted(row[2:5]), *row[5:]) for row in rows], np.int64).reshape(-1, 6)
     chain, again, *more = columns[np.argsort(columns[:, 4], kind="stable")].T
     return Calls(chain, again.astype(bool), *more)
 
 
-def rules_of(bins: int, lives: Lives, *, lockstep: bool = False, of_all: tuple[int, int] | None = None) -> IdleRules:
-    """Sixty nanoseconds; the engines, and two of them on a device. `of_all`: the last admission and the last end of all replicas."""
+def rules_of(bins: int, lives: Lives, *, lockstep: bool = False) -> IdleRules:
+    """Sixty nanoseconds; the engines, and two of them on a device."""
     edges = np.rint(np.linspace(0, 60, bins + 1)).astype(np.int64)
-    admitted, *ended = of_all or (int(lives.start.max()),)
-    return IdleRules(edges, ENGINES, np.array([[True, True, False]]), lockstep, 3, admitted, *ended)
+    return IdleRules(edges, ENGINES, np.array([[True, True, False]]), lockstep, 3, int(lives.start.max()))
 
 
 def over_time(folder: Path, bins: int = BINS) -> Occupancy:

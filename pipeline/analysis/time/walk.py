@@ -29,14 +29,11 @@ class IdleRules(NamedTuple):
     full: int
     """The number of chains that may live at once."""
     last_admission: int
-    """When the last chain started, of several replicas on this one."""
-    last_end: int = -1
-    """Of one of several replicas: when the last chain of all ended. Until then and since the last admission a replica without chains is in
-    the tail."""
+    """When the last chain started."""
 
 
 class IdleSums(NamedTuple):
-    """Nanoseconds in each bin."""
+    """Nanoseconds in each bin, and an instant."""
 
     open: Array
     """Added up over chains or calls, by row: chains that live (row 0); then by engine calls in flight, and calls that wait."""
@@ -44,6 +41,8 @@ class IdleSums(NamedTuple):
     """In which two or more engines are busy."""
     spent: Array
     """By engine and after them by device, by what their time is spent on, and by bin."""
+    full_until: int
+    """The last instant until which as many chains lived as may at once."""
 
 
 def occupancy_sums(rules: IdleRules, chains: Lives, calls: Calls) -> IdleSums:
@@ -53,11 +52,10 @@ def occupancy_sums(rules: IdleRules, chains: Lives, calls: Calls) -> IdleSums:
     coming = _coming(
         by_chain, calls.chain, calls.engine, calls.ready, calls.end, chains.start, chains.end, chains.status != OPEN, rules.engines
     )
-    cuts = np.unique(np.clip([*rules.edges.tolist(), rules.last_admission, rules.last_end], rules.edges[0], rules.edges[-1]))
+    cuts = np.unique(np.clip([*rules.edges.tolist(), rules.last_admission], rules.edges[0], rules.edges[-1]))
     streams = tuple(map(np.ascontiguousarray, (cuts, chains.start, chains.end, calls.ready, calls.submit, calls.end, *coming[1:])))
     orders = tuple(ready if stream is calls.ready else _order(stream) for stream in streams)
-    open_ns, overlap, spent = _walk(rules, streams, orders, calls.engine, calls.again, coming[0])
-    return IdleSums(open_ns, overlap, spent)
+    return IdleSums(*_walk(rules, streams, orders, calls.engine, calls.again, coming[0]))
 
 
 def _order(instants: Array) -> Array:
@@ -79,14 +77,14 @@ def compiled(function: F) -> F:
 @compiled
 def _walk(
     rules: IdleRules, streams: tuple[Array, ...], orders: tuple[Array, ...], engine: Array, again: Array, comes_to: Array
-) -> tuple[Array, Array, Array]:
+) -> tuple[Array, Array, Array, int]:
     """The fields of `IdleSums`. `streams` are the instants at which time is divided, chains start and end, calls are ready, sent and
     ended, and chains begin and cease to come to an engine; `orders` sort each of them."""
     engines, bins = rules.engines, len(rules.edges) - 1
     live, counts, causes = 0, np.zeros((4, engines), np.int64), np.zeros(engines, np.int64)
     open_ns, overlap = np.zeros((1 + 2 * engines, bins), np.int64), np.zeros(bins, np.int64)
     spent = np.zeros((engines + len(rules.devices), 7, bins), np.int64)
-    place, now, passed = 0, rules.edges[0], np.zeros(len(streams), np.int64)
+    place, now, full_until, passed = 0, rules.edges[0], rules.edges[0], np.zeros(len(streams), np.int64)
     while passed[CUT] < len(streams[CUT]):
         stream, at = CUT, streams[CUT][orders[CUT][passed[CUT]]]
         for other in range(1, len(streams)):
@@ -96,7 +94,7 @@ def _walk(
             while now >= rules.edges[place + 1]:
                 place += 1
             _add(rules, now, at - now, live, counts, causes, open_ns[:, place], overlap[place : place + 1], spent[:, :, place])
-            now = at
+            now, full_until = at, at if live >= rules.full else full_until
         row = orders[stream][passed[stream]]
         passed[stream] += 1
         if stream == START:
@@ -114,7 +112,7 @@ def _walk(
             counts[IN_FLIGHT, engine[row]] -= 1
         elif stream != CUT:
             counts[COMING, comes_to[row]] += 1 if stream == COMES else -1
-    return open_ns, overlap, spent
+    return open_ns, overlap, spent, full_until
 
 
 @compiled
@@ -131,7 +129,7 @@ def _add(
             cause = BUSY
             busy += 1
         elif not live:
-            cause = TAIL if rules.last_admission <= now < rules.last_end else NOTHING_ADMITTED
+            cause = NOTHING_ADMITTED
         elif counts[AGAIN, e]:
             cause = RECOVERY
         elif counts[WAITING, e]:

@@ -3,13 +3,11 @@
 Instants are nanoseconds of work: since the start of the run, without the pauses between the sessions of a run that was resumed. In SQL
 there are, next to the tables of the run folder:
 
-- `lives`, a row for each chain: `chain` (its place), `chain_id`, `start`, `end`, `status`, `replica` (null: none).
+- `lives`, a row for each chain: `chain` (its place), `chain_id`, `start`, `end`, `status`.
 - `flights`, a row for each call: `ready`, `submit` and `end`, next to the columns of `calls`; and `timed`, the same with its `chain`.
 """
 
-from collections.abc import Iterator, Sequence
 from functools import cached_property
-from itertools import pairwise
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -20,21 +18,17 @@ from pipeline.store.rows import UNFINISHED
 from pipeline.store.run_file import RunFile
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
-NO_REPLICA = -1
-"""Stands for the number of a replica where a row has none."""
 READY = "submit_unix_ns - (client_wait_s * 1e9)::BIGINT"
 """The SQL of the instant at which a call could have been sent, ns UTC."""
 FINISHED, LOST, OPEN = 0, 1, 2
 """The status of a chain: it came to its end; it failed or was cancelled; it has no row in the chains table (yet)."""
-PIECE = 1 << 19
-"""About how many calls are worked on at once, where that is done chain by chain."""
 SLACK_NS = 2
 """Ready times are differences of rounded numbers: calls of one chain whose ready times differ by so little were ready together, and one may
 end so much later than the next is ready."""
 
 
 class Calls(NamedTuple):
-    """Calls as columns in the order of their ends."""
+    """Calls as columns, in any order."""
 
     chain: Array
     """Places in the chains."""
@@ -48,8 +42,6 @@ class Calls(NamedTuple):
     """When it was answered or had failed; never before `submit`."""
     engine: Array
     """Places of their roles."""
-    replica: Array
-    """The number of the replica; -1 where the row names none."""
 
 
 class Lives(NamedTuple):
@@ -60,18 +52,13 @@ class Lives(NamedTuple):
     """Never before `start`; the end of the run for a chain without a row."""
     status: Array
     """`FINISHED`, `LOST` or `OPEN`."""
-    replica: Array
-    """The number of the replica that solves it; -1 where its rows name none."""
 
 
-_COLUMNS: dict[str, tuple[str, str, type[np.generic]]] = {
-    "chain": ("chain", "INTEGER", np.int32),
-    "again": ("attempt > 0", "TINYINT", np.bool_),
-    **{name: (f'"{name}"', "BIGINT", np.int64) for name in ("ready", "submit", "end")},
-    "engine": ("list_position($engines, engine) - 1", "TINYINT", np.int8),
-    "replica": (f"coalesce(replica, {NO_REPLICA})", "INTEGER", np.int32),
-}
-"""The columns of `Calls`: SQL, and types in SQL and of the array."""
+CALLS = """
+SELECT chain::INTEGER AS chain, attempt > 0 AS again, ready, submit, "end", (list_position($engines, engine) - 1)::TINYINT AS engine
+FROM timed
+"""
+"""The columns of `Calls`."""
 
 
 class Axis(Struct, frozen=True):
@@ -87,10 +74,6 @@ class Axis(Struct, frozen=True):
         paused = sum(np.clip(instants - since, 0, until - since) for since, until in self.pauses)
         return instants - self.origin - paused
 
-    def seconds(self, instants: Any) -> Any:
-        """Instants, a number or an array in ns UTC, as seconds of work."""
-        return self.of(instants) / 1e9
-
     def sql(self, instant: str) -> str:
         """The SQL of an instant in ns UTC as nanoseconds of work."""
         paused = "".join(f" - greatest(0, least({instant}, {until}) - {since})" for since, until in self.pauses)
@@ -103,18 +86,14 @@ class Seen(Struct, frozen=True):
     first: int | None
     """Its first instant, ns UTC."""
     last: int | None
-    replicas: list[int] | None
     engines: list[str] | None = None
 
 
 _SEEN_IN_CALLS = f"""
-SELECT min(first) AS first, max(last) AS last, list(DISTINCT replica) FILTER (replica IS NOT NULL) AS replicas,
-       list(DISTINCT engine ORDER BY engine) AS engines
-FROM (SELECT engine, replica, min({READY}) AS first, max(end_unix_ns) AS last FROM calls GROUP BY ALL)
+SELECT min(first) AS first, max(last) AS last, list(DISTINCT engine ORDER BY engine) AS engines
+FROM (SELECT engine, min({READY}) AS first, max(end_unix_ns) AS last FROM calls GROUP BY ALL)
 """
-_SEEN_IN_CHAINS = """
-SELECT min(start_unix_ns) AS first, max(end_unix_ns) AS last, list(DISTINCT replica) FILTER (replica IS NOT NULL) AS replicas FROM chains
-"""
+_SEEN_IN_CHAINS = "SELECT min(start_unix_ns) AS first, max(end_unix_ns) AS last FROM chains"
 
 
 class RunTimes(Struct, frozen=True, kw_only=True, dict=True):
@@ -130,37 +109,11 @@ class RunTimes(Struct, frozen=True, kw_only=True, dict=True):
     engines: tuple[str, ...]
     """Roles: those of the plan, then others that calls name."""
     lives: Lives
-    replicas: tuple[int, ...]
-    """The numbers of its replicas; empty where it has fewer than two."""
 
     @cached_property
     def calls(self) -> Calls:
         """All calls of the run, read when first asked for."""
-        return Calls(**self._columns(Calls._fields, "timed"))
-
-    def _columns(self, names: Sequence[str], table: str) -> dict[str, Array]:
-        parts = ", ".join(f"({_COLUMNS[name][0]})::{_COLUMNS[name][1]}" for name in names)
-        columns = {name: np.empty(self.db.scalar("SELECT count(*) FROM calls"), _COLUMNS[name][2]) for name in names}
-        batches, filled = self.db.batches(f"SELECT {parts} FROM {table}", engines=list(self.engines)), 0
-        for batch in batches:  # and below column by column, so that a long run is not in memory twice
-            for column, values in zip(columns.values(), batch.columns, strict=True):
-                column[filled : filled + len(values)] = np.from_dlpack(values)  # `to_numpy` imports pandas where that is installed
-            filled += batch.num_rows
-        if (columns["end"][1:] < columns["end"][:-1]).any():
-            order = np.argsort(columns["end"], kind="stable")
-            for name in names:
-                columns[name] = columns[name][order]
-        return columns
-
-
-def pieces(lives: Lives, calls: Calls, most: int = PIECE) -> Iterator[tuple[Lives, Calls]]:
-    """Some chains at a time with all of their calls, about `most` of these, so that what comes between takes little memory."""
-    so_far = np.cumsum(np.bincount(calls.chain, minlength=len(lives.start)))
-    cuts = np.searchsorted(so_far, np.arange(most, len(calls.end), most)).tolist()
-    for since, until in pairwise([0, *cuts, len(lives.start)]):
-        mine = (calls.chain >= since) & (calls.chain < until) if cuts else slice(None)
-        some = Calls(*(column[mine] for column in calls))
-        yield Lives(*(column[since:until] for column in lives)), some._replace(chain=some.chain - since)
+        return Calls(**self.db.columns(CALLS, engines=list(self.engines)))
 
 
 def read_work(db: Query) -> RunTimes:
@@ -169,39 +122,31 @@ def read_work(db: Query) -> RunTimes:
     calls, chains = db.row(_SEEN_IN_CALLS, Seen), db.row(_SEEN_IN_CHAINS, Seen)
     known = [at for at in (calls.first, calls.last, chains.first, chains.last, run.started_unix_ns, run.ended_unix_ns) if at]
     axis = Axis(min(known, default=0), run.pauses)
-    replicas = sorted({*(calls.replicas or ()), *(chains.replicas or ())})
-    # Work of a single process after shards were merged counts for the first replica.
-    _add_tables(db, axis, calls.last or 0, "coalesce(replica, 0)" if len(replicas) > 1 else "replica")
-    lives = db.columns(f'SELECT start, "end", status, coalesce(replica, {NO_REPLICA})::INTEGER AS replica FROM lives ORDER BY chain')
+    _add_tables(db, axis, calls.last or 0)
     return RunTimes(
         db=db,
         run=run,
         axis=axis,
         span=int(axis.of(max(known, default=0))),
         engines=tuple(dict.fromkeys([*run.plan.engines, *(calls.engines or [])])),
-        lives=Lives(**lives),
-        replicas=tuple(replicas) if len(replicas) > 1 else (),
+        lives=Lives(**db.columns('SELECT start, "end", status FROM lives ORDER BY chain')),
     )
 
 
-def _add_tables(db: Query, axis: Axis, last: int, replica: str) -> None:
-    """Add `lives`, `flights` and `timed`; `last` is when the last call ended, ns UTC, and with it chains that have no row; `replica`: the
-    SQL of a row's replica."""
-    over = f"CASE WHEN stop_reason IN {UNFINISHED} THEN {LOST} ELSE {FINISHED} END"
+def _add_tables(db: Query, axis: Axis, last: int) -> None:
+    """Add `lives`, `flights` and `timed`; `last` is when the last call ended, ns UTC, and with it chains that have no row."""
     db.execute(f"""
         CREATE TEMP TABLE lives AS
         WITH rows AS (
-            SELECT chain_id, start_unix_ns, end_unix_ns, {over} AS status, {replica} AS replica FROM chains
-            QUALIFY row_number() OVER (PARTITION BY chain_id ORDER BY end_unix_ns DESC) = 1
+            SELECT chain_id, start_unix_ns, end_unix_ns, if(stop_reason IN {UNFINISHED}, {LOST}, {FINISHED}) AS status FROM chains
             UNION ALL
-            SELECT chain_id, min({READY}), {last}, {OPEN}, max({replica}) FROM calls ANTI JOIN chains USING (chain_id) GROUP BY chain_id)
+            SELECT chain_id, min({READY}), {last}, {OPEN} FROM calls ANTI JOIN chains USING (chain_id) GROUP BY chain_id)
         SELECT row_number() OVER (ORDER BY start_unix_ns, chain_id) - 1 AS chain, chain_id, {axis.sql("start_unix_ns")} AS start,
-               greatest({axis.sql("start_unix_ns")}, {axis.sql("end_unix_ns")}) AS "end", status::BIGINT AS status, replica
+               greatest({axis.sql("start_unix_ns")}, {axis.sql("end_unix_ns")}) AS "end", status::BIGINT AS status
         FROM rows""")
     db.execute(f"""
         CREATE TEMP VIEW flights AS
-        SELECT * REPLACE ({replica} AS replica),
-               least({axis.sql(f"({READY})")}, {axis.sql("submit_unix_ns")}) AS ready, {axis.sql("submit_unix_ns")} AS submit,
+        SELECT *, least({axis.sql(f"({READY})")}, {axis.sql("submit_unix_ns")}) AS ready, {axis.sql("submit_unix_ns")} AS submit,
                {axis.sql("greatest(submit_unix_ns, end_unix_ns)")} AS "end"
         FROM calls""")
     db.execute("CREATE TEMP VIEW timed AS SELECT flights.*, chain FROM flights JOIN lives USING (chain_id)")
