@@ -14,8 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
-from pipeline.cli.study import grade as command
-from pipeline.cli.study.grade import reward_lines
+from pipeline.cli import grade as command
+from pipeline.cli.grade import reward_lines
 from pipeline.engine import Completion, Engine, EngineStatistics, Request
 from pipeline.engines.registry import open_engines
 from pipeline.engines.sim.spec import SimDeviceSpec, SimSpec

@@ -1,58 +1,51 @@
-"""How a command is put together: groups that import a command when it is called, options under headings, errors."""
+"""How a command is put together: groups that import a command when it is called, options under headings, errors in one sentence."""
 
 import os
 import re
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from ctypes import CDLL
 from functools import partial
 from importlib import import_module
-from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 from msgspec import Struct
 
-from pipeline.cli.synonyms import meant
-from pipeline.errors import UsageError, nearest
+from pipeline.errors import nearest
 
 F = TypeVar("F", bound=Callable[..., Any] | click.Command)
 SETTINGS: dict[str, Any] = {"help_option_names": ["-h", "--help"], "max_content_width": 120, "auto_envvar_prefix": "PIPELINE"}
-
-
-class Opened(ExitStack):
-    """What a command opens, the `obj` of its context: closed when the command has ended, whether it succeeded or not."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.urls: dict[str, str] = {}
-        """The URLs that paths of this machine stand for."""
-
-    def named(self, text: str) -> str:
-        """A message with each local path replaced by its URL."""
-        for path, url in self.urls.items():
-            text = text.replace(path, url)
-        return text
+_SYNONYMS = {
+    "--input FILE": "data dataset dataset-name dataset-path data-path input-file file task tasks benchmark",
+    "--output DIR": "out output-dir output-path save-dir log-dir results",
+    "--limit N": "num-prompts num-problems max-problems num-examples",
+    "--samples K, or --limit N for problems": "num-samples n-samples",
+    "--samples K": "n k epochs num-return-sequences",
+    "--batch-size N": "max-connections concurrency max-concurrency num-concurrent max-num-seqs max-samples max-workers num-workers",
+    "--model target=NAME": "model-name model-path target target-model base-model large-model",
+    "--model draft=NAME": "draft draft-model speculative-model assistant-model small-model",
+    "--model ROLE=http://HOST:PORT/v1#NAME": "base-url api-base model-base-url endpoint server url",
+    "--set engines.ROLE.args.tensor_parallel_size=N": "tensor-parallel-size tp tp-size",
+    "--set engines.ROLE.args.gpu_memory_utilization=SHARE": "gpu-memory-utilization",
+    "--set engines.ROLE.args.max_model_len=N": "max-model-len max-length context-length",
+    "--set engines.ROLE.api_key_env=VARIABLE": "api-key",
+    "--set engines.ROLE.timeout_s=SECONDS": "timeout request-timeout",
+    "--set engines.ROLE.args.NAME=VALUE": "model-args dtype quantization",
+    "--set engines.ROLE.NAME=VALUE": "max-retries trust-remote-code device",
+    "--set token_budget=N": "max-tokens max-new-tokens max-completion-tokens max-gen-toks max-thinking-tokens reasoning-tokens",
+    "--set prompts=FILE": "system-prompt prompt-template prompts",
+    "--set NAME=VALUE": "gen-kwargs generation-config",
+} | {f"--set {name.replace('-', '_')}=VALUE": name for name in ("temperature", "top-p", "top-k", "min-p", "candidates", "threshold")}
+"""What people who come from vLLM, lm_eval, inspect or OpenAI call an option, by what to give here."""
 
 
 class Option(click.Option):
     """An option with a heading for the help of long commands."""
 
-    def __init__(self, *args: Any, heading: str = "", **settings: Any) -> None:
+    def __init__(self, *args: Any, heading: str = "Options", **settings: Any) -> None:
         super().__init__(*args, **settings)
         self.heading = heading
-
-    @property
-    def long_name(self) -> str:
-        """Its long name, such as `--batch-size`."""
-        return max(self.opts, key=len)
-
-    def repeated(self, given: Any, times: int) -> str | None:
-        """What is given several times though only one of its values can hold: the option, or a NAME of its NAME=VALUE."""
-        if not self.multiple:
-            return self.long_name if times > 1 and not self.is_flag else None
-        names = [value.partition("=")[0] for value in given] if "=" in str(self.metavar) else []
-        return next((f"{self.long_name} {name}" for name in names if names.count(name) > 1), None)
 
     def get_help_extra(self, ctx: click.Context) -> Any:
         """Ranges are for errors: in help they are mostly noise."""
@@ -61,37 +54,17 @@ class Option(click.Option):
         return extra
 
 
-class Command(click.Command):
-    """A command, if it is `headed` with its options under headings."""
-
-    def __init__(self, *args: Any, headed: bool = False, **settings: Any) -> None:
-        super().__init__(*args, **settings)
-        self.headed = headed
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Refuse what is given twice."""
-        values, _, order = self.make_parser(ctx).parse_args(list(args))
-        for param in order:
-            if isinstance(param, Option) and (name := param.repeated(values[str(param.name)], order.count(param))):
-                raise click.UsageError(f"{name} is given twice", ctx)
-        return super().parse_args(ctx, args)
+class HeadedCommand(click.Command):
+    """A command whose help has its options under their headings."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        if not self.headed:
-            super().format_options(ctx, formatter)
-            return
         found: dict[str, list[tuple[str, str]]] = {}
         for param in self.get_params(ctx):
             if isinstance(param, click.Option) and (record := param.get_help_record(ctx)) is not None:
-                found.setdefault(getattr(param, "heading", "") or "Display", []).append(record)
+                found.setdefault(getattr(param, "heading", "Display"), []).append(record)
         for heading, records in found.items():
             with formatter.section(heading):
                 formatter.write_dl(records)
-
-
-def command(**settings: Any) -> Callable[[Callable[..., Any]], Command]:
-    """As `click.command`, for a `Command`."""
-    return click.command(cls=Command, **settings)
 
 
 def option(*names: str, **settings: Any) -> Callable[[F], F]:
@@ -102,18 +75,6 @@ def option(*names: str, **settings: Any) -> Callable[[F], F]:
 def headed(heading: str) -> Callable[..., Callable[[F], F]]:
     """`option` for options under this heading."""
     return partial(option, heading=heading)
-
-
-json_option = option("--json", "as_json", is_flag=True, help="Print JSON.", heading="Output")
-overwrite_option = option("--overwrite", is_flag=True, help="Overwrite an existing file.", heading="Output")
-
-
-def check_output(path: Path, overwrite: bool) -> None:
-    """Raise `UsageError` where `path` may not be written, before anything is read."""
-    if os.path.lexists(path) and not overwrite:
-        raise UsageError(f"{path}: file exists; choose another file with --output, or add --overwrite")
-    if path.is_dir() or not os.access(path.absolute().parent, os.W_OK):
-        raise UsageError(f"{path}: not writable; choose another file with --output")
 
 
 class CommandEntry(Struct, frozen=True):
@@ -195,24 +156,26 @@ def usage_sentence(error: click.ClickException) -> str:
     if isinstance(error, click.NoSuchOption):
         known = [] if context is None else [name for param in context.command.params for name in param.opts if name.startswith("--")]
         name = error.option_name
-        remedy, near = meant(name, known), nearest(name.strip("-"), [each.strip("-") for each in known])
+        remedy, near = _meant(name, known), nearest(name.strip("-"), [each.strip("-") for each in known])
         return f"no option `{name}`" + (f"; use {remedy}" if remedy else f"; did you mean `--{near}`?" if near else see)
-    if isinstance(error, click.MissingParameter) and error.param is not None:
-        return f"{_name(error.param)} is missing{_choices(error.param)}{see}"
     if isinstance(error, click.BadParameter) and error.param is not None:
-        return f"{_name(error.param)}: {_plain(error.message.rstrip('.'))}"
+        param = error.param
+        name = max(param.opts, key=len) if isinstance(param, click.Option) else param.human_readable_name.strip("[].")
+        if isinstance(error, click.MissingParameter):
+            choices = f": one of {', '.join(param.type.choices)}" if isinstance(param.type, click.Choice) else ""
+            return f"{name} is missing{choices}{see}"
+        return f"{name}: {_plain(error.message.rstrip('.'))}"
     text = " ".join(error.format_message().split()).rstrip(".")
     return f"{text[:1].lower()}{text[1:]}{see}"
+
+
+def _meant(name: str, known: Collection[str]) -> str | None:
+    """What to give, of the `known` options of a command, for an option that is called `name` elsewhere."""
+    wanted = name.strip("-").replace("_", "-")
+    found = next((meant for meant, names in _SYNONYMS.items() if wanted in names.split()), None)
+    return found if found is not None and found.split()[0] in known else None
 
 
 def _plain(said: str) -> str:
     """What click says of a number, in words: `0<=x<=1` is between 0 and 1."""
     return re.sub(r"in the range (\S+)<=x<=(\S+)", r"between \1 and \2", said.replace("a valid integer range", "a whole number"))
-
-
-def _name(param: click.Parameter) -> str:
-    return param.long_name if isinstance(param, Option) else param.human_readable_name.strip("[].")
-
-
-def _choices(param: click.Parameter) -> str:
-    return f": one of {', '.join(param.type.choices)}" if isinstance(param.type, click.Choice) else ""

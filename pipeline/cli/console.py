@@ -1,4 +1,4 @@
-"""Tables and panels by rich that show texts of models and files as they are: no markup, no emoji codes, no control characters."""
+"""Tables by rich that show texts of models and files as they are: no markup, no emoji codes, no control characters."""
 
 from collections.abc import Iterable
 from typing import Any

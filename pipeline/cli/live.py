@@ -1,14 +1,17 @@
-"""The display of a run on stderr, how its engines start and how far it is: lines that change on a terminal, elsewhere plain lines.
+"""What a command does beside a run: it displays how engines start and how far the run is, and lets signals stop it.
 
-A separate thread reads counters that only the run changes; the run never waits for the display.
+On a terminal the display is lines that change, elsewhere plain lines. A separate thread reads counters that only the run changes; the run
+never waits for the display.
 """
 
-import sys
+import asyncio
+import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 
+import anyio
 from rich.console import Group
 from rich.live import Live
 from rich.progress_bar import ProgressBar
@@ -17,45 +20,31 @@ from rich.text import Text
 
 from pipeline.analysis.progress import RecentRates, duration
 from pipeline.cli.console import PlainConsole
-from pipeline.cli.terminal import log, notice_settings, print_notice
+from pipeline.cli.terminal import CommandOutput, output
 from pipeline.engines.startup import READY, Listener
 from pipeline.graph.spec import EngineSpec
+from pipeline.run.loop import Stop
 from pipeline.run.prepare import Prepared
 from pipeline.runtime.executor import Executor
 
 PER_SECOND = 4
-"""How often the panel is drawn."""
-SAY_AGAIN_S = 30.0
-"""Seconds after which a plain line says that a phase is still running."""
+"""How often lines that change are drawn."""
 LINE_EVERY_S = 10.0
 """Seconds between two plain lines."""
+LATE_S = 15.0
+"""Seconds in one phase after which plain lines say what starting engines do."""
 ENOUGH_FOR_SHARES = 20
 """Graded answers from which on a percentage says more than a count."""
-
 OVER, KEPT, WRITTEN = "chains", "kept tokens", "written tokens"
 """Names of the counts that have rates."""
-BAR_WIDTH = 24
-"""Columns of the bar."""
 
-
-@contextmanager
-def watch(run: Prepared, work: Executor) -> Iterator[None]:
-    """Display a run until the block ends, as the command was asked to."""
-    simulated = any(engine.facts.get("answers") == "simulated" for engine in work.engines.values())
-    meter, chosen = Meter(work, run.record.input.chains, run.record.input.samples, simulated=simulated), notice_settings()
-    with ExitStack() as stack:
-        if has_panel():
-            console = PlainConsole(stderr=True)
-            stack.enter_context(Live(get_renderable=lambda: panel(meter), console=console, refresh_per_second=PER_SECOND, transient=True))
-        if chosen.log_file is not None or not (has_panel() or chosen.quiet):
-            say = log if has_panel() else print_notice
-            stack.enter_context(repeated(LINE_EVERY_S, lambda: say(line(meter))))
-        yield
-
-
-def has_panel() -> bool:
-    """True if a display that changes is to be shown: on a terminal, unless the command was asked for something else."""
-    return sys.stderr is not None and PlainConsole(stderr=True).is_terminal and not notice_settings().quiet
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+"""The last two are what batch systems announce the end of a job's time with, as Slurm does with `--signal=USR1@120`. One that was ignored
+when the program started stays ignored, as POSIX wants it: `nohup` ignores SIGHUP, and a shell that is not interactive ignores SIGINT in
+background jobs. While no run listens, Ctrl-C is a `KeyboardInterrupt`."""
+DRAIN_S = 10.0
+"""Seconds, by the run's clock, that live chains get to end in. Those that do not end are solved further on resume."""
+DRAINING = f"interrupted: waiting up to {DRAIN_S:g} s for running chains; interrupt again to stop now"
 
 
 @contextmanager
@@ -76,8 +65,33 @@ def repeated(seconds: float, work: Callable[[], object]) -> Iterator[None]:
         thread.join()
 
 
+def has_panel() -> bool:
+    """True if lines that change are to be shown: on a terminal, unless the command is quiet."""
+    return PlainConsole(stderr=True).is_terminal and not output().quiet
+
+
+@contextmanager
+def drawn(draw: Callable[[], Group | Text]) -> Iterator[None]:
+    """Draw lines that change on the terminal until the block ends, if there is one."""
+    if has_panel():
+        with Live(get_renderable=draw, console=PlainConsole(stderr=True), refresh_per_second=PER_SECOND, transient=True):
+            yield
+    else:
+        yield
+
+
+@contextmanager
+def watch(run: Prepared, work: Executor) -> Iterator[None]:
+    """Display a run until the block ends, as the command was asked to."""
+    simulated = any(engine.facts.get("answers") == "simulated" for engine in work.engines.values())
+    meter, out = Meter(work, run.record.input.chains, run.record.input.samples, simulated=simulated), output()
+    say = out.log if has_panel() else out.notice
+    with drawn(meter.panel), repeated(LINE_EVERY_S, lambda: say(meter.line())) if out.log_file or not has_panel() else nullcontext():
+        yield
+
+
 class Meter:
-    """The facts of the display of a run of `chains` chains. Rates are of the last half minute, see `RecentRates`; `look` updates them."""
+    """The facts of the display of a run of `chains` chains. Rates are of the last half minute, see `RecentRates`."""
 
     def __init__(
         self, work: Executor, chains: int, samples: int = 1, now: Callable[[], float] = time.monotonic, *, simulated: bool = False
@@ -85,19 +99,31 @@ class Meter:
         """`samples`: chains of each problem; `now`: the clock, in seconds; `simulated`: answers are made up."""
         self._work, self._chains, self._samples, self._simulated = work, chains, samples, simulated
         self._now, self._begun, self._rates = now, now(), RecentRates(OVER)
-        self.look()
+        self._look()
 
-    def look(self) -> None:
-        """Count what has happened so far."""
-        progress = self._work.progress
-        self._rates.look(self._now(), {OVER: progress.over, KEPT: progress.kept_tokens, WRITTEN: self._written()})
+    def line(self) -> str:
+        """The facts as one line of plain text."""
+        self._look()
+        return " · ".join([f"{self._share:.0%}", *self._pace(), *self._state()])
+
+    def panel(self) -> Group:
+        """The facts as two lines, for a terminal: a bar with how far the run is, and how it goes."""
+        self._look()
+        bar = Table.grid(padding=(0, 3))
+        bar.add_row(ProgressBar(1, self._share, width=24), Text("   ".join([f"{self._share:.0%}", *self._pace()]), "bold"))
+        return Group(bar, Text("   ".join(self._state())))
+
+    def _look(self) -> None:
+        progress, engines = self._work.progress, self._work.engines
+        counted = {role: engine.statistics().written_tokens or 0 for role, engine in engines.items()}  # with those of running requests
+        written = sum(max(count, counted.get(role, 0)) for role, count in progress.output_tokens.items())
+        self._rates.look(self._now(), {OVER: progress.over, KEPT: progress.kept_tokens, WRITTEN: written})
 
     @property
-    def share(self) -> float:
-        """The share of the chains that is over, 0 to 1."""
+    def _share(self) -> float:
         return min(1.0, self._work.progress.over / self._chains) if self._chains else 1.0
 
-    def progress(self) -> list[str]:
+    def _pace(self) -> list[str]:
         """How far the run is; until the first chains are over the steps that are done."""
         progress, per_s = self._work.progress, self._rates.per_s(OVER)
         pace = [f"{progress.steps:,} step{'s' * (progress.steps != 1)}"]
@@ -107,7 +133,7 @@ class Meter:
         failed = f", {progress.failed:,} failed" if progress.failed else ""
         return [f"{progress.over:,}/{self._chains:,}{failed}", *pace, f"elapsed {duration(self._now() - self._begun)}"]
 
-    def state(self) -> Iterator[str]:
+    def _state(self) -> Iterator[str]:
         """How well the run goes, what the engines do, and what keeps them from it."""
         work, progress = self._work, self._work.progress
         if progress.graded and not self._simulated:
@@ -126,49 +152,25 @@ class Meter:
                 yield f"{role} restarted {restarts}x"
         yield from progress.setbacks()
 
-    def _written(self) -> int:
-        """Tokens sampled so far, those of running requests included where the engine counts them."""
-        written = {role: engine.statistics().written_tokens or 0 for role, engine in self._work.engines.items()}
-        return sum(max(count, written.get(role, 0)) for role, count in self._work.progress.output_tokens.items())
-
-
-def line(meter: Meter) -> str:
-    """The facts as one line of plain text."""
-    meter.look()
-    return " · ".join([f"{meter.share:.0%}", *meter.progress(), *meter.state()])
-
-
-def panel(meter: Meter) -> Group:
-    """The facts as two lines, for a terminal: a bar with how far the run is, and how it goes."""
-    meter.look()
-    bar = Table.grid(padding=(0, 3))
-    bar.add_row(ProgressBar(1, meter.share, width=BAR_WIDTH), Text("   ".join([f"{meter.share:.0%}", *meter.progress()]), "bold"))
-    return Group(bar, Text("   ".join(meter.state())))
-
 
 class Starts(Listener):
-    """The phase of each engine that starts, and since when; what engines say is printed as the command was asked to."""
+    """The phase of each engine that starts, and since when; what its processes say goes to `out`."""
 
-    def __init__(self, specs: Mapping[str, EngineSpec], now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, specs: Mapping[str, EngineSpec], out: CommandOutput, now: Callable[[], float] = time.monotonic) -> None:
         """`now` is the clock, in seconds."""
-        self._now, self._first = now, now()
+        self.verbose = out.verbose
+        self._now, self._first, self._detail = now, now(), out.notice if out.verbose else out.log
         self._began = dict.fromkeys(specs, self._first)
         self._phases = {role: ("waiting to start", at) for role, at in self._began.items()}
-        self._plain = notice_settings().verbose and not has_panel()
-        """Print a line per phase."""
-        self._heard, self.verbose = False, notice_settings().verbose
 
     def phase(self, role: str, phase: str) -> None:
-        self._heard = True
         if self._phases[role][0] == READY:  # it died, and starts again
             self._began[role] = self._now()
         self._phases[role] = (phase, self._now())
-        say = print_notice if self._plain else log
-        say(f"engine {role}: {self.line(role)}")
+        self._detail(f"engine {role}: {self.line(role)}")
 
     def output(self, role: str, line: str) -> None:
-        say = print_notice if notice_settings().verbose else log
-        say(f"engine {role} | {line}")
+        self._detail(f"engine {role} | {line}")
 
     def line(self, role: str) -> str:
         """What the engine `role` does, and for how long."""
@@ -182,27 +184,78 @@ class Starts(Listener):
         """What all engines do, in one line."""
         return "engines: " + " · ".join(f"{role} {self.line(role)}" for role in self._phases)
 
-    def say_late(self) -> None:
-        """Print what they do while one of them has been in its phase for long and is not ready."""
-        if any(phase != READY and self._now() - since >= SAY_AGAIN_S / 2 for phase, since in self._phases.values()):
-            print_notice(self.all())
+    @property
+    def is_late(self) -> bool:
+        """Whether one of them has been in its phase for long and is not ready."""
+        return any(phase != READY and self._now() - since >= LATE_S for phase, since in self._phases.values())
 
-    def end(self) -> None:
-        """The engines are open; one that starts again later is news."""
-        if self._heard:
-            print_notice(f"engines ready after {self._now() - self._first:.1f} s")
-        self._plain = not has_panel()
+    @property
+    def ready(self) -> str:
+        """That the engines are open, and after how long; empty for simulated ones, which say nothing and start at once."""
+        return f"engines ready after {self._now() - self._first:.1f} s" if any(phase == READY for phase, _ in self._phases.values()) else ""
 
 
 @contextmanager
 def show_starts(specs: Mapping[str, EngineSpec]) -> Iterator[Listener]:
-    """Display the engines of `specs` while they start; simulated ones, which start at once, say nothing."""
-    starts = Starts(specs)
-    if has_panel():
-        console = PlainConsole(stderr=True)
-        with Live(get_renderable=lambda: Text(starts.all()), console=console, refresh_per_second=PER_SECOND, transient=True):
-            yield starts
-    else:
-        with repeated(SAY_AGAIN_S, starts.say_late):
-            yield starts
-    starts.end()
+    """Display the engines of `specs` while they start."""
+    out = output()
+    starts = Starts(specs, out)
+    late = repeated(2 * LATE_S, lambda: out.notice(starts.all()) if starts.is_late else None)
+    with drawn(lambda: Text(starts.all())), nullcontext() if has_panel() else late:
+        yield starts
+    if starts.ready:
+        out.notice(starts.ready)
+
+
+@contextmanager
+def restored_handlers() -> Iterator[None]:
+    """Restore the handlers of `STOP_SIGNALS` at the end, when no run listens any more."""
+    handlers = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+
+async def stop_on_signal(stop: Stop, *, task_status: anyio.abc.TaskStatus[None]) -> None:
+    """Drain the run at the first signal; abort it at the second, `DRAIN_S` after the first, or at once where nothing can be drained.
+
+    A task beside a run: it is cancelled when the run is over.
+    """
+    with _received() as next_signal:
+        task_status.started()
+        await next_signal()
+        if stop.drain():
+            output().notice(DRAINING)
+            with anyio.move_on_after(DRAIN_S):
+                await next_signal()
+    _abort(stop)
+
+
+async def stop_at_first_signal(stop: Stop, *, task_status: anyio.abc.TaskStatus[None]) -> None:
+    """Abort the run at the first signal: for a sweep, which repeats an interrupted point from its start anyway."""
+    with _received() as next_signal:
+        task_status.started()
+        await next_signal()
+    _abort(stop)
+
+
+@contextmanager
+def _received() -> Iterator[Callable[[], Awaitable[signal.Signals]]]:
+    """A function that waits for the next of `STOP_SIGNALS` that were not ignored before."""
+    heeded = [number for number in STOP_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+    loop, received = asyncio.get_running_loop(), asyncio.Queue[signal.Signals]()
+    for number in heeded:
+        loop.add_signal_handler(number, received.put_nowait, number)
+    try:
+        yield received.get
+    finally:
+        for number in heeded:
+            loop.remove_signal_handler(number)
+
+
+def _abort(stop: Stop) -> None:
+    for number in STOP_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)  # a further one would lose the rows that are being written
+    stop.abort()

@@ -15,14 +15,14 @@ from typing import NoReturn
 
 import click
 
-from pipeline.cli.commands import SETTINGS, CommandEntry, Commands, Opened, usage_sentence
-from pipeline.cli.terminal import discard_stdout, notices_end, print_error
+from pipeline.cli.commands import SETTINGS, CommandEntry, Commands, usage_sentence
+from pipeline.cli.terminal import CommandOutput, discard_stdout
 from pipeline.errors import Interrupted, OutOfMemory, PipelineError, RunError, is_out_of_memory, reason
 
 GRAPH = {
-    "check": CommandEntry("check a graph and its engines, and print the plan", "author.graph:check"),
-    "show": CommandEntry("draw a graph", "author.graph:show"),
-    "prompt": CommandEntry("print the prompt of a stage as its engine gets it", "author.graph:prompt"),
+    "check": CommandEntry("check a graph and its engines, and print the plan", "graph:check"),
+    "show": CommandEntry("draw a graph", "graph:show"),
+    "prompt": CommandEntry("print the prompt of a stage as its engine gets it", "graph:prompt"),
 }
 TRAIN = {
     "draft": CommandEntry("train a draft to think like its target", "train:draft"),
@@ -36,26 +36,26 @@ COMMANDS = {
         "merge": CommandEntry("merge the runs of all shards of an input", "run:merge"),
     },
     "Author": {
-        "list": CommandEntry("list what is bundled: graphs, engines, presets, prompts, ...", "author.catalog:list_"),
+        "list": CommandEntry("list what is bundled: graphs, engines, presets, prompts, ...", "bundled:list_"),
         "graph": CommandEntry("check or draw a graph, show its prompts", inside=GRAPH),
-        "doctor": CommandEntry("report what this machine can run", "author.doctor:doctor"),
+        "doctor": CommandEntry("report what this machine can run", "graph:doctor"),
     },
     "Look": {
-        "show": CommandEntry("list runs, show one, or one of its chains step by step", "runs.show:show"),
-        "view": CommandEntry("show runs as pages in a browser, live", "runs.pages:view"),
-        "compare": CommandEntry("compare the accuracy and speed of runs", "runs.compare:compare"),
-        "query": CommandEntry("ask runs in SQL", "runs.query:query"),
-        "export": CommandEntry("export answers, tables, training data or traces", "runs.export:export"),
+        "show": CommandEntry("list runs, show one, or one of its chains step by step", "show:show"),
+        "view": CommandEntry("show runs as pages in a browser, live", "show:view"),
+        "compare": CommandEntry("compare the accuracy and speed of runs", "ask:compare"),
+        "query": CommandEntry("ask runs in SQL", "ask:query"),
+        "export": CommandEntry("export answers, tables, training data or traces", "ask:export"),
     },
     "Study": {
         "sweep": CommandEntry("measure throughput by batch size against the target alone", "study.sweep:sweep", solves=True),
         "study": CommandEntry("run a study file to the tables of a paper", "study.study:study", solves=True),
-        "calibrate": CommandEntry("fit the simulator to runs", "study.calibrate:calibrate"),
-        "grade": CommandEntry("grade the answers of a run again", "study.grade:grade"),
-        "score": CommandEntry("score the steps of a run with a reward model", "study.grade:score"),
+        "calibrate": CommandEntry("fit the simulator to runs", "grade:calibrate"),
+        "grade": CommandEntry("grade the answers of a run again", "grade:grade"),
+        "score": CommandEntry("score the steps of a run with a reward model", "grade:score"),
     },
     "Data and training": {
-        "prepare": CommandEntry("prepare a published data set", "author.prepare:prepare"),
+        "prepare": CommandEntry("prepare a published data set", "bundled:prepare"),
         "train": CommandEntry("train adapters for the draft and the target", inside=TRAIN),
     },
 }
@@ -109,7 +109,7 @@ def main() -> None:
     except Exception as error:
         if is_debugging():
             raise
-        print_error(str(OutOfMemory()) if is_out_of_memory(error) else sentence_of(error))
+        CommandOutput().error(str(OutOfMemory()) if is_out_of_memory(error) else sentence_of(error))
         code = 1
     if code in (1, 130):
         exit_now(code)
@@ -121,12 +121,9 @@ def run_command(arguments: Sequence[str]) -> int:
 
     Errors of this package are one message on stderr, with `PIPELINE_DEBUG=1` a traceback.
     """
+    out = CommandOutput()
     try:
-        with Opened() as opened:
-            try:
-                return cli(list(arguments), prog_name="pipeline", standalone_mode=False, obj=opened) or 0
-            except PipelineError as error:
-                return _refused(error, opened)
+        return cli(list(arguments), prog_name="pipeline", standalone_mode=False, obj=out) or 0
     except SystemExit as ending:
         return int(ending.code or 0)
     except (click.exceptions.Abort, Interrupted, KeyboardInterrupt):
@@ -136,32 +133,23 @@ def run_command(arguments: Sequence[str]) -> int:
             raise
         return 130
     except click.ClickException as error:
-        print_error(usage_sentence(error))
+        out.error(usage_sentence(error))
         return error.exit_code
     except BrokenPipeError:  # a reader that has gone (`| head`) wants no more
         discard_stdout()
         return 0
-    except PipelineError as error:  # what was opened cannot be closed
-        return _refused(error, Opened())
+    except PipelineError as error:
+        if is_debugging():
+            raise
+        for line in str(error).splitlines():
+            out.error(line)
+        return 1 if isinstance(error, RunError) else 2
     except OSError as error:
         if is_debugging():
             raise
         gone = isinstance(error, FileNotFoundError) and error.filename is None
-        print_error(f"{'the working folder' if gone else error.filename or 'output'}: {reason(error)}")
+        out.error(f"{'the working folder' if gone else error.filename or 'output'}: {reason(error)}")
         return 2 if gone or error.errno in NO_NAMES else 1
-    finally:
-        notices_end()
-
-
-def _refused(error: PipelineError, opened: Opened) -> int:
-    """Print what is wrong, by the URLs that the user gave; the exit code."""
-    if isinstance(error, Interrupted):
-        return 130
-    if is_debugging():
-        raise error
-    for line in str(error).splitlines():
-        print_error(opened.named(line))
-    return 1 if isinstance(error, RunError) else 2
 
 
 def sentence_of(error: BaseException) -> str:

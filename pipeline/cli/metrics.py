@@ -4,35 +4,30 @@ Engines have the metrics that vLLM's server has, under the same names with `pipe
 next to `model_name` (https://docs.vllm.ai/en/stable/usage/metrics): a dashboard for vLLM fits once its prefix is changed.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
 
 from msgspec import structs
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from pipeline.engine import EngineStatistics
 from pipeline.errors import UsageError, reason
 from pipeline.graph.plan import Plan
 from pipeline.run.observer import Observer
 from pipeline.run.prepare import Prepared
 from pipeline.runtime.executor import Executor
-from pipeline.runtime.lane import Lane
 from pipeline.serve.desk import Desk
 
-Value = int | float | None
-ENGINES: tuple[tuple[type[Metric], str, str, Callable[[Lane, EngineStatistics], Value]], ...] = (
-    (GaugeMetricFamily, "num_requests_running", "Requests that the engine has.", lambda lane, own: lane.in_flight),
-    (GaugeMetricFamily, "num_requests_waiting", "Requests that wait here, not yet sent.", lambda lane, own: lane.waiting),
-    (CounterMetricFamily, "prompt_tokens", "Prompt tokens of answered requests.", lambda lane, own: own.input_tokens),
-    (CounterMetricFamily, "prefix_cache_hits", "Prompt tokens from the prefix cache.", lambda lane, own: own.cached_input_tokens),
-    (CounterMetricFamily, "generation_tokens", "Generated tokens of answered requests.", lambda lane, own: own.output_tokens),
-    (CounterMetricFamily, "request_success", "Answered requests.", lambda lane, own: own.requests),
-    (CounterMetricFamily, "engine_restarts", "Number of times the engine died and was restarted.", lambda lane, own: own.restarts),
-)
-"""The metrics of engines: kind, name, help and value, of an engine that has one."""
+COUNTERS = {
+    "prompt_tokens": ("input_tokens", "Prompt tokens of answered requests."),
+    "prefix_cache_hits": ("cached_input_tokens", "Prompt tokens from the prefix cache."),
+    "generation_tokens": ("output_tokens", "Generated tokens of answered requests."),
+    "request_success": ("requests", "Answered requests."),
+    "engine_restarts": ("restarts", "Number of times the engine died and was restarted."),
+}
+"""Counts of engines: name, the field of `EngineStatistics`, and help."""
+LABELS = ["engine", "model_name"]
 
 
 class RunMetrics(Collector):
@@ -57,13 +52,19 @@ class RunMetrics(Collector):
         yield from self._engines()
 
     def _engines(self) -> Iterator[Metric]:
-        work, labels = self._work, ["engine", "model_name"]
-        models = {role: str(getattr(spec, "model", role)) for role, spec in self._plan.engines.items()}
-        metered = [([role, models[role]], work.lanes[role], engine.statistics()) for role, engine in work.engines.items()]
-        for kind, name, what, value_of in ENGINES:
-            metric: Any = kind(f"pipeline:{name}", what, labels=labels)  # type: ignore[call-arg]
-            for named, lane, own in metered:
-                if (value := value_of(lane, own)) is not None:
+        work, specs = self._work, self._plan.engines
+        labels = {role: [role, str(getattr(specs[role], "model", role))] for role in work.engines}
+        running = GaugeMetricFamily("pipeline:num_requests_running", "Requests that the engine has.", labels=LABELS)
+        waiting = GaugeMetricFamily("pipeline:num_requests_waiting", "Requests that wait here, not yet sent.", labels=LABELS)
+        for role, named in labels.items():
+            running.add_metric(named, work.lanes[role].in_flight)
+            waiting.add_metric(named, work.lanes[role].waiting)
+        yield from (running, waiting)
+        statistics = {role: engine.statistics() for role, engine in work.engines.items()}
+        for name, (field, what) in COUNTERS.items():
+            metric = CounterMetricFamily(f"pipeline:{name}", what, labels=LABELS)
+            for role, named in labels.items():
+                if (value := getattr(statistics[role], field)) is not None:
                     metric.add_metric(named, value)
             yield metric
 

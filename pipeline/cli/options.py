@@ -11,9 +11,8 @@ import click
 from msgspec import NODEFAULT, structs
 
 from pipeline.cli.commands import F, headed, option
-from pipeline.cli.terminal import NoticeOptions, notices_as, print_notice
+from pipeline.cli.terminal import CommandOutput, output
 from pipeline.errors import UsageError
-from pipeline.graph.load import PRESET, load_preset, outline
 from pipeline.options import ABOUT, RunOptions
 
 Address = tuple[str, int] | None
@@ -22,14 +21,24 @@ SHORT = {"limit": "-n", "output": "-o"}
 """Short names of options of a run."""
 LEFT_OUT = {"samples": "that of --preset, else 1", "output": "runs/GRAPH-TIME"}
 """Options of a run that are shown even if left out, with the value they then have."""
-
-
-def _column(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
-    pairs = dict(value.partition("=")[::2] for value in values)
-    for field, column in pairs.items():
-        if not field or not column:
-            raise click.BadParameter("expected FIELD=COLUMN, for example problem=question")
-    return pairs
+INPUT_HELP = (
+    "The same as INPUT: a Parquet, Arrow, JSON lines, JSON or CSV file, a folder or 'pattern*' of them, by path or s3:// or gs:// URL;"
+    " the name of a data set (pipeline list data); hf://OWNER/NAME[@REVISION][:CONFIG][/SPLIT]; or - for stdin. May be repeated."
+)
+ENGINES_HELP = "Engines: a bundled name (tiny, sim-2xh100), a YAML file, or replay:RUN.  [default: the graph's]"
+SET_HELP = "Set a param of the graph, stages.STAGE.NAME=VALUE or engines.ROLE.NAME=VALUE. May be repeated."
+PRESET_HELP = "Settings of a paper: speccot, specreason, scot, or a file. --set overrides them."
+MODEL_HELP = (
+    "The model of a role: a Hugging Face name, a folder, bundled:NAME, or a server http://HOST:PORT/v1[#NAME]."
+    " Engines are chosen that fit on this machine; with --engines only its model is replaced. May be repeated."
+)
+METRICS_HELP = "Serve Prometheus metrics on this port, of 127.0.0.1 or HOST."
+LOG_HELP = "Append messages, progress and engine logs to FILE."
+_KINDS = get_type_hints(RunOptions)
+_DEFAULTS = {
+    field.name: field.default_factory() if field.default is NODEFAULT and field.default_factory is not NODEFAULT else field.default
+    for field in structs.fields(RunOptions)
+}
 
 
 def run_options(*names: str, unset: bool = False) -> Callable[[F], F]:
@@ -56,17 +65,15 @@ def _run_option(name: str, *, unset: bool) -> Callable[[F], F]:
     if get_origin(kind) in (Union, UnionType):
         kind = next(each for each in get_args(kind) if each is not NoneType)
     if kind is bool:
-        return option(f"{spelled}/--no-{spelled[2:]}" if default else spelled, **settings | ({} if default else {"is_flag": True}))
-    if get_origin(kind) is tuple:
-        return option(spelled, multiple=True, **settings | {"help": f"{known.help} May be repeated."})
+        return option(spelled, is_flag=True, **settings)
     return option(*filter(None, (SHORT.get(name), spelled)), type=_click_type(kind, known.bounds), **settings)
 
 
-_KINDS = get_type_hints(RunOptions)
-_DEFAULTS = {
-    field.name: field.default_factory() if field.default is NODEFAULT and field.default_factory is not NODEFAULT else field.default
-    for field in structs.fields(RunOptions)
-}
+def _column(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
+    pairs = dict(value.partition("=")[::2] for value in values)
+    if not all(field and column for field, column in pairs.items()):
+        raise click.BadParameter("expected FIELD=COLUMN, for example problem=question")
+    return pairs
 
 
 def _click_type(kind: Any, bounds: tuple[float, float] | None) -> Any:
@@ -77,59 +84,52 @@ def _click_type(kind: Any, bounds: tuple[float, float] | None) -> Any:
     return click.FloatRange(*bounds) if kind is float and bounds else click.Path() if kind is Path else str
 
 
-INPUT_HELP = (
-    "The same as INPUT: a Parquet, Arrow, JSON lines, JSON or CSV file, a folder or 'pattern*' of them, by path or s3:// or gs:// URL;"
-    " the name of a data set (pipeline list data); hf://OWNER/NAME[@REVISION][:CONFIG][/SPLIT]; or - for stdin. May be repeated."
-)
-ENGINES_HELP = "Engines: a bundled name (tiny, sim-2xh100), a YAML file, or replay:RUN.  [default: the graph's]"
-SET_HELP = "Set a param of the graph, stages.STAGE.NAME=VALUE or engines.ROLE.NAME=VALUE. May be repeated."
-PRESET_HELP = "Settings of a paper: speccot, specreason, scot, or a file. --set overrides them."
-MODEL_HELP = (
-    "The model of a role: a Hugging Face name, a folder, bundled:NAME, or a server http://HOST:PORT/v1[#NAME]."
-    " Engines are chosen that fit on this machine; with --engines only its model is replaced. May be repeated."
-)
+def _address(ctx: click.Context, param: click.Parameter, text: str | None) -> Address:
+    if text is None:
+        return None
+    host, _, port = text.rpartition(":")
+    if not port.isdecimal() or not 0 < int(port) < 1 << 16:
+        raise click.BadParameter(f"{text!r}: expected PORT or HOST:PORT, for example 9090 or 0.0.0.0:9090")
+    return host or "127.0.0.1", int(port)
+
 
 display_option = headed("Display")
+json_option = option("--json", "as_json", is_flag=True, help="Print JSON.", heading="Output")
 engines_option = option("--engines", type=click.Path(path_type=Path), metavar="NAME|FILE", help=ENGINES_HELP, heading="Models")
 model_option = option("--model", "models", multiple=True, metavar="ROLE=MODEL", help=MODEL_HELP, heading="Models")
 settings_option = option("-s", "--set", "settings", multiple=True, metavar="NAME=VALUE", help=SET_HELP, heading="Prompting")
 preset_option = option("--preset", type=click.Path(path_type=Path), metavar="NAME|FILE", help=PRESET_HELP, heading="Prompting")
+metrics_option = display_option("--metrics-port", callback=_address, metavar="[HOST:]PORT", help=METRICS_HELP)
 
 
-def with_preset(graphs: Sequence[Path], options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a command with its `preset` among its settings, and the samples that it says where the user says none.
+def bound(graphs: Sequence[Path], options: Mapping[str, Any], batch_size: int = 64) -> dict[str, Any]:
+    """The options of a command with what its `preset` and `models` mean in their place: settings, samples where the user says none, and
+    `planned_engines` that fit on this machine.
 
-    Raises `UsageError` where none of the graphs has anything that the preset sets.
+    Raises `UsageError` where none of the graphs has anything that the preset sets, and where no engines fit.
     """
-    found = {name: value for name, value in options.items() if name != "preset"}
-    preset = None if options["preset"] is None else load_preset(options["preset"])
+    found = dict(options)
+    name, models = found.pop("preset", None), found.pop("models", ())
+    loading = import_module("pipeline.graph.load")
+    preset = None if name is None else loading.load_preset(name)
     if preset is not None:
-        found["settings"] = (f"{PRESET}{options['preset']}", *options["settings"])
-        if preset.set and not any(names.has(setting) for names in map(outline, graphs) for setting in preset.set):
+        found["settings"] = (f"{loading.PRESET}{name}", *found["settings"])
+        if preset.set and not any(names.has(setting) for names in map(loading.outline, graphs) for setting in preset.set):
             listed, where = ", ".join(f"`{setting}`" for setting in preset.set), " and ".join(map(str, graphs))
-            raise UsageError(f"--preset {options['preset']}: sets only {listed}, none of which {where} has")
+            raise UsageError(f"--preset {name}: sets only {listed}, none of which {where} has")
     if "samples" in found and found["samples"] is None:
         found["samples"] = (preset.samples if preset is not None else None) or 1
-    return found
-
-
-def with_models(graphs: Sequence[Path], options: Mapping[str, Any], batch_size: int = 64) -> dict[str, Any]:
-    """The options of a command without its `models` and, where there are any, with the engines for them as `planned_engines`.
-
-    They are to start on this machine, as often as the options have `replicas`.
-    """
-    found = {name: value for name, value in options.items() if name != "models"}
-    if not options["models"]:
-        return found
-    if found.get("engines"):
+    if models and found.get("engines"):
         raise UsageError("--model: chooses the engines, and so does --engines; change a model of the file by --set engines.ROLE.model=NAME")
-    placement = import_module("pipeline.engines.placement")
-    given = {"settings": found["settings"], "batch_size": batch_size}
-    given["replicas"] = 1 if found.get("cluster") else found.get("replicas", 1)
-    placed = placement.place(graphs, placement.pairs(options["models"]), **given)
-    for sentence in placed.sentences:
-        print_notice(sentence)
-    return found | {"planned_engines": placed.engines}
+    if models:
+        placement = import_module("pipeline.engines.placement")
+        given = {"settings": found["settings"], "batch_size": batch_size}
+        given["replicas"] = 1 if found.get("cluster") else found.get("replicas", 1)
+        placed = placement.place(graphs, placement.pairs(models), **given)
+        for sentence in placed.sentences:
+            output().notice(sentence)
+        found["planned_engines"] = placed.engines
+    return found
 
 
 def input_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -146,36 +146,18 @@ def input_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return with_inputs
 
 
-def _address(ctx: click.Context, param: click.Parameter, text: str | None) -> Address:
-    if text is None:
-        return None
-    host, _, port = text.rpartition(":")
-    if not port.isdecimal() or not 0 < int(port) < 1 << 16:
-        raise click.BadParameter(f"{text!r}: expected PORT or HOST:PORT, for example 9090 or 0.0.0.0:9090")
-    return host or "127.0.0.1", int(port)
-
-
-metrics_option = display_option(
-    "--metrics-port",
-    callback=_address,
-    metavar="[HOST:]PORT",
-    help="Serve Prometheus metrics on this port, of 127.0.0.1 or HOST.",
-)
-
-
 def notice_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command that takes long the options `--quiet`, `--verbose` and `--log-file`."""
+    """Give a command that takes long the options `--quiet`, `--verbose` and `--log-file`: its `output` is as they say."""
 
     @display_option("-q", "--quiet", is_flag=True, help="Print only errors and results.")
     @display_option("-v", "--verbose", is_flag=True, help="Also print the logs of the engines' processes.")
-    @display_option(
-        "--log-file", type=click.Path(path_type=Path), metavar="FILE", help="Append messages, progress and engine logs to FILE."
-    )
+    @display_option("--log-file", type=click.Path(path_type=Path), metavar="FILE", help=LOG_HELP)
     @wraps(command)
     def noticed(*args: Any, quiet: bool, verbose: bool, log_file: Path | None, **others: Any) -> Any:
         if quiet and verbose:
             raise UsageError("--quiet and --verbose: give one of them")
-        notices_as(NoticeOptions(quiet=quiet, verbose=verbose, log_file=log_file))
-        return command(*args, **others)
+        context = click.get_current_context()
+        with CommandOutput(quiet=quiet, verbose=verbose, log_file=log_file, urls=output().urls) as context.obj:
+            return command(*args, **others)
 
     return noticed

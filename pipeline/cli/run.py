@@ -1,32 +1,35 @@
-"""`pipeline run GRAPH INPUT`, `resume RUN` and `merge RUN...`: options enter; a run folder, a live display and a summary leave."""
+"""`pipeline run GRAPH INPUT`, `resume RUN` and `merge RUN...`: options enter; a run folder, a live display and a summary leave.
+
+What solves is imported when it is called, and not for `--help`.
+"""
 
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import click
 from msgspec import structs
 
-from pipeline.cli.commands import command, json_option, option
+from pipeline.cli.commands import HeadedCommand, option
 from pipeline.cli.located import Located, RunFolder, written_run
 from pipeline.cli.options import (
     Address,
+    bound,
     engines_option,
     input_options,
+    json_option,
     metrics_option,
     model_option,
     notice_options,
     preset_option,
     run_options,
     settings_option,
-    with_models,
-    with_preset,
 )
 from pipeline.cli.terminal import print_line
 from pipeline.options import RunOptions
 
 
-@command(headed=True)
+@click.command(cls=HeadedCommand)
 @click.argument("graph", type=click.Path(path_type=Path))
 @input_options
 @run_options("columns", "limit", "random", "shard")
@@ -36,74 +39,50 @@ from pipeline.options import RunOptions
 @preset_option
 @run_options("samples", "seed", "batch_size", "schedule", "admission", "output", "baseline")
 @json_option
-@run_options("fail_on_error", "resume")
-@run_options("replicas", "cluster")
+@run_options("fail_on_error", "resume", "replicas", "cluster")
 @metrics_option
 @notice_options
-def run(
-    graph: Path,
-    inputs: tuple[str, ...],
-    output: str | None,
-    as_json: bool,
-    metrics_port: Address,
-    baseline: bool,
-    **options: Any,
-) -> None:
+def run(graph: Path, inputs: tuple[str, ...], output: str | None, as_json: bool, metrics_port: Address, **options: Any) -> None:
     """Solve the problems of INPUT, a file or a data set, with GRAPH: a graph file, or the name of a bundled one, such as speccot.
 
     A run that stopped is continued by `pipeline resume`. Exit codes: see reference/exit-codes in the documentation.
     """
     folder = None if output is None else written_run(output, new=not options["resume"])
-    bound = with_models([graph], with_preset([graph], options), options["batch_size"])
-    chosen = RunOptions(
-        graph=graph,
-        input=inputs,
-        output=None if folder is None else folder.path,
-        **bound,
-    )
-    _solve(chosen, output, folder, as_json, metrics_port, baseline)
+    path = None if folder is None else folder.path
+    chosen = RunOptions(graph=graph, input=inputs, output=path, **bound([graph], options, options["batch_size"]))
+    import_module("pipeline.cli.solve").solve_and_exit(chosen, folder, as_json, metrics_port)
 
 
-@command(headed=True)
+@click.command(cls=HeadedCommand)
 @click.argument("run", type=click.Path(), metavar="RUN")
 @run_options("limit", unset=True)
-@option(
-    "--engines",
-    type=click.Path(path_type=Path),
-    metavar="NAME|FILE",
-    help="Other engines: a bundled name, a YAML file, or replay:RUN.",
-    heading="Models",
-)
-@run_options("batch_size", "schedule", "admission", "baseline", unset=True)
+@engines_option
+@run_options("batch_size", "baseline", unset=True)
 @json_option
-@run_options("fail_on_error", "retry_failed", unset=True)
-@run_options("replicas", "cluster", unset=True)
+@run_options("fail_on_error", "retry_failed", "replicas", "cluster", unset=True)
 @metrics_option
 @notice_options
 def resume(
-    run: str,
-    retry_failed: bool,
-    fail_on_error: float | None,
-    as_json: bool,
-    metrics_port: Address,
-    baseline: bool,
-    **changed: Any,
+    run: str, retry_failed: bool, fail_on_error: float | None, as_json: bool, metrics_port: Address, baseline: bool, **changed: Any
 ) -> None:
     """Resume the run in folder RUN with the options that it was started with, and with the graph as it was then.
 
-    Finished chains are kept, the others continue from their last answered call. Options for engines, schedule and limit replace those of
+    Finished chains are kept, the others continue from their last answered call. Options for engines, batch size and limit replace those of
     the earlier sessions.
     """
     folder = written_run(run, new=False)
     changes = {name: value for name, value in changed.items() if value is not None}
     options = import_module("pipeline.run.prepare").resume_options(folder.path, retry_failed=retry_failed, fail_on_error=fail_on_error)
-    planned = {} if "engines" in changes else options.planned_engines
-    options = structs.replace(options, **changes, planned_engines=planned)
-    plan = None if "engines" in changes else import_module("pipeline.store.run_file").RunFile.read(folder.path).plan
-    _solve(options, run, folder, as_json, metrics_port, baseline, plan)
+    plan = None
+    if "engines" in changes:
+        changes["planned_engines"] = {}
+    else:
+        plan = import_module("pipeline.store.run_file").RunFile.read(folder.path).plan
+    options = structs.replace(options, **changes, baseline=baseline or options.baseline)
+    import_module("pipeline.cli.solve").solve_and_exit(options, folder, as_json, metrics_port, plan)
 
 
-@command()
+@click.command()
 @click.argument("runs", nargs=-1, required=True, type=RunFolder(), metavar="RUN...")
 @option("-o", "--output", type=click.Path(), required=True, metavar="DIR", help="Run folder to write, or its s3:// or gs:// URL.")
 def merge(runs: tuple[Located, ...], output: str) -> None:
@@ -113,12 +92,3 @@ def merge(runs: tuple[Located, ...], output: str) -> None:
     """
     run = import_module("pipeline.cluster.merge").merge([run.path for run in runs], written_run(output, new=True).path)
     print_line(f"{output}: {len(runs)} shards, {run.input.rows:,} problems, {run.totals.chains:,} chains")
-
-
-def _solve(
-    options: RunOptions, output: str | None, folder: Located | None, as_json: bool, metrics: Address, baseline: bool, plan: Any = None
-) -> NoReturn:
-    """Solve, and exit; what solves is imported now, and not for `--help`."""
-    acting = import_module("pipeline.cli.solve")
-    acting.solve_and_exit(acting.with_baseline(options, output, asked=baseline), folder, as_json, metrics, plan)
-    raise AssertionError("it exits")

@@ -11,21 +11,11 @@ from typing import Any
 import click
 
 from pipeline.cli import live
-from pipeline.cli.commands import command, json_option, option
+from pipeline.cli.commands import HeadedCommand, headed
 from pipeline.cli.located import Located, written_run
-from pipeline.cli.options import (
-    engines_option,
-    model_option,
-    notice_options,
-    preset_option,
-    run_options,
-    settings_option,
-    with_models,
-    with_preset,
-)
-from pipeline.cli.signals import restored_handlers, stop_on_signal
-from pipeline.cli.summary import print_summary
-from pipeline.cli.terminal import print_error, print_notice, printed
+from pipeline.cli.options import bound, engines_option, model_option, notice_options, preset_option, run_options, settings_option
+from pipeline.cli.show import print_summary
+from pipeline.cli.terminal import output, print_notice
 from pipeline.errors import Interrupted, MissingExtra
 from pipeline.options import RunOptions
 from pipeline.run.loop import rare_collection
@@ -39,33 +29,22 @@ HOST_HELP = "Address to listen on; another one than this machine's own is open t
 PORT_HELP = "Port to listen on; 0: any free one."
 QUEUE_HELP = "Maximum number of waiting requests; further ones are refused with status 429."
 TIMEOUT_HELP = "Maximum time of a request in seconds."
+server_option = headed("Server")
 
 
-@command(headed=True)
+@click.command(cls=HeadedCommand)
 @click.argument("graph", type=click.Path(path_type=Path))
-@option("--host", default="127.0.0.1", show_default=True, metavar="HOST", help=HOST_HELP, heading="Server")
-@option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True, metavar="PORT", help=PORT_HELP, heading="Server")
-@option("--max-queue", type=click.IntRange(1), default=1024, show_default=True, metavar="N", help=QUEUE_HELP, heading="Server")
-@option(
-    "--timeout", type=click.FloatRange(0, min_open=True), default=3600, show_default=True, metavar="S", help=TIMEOUT_HELP, heading="Server"
-)
+@server_option("--host", default="127.0.0.1", show_default=True, metavar="HOST", help=HOST_HELP)
+@server_option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True, metavar="PORT", help=PORT_HELP)
+@server_option("--max-queue", type=click.IntRange(1), default=1024, show_default=True, metavar="N", help=QUEUE_HELP)
+@server_option("--timeout", type=click.FloatRange(0, min_open=True), default=3600, show_default=True, metavar="S", help=TIMEOUT_HELP)
 @engines_option
 @model_option
 @settings_option
 @preset_option
-@run_options("seed", "batch_size", "admission", "output")
-@json_option
+@run_options("seed", "batch_size", "output")
 @notice_options
-def serve(
-    graph: Path,
-    host: str,
-    port: int,
-    max_queue: int,
-    timeout: float,
-    output: str | None,
-    as_json: bool,
-    **options: Any,
-) -> int:
+def serve(graph: Path, host: str, port: int, max_queue: int, timeout: float, output: str | None, **options: Any) -> int:
     """Serve GRAPH at an endpoint of the OpenAI API: chat completions, streamed with their reasoning.
 
     Every request is a chain of one run, whose folder is written as by `pipeline run`. Clients need a key only where the environment
@@ -76,26 +55,27 @@ def serve(
     if key is None and host not in LOCAL:
         print_notice(f"--host {host}: whoever reaches this address may use the models; set a key with {KEY}=...")
     folder = None if output is None else written_run(output, new=True)
-    bound = with_models([graph], with_preset([graph], options), options["batch_size"])
-    chosen = RunOptions(
-        graph=graph, input=("requests",), output=None if folder is None else folder.path, fail_on_error=1.0, served=True, **bound
-    )
-    limits = server.ServeLimits(max_queue=max_queue, timeout_s=timeout)
+    path, chosen = None if folder is None else folder.path, bound([graph], options, options["batch_size"])
+    run = RunOptions(graph=graph, input=("requests",), output=path, fail_on_error=1.0, served=True, **chosen)
+    address, limits = server.Address(host, port, key), server.ServeLimits(max_queue=max_queue, timeout_s=timeout)
     observer = Observer(starting=live.show_starts, tell=print_notice)
     metrics = import_module("pipeline.cli.metrics").served_metrics
-    with restored_handlers(), rare_collection():
+    with live.restored_handlers(), rare_collection():
         try:
-            result = server.serve(
-                chosen, limits, server.Address(host, port, key), observer, attend=stop_on_signal, metrics=metrics, command=sys.argv
-            )
+            result = server.serve(run, limits, address, observer, attend=live.stop_on_signal, metrics=metrics, command=sys.argv)
         except Interrupted:
             print_notice("interrupted before any request was taken")
             raise
-    found = folder or Located(result.folder)
-    if result.done + result.failed and not printed("the summary", partial(print_summary, found, as_json=as_json)):
+    return _ended(result, folder or Located(result.folder))
+
+
+def _ended(result: Any, folder: Located) -> int:
+    """Print the summary of a server's run, and what stopped it; the exit code."""
+    out = output()
+    if result.done + result.failed and not out.prints("the summary", partial(print_summary, folder)):
         return 1
     if result.error is not None and result.run.status == "failed":
-        print_error(str(result.error))
+        out.error(str(result.error))
     code: int = result.exit_code
     return code
 

@@ -12,53 +12,51 @@ from typing import NoReturn
 
 from msgspec import structs
 
-from pipeline.analysis.headline import baseline_folder
+from pipeline.analysis.headline import about, baseline_folder
 from pipeline.cli import live
 from pipeline.cli.located import Located
-from pipeline.cli.options import (
-    Address,
-)
-from pipeline.cli.signals import restored_handlers, stop_on_signal
-from pipeline.cli.summary import print_about, print_summary
-from pipeline.cli.terminal import print_error, print_notice, printed
+from pipeline.cli.options import Address
+from pipeline.cli.show import print_summary
+from pipeline.cli.terminal import output, print_notice
 from pipeline.errors import Interrupted, MissingExtra, UsageError
 from pipeline.graph.plan import Plan
 from pipeline.options import RunOptions
-from pipeline.remote.url import is_url
 from pipeline.run.loop import rare_collection
 from pipeline.run.observer import Observer
+from pipeline.run.prepare import Prepared
 from pipeline.run.run import SessionResult
 from pipeline.run.run import run as start
 from pipeline.store.kept_problems import solved_problems
 from pipeline.sweep.baseline import BaselinePlan, plan_baseline
 
 
-def with_baseline(options: RunOptions, output: str | None, *, asked: bool) -> RunOptions:
-    """The options of a run of which a baseline was `asked` for, or on resume is in a folder next to `output`; raises `UsageError`."""
-    there = options.resume and options.output is not None and baseline_folder(options.output).is_dir()
-    if asked and is_url(output or ""):
-        raise UsageError("--baseline: needs a run folder on this machine")
-    return structs.replace(options, baseline=asked or options.baseline or there)
-
-
 def solve_and_exit(options: RunOptions, named: Located | None, as_json: bool, metrics: Address, plan: Plan | None = None) -> NoReturn:
     """Solve, by default the plan of the options, with a live display, print the summary and how to resume, and exit with the run's code.
 
-    With `options.baseline` the problems are solved with the target alone as well, once the run is over.
+    With `options.baseline`, and on resume where a baseline lies next to the run, the problems are solved with the target alone as well,
+    once the run is over. Raises `UsageError`.
     """
+    there = options.resume and options.output is not None and baseline_folder(options.output).is_dir()
+    options = structs.replace(options, baseline=options.baseline or there)
+    if options.baseline and named is not None and named.url:
+        raise UsageError("--baseline: needs a run folder on this machine")
     baseline = plan_baseline(options) if options.baseline else None
-    with restored_handlers(), rare_collection(), _quiet_stdout(options), _observed(metrics, options) as observer:
-        solve = partial(start, observer=observer, attend=stop_on_signal, command=sys.argv)
+    with live.restored_handlers(), rare_collection(), _quiet_stdout(options), _observed(metrics, options) as observer:
+        solve = partial(start, observer=observer, attend=live.stop_on_signal, command=sys.argv)
         results, code = solved(solve, options, baseline, plan)
     folder = named or Located(_folder_of(results[0]))
     if all(each.nothing_to_do for each in results):
         print_notice(f"{folder} is finished: there is nothing to resume")
-    if not printed("the summary", partial(print_summary, folder, as_json=as_json)):
+    if not output().prints("the summary", partial(print_summary, folder, as_json=as_json)):
         code = code or 1
+    resumed = f"to resume: pipeline resume {shlex.quote(str(folder))}"
     for each in results:
-        _print_end(each, str(folder))
+        if each.error is not None:
+            if each.run.status == "failed":
+                output().error(str(each.error))
+            print_notice(f"{each.run.status}; {resumed}")
     if code == 130 and not any(each.exit_code for each in results):
-        print_notice(f"interrupted before the target alone began; to resume: pipeline resume {shlex.quote(str(folder))}")
+        print_notice(f"interrupted before the target alone began; {resumed}")
     sys.exit(code)
 
 
@@ -87,13 +85,15 @@ def _folder_of(result: SessionResult) -> Path:
     return result.folder
 
 
-def _print_end(result: SessionResult, folder: str) -> None:
-    """Print what stopped a run early, and how to resume it."""
-    if result.error is None:
-        return
-    if result.run.status == "failed":
-        print_error(str(result.error))
-    print_notice(f"{result.run.status}; to resume: pipeline resume {shlex.quote(folder)}")
+def print_about(run: Prepared) -> None:
+    """Say what a run will solve with what, and in which folder, before its engines are opened."""
+    chosen, plan, state = run.options, run.plan, run.resume_state
+    said = about(plan.name, run.record.input.rows, run.record.input.chains, plan.models, chosen.max_live, toy=plan.has_toy_models)
+    replicas = ""
+    if chosen.replicas > 1:
+        replicas = f" on each of {chosen.replicas} replicas" if run.on_replicas else " in one process, as its shards are merged"
+    over = f", {state.totals.chains:,} are over already" if state.totals.chains else ""
+    print_notice(f"{said}{replicas}{over}, in {run.folder}")
 
 
 @contextmanager
@@ -108,7 +108,7 @@ def _quiet_stdout(options: RunOptions) -> Iterator[None]:
 
 def _observed(metrics: Address, options: RunOptions) -> AbstractContextManager[Observer]:
     """What displays the run, and serves its metrics where that was asked for."""
-    observer = Observer(starting=live.show_starts, ready=print_about, watch=live.watch, tell=print_notice)
+    observer = Observer(starting=live.show_starts, ready=print_about, watch=live.watch, tell=output().notice)
     if metrics is None:
         return nullcontext(observer)
     if options.replicas > 1 or options.cluster is not None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from pipeline.cli.commands import command, option
+from pipeline.cli.commands import option
 from pipeline.cli.located import LocalPath, problems_of
 from pipeline.cli.terminal import print_line, print_notice
 from pipeline.engines.models import check_model, read_card, resolve
@@ -25,23 +25,21 @@ QUIET = {"HF_HUB_DISABLE_TELEMETRY": "1", "TOKENIZERS_PARALLELISM": "false"}
 """Set before the libraries that read them are imported: TRL reports every trainer to the hub otherwise, and tokenizers warn of forks."""
 NO_LIMIT = 1 << 40
 """The context length, in tokens, of a model that states none."""
-TRAINING = (
-    click.argument("config", type=click.Path(path_type=Path)),
-    option("-s", "--set", "settings", multiple=True, metavar="KEY=VALUE", help="Set a key of CONFIG: lora.rank=16. May be repeated."),
-    option("-o", "--output", type=LocalPath(), metavar="DIR", help="Folder of the adapter, instead of CONFIG's output."),
-    option("--resume", is_flag=True, help="Continue from the last checkpoint in the folder."),
-)
 
 
-def of_training(function: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the argument and the options of both trainings."""
-    for parameter in reversed(TRAINING):
+def _training(function: Callable[..., None]) -> click.Command:
+    """A command with the argument and the options of both trainings."""
+    for parameter in (
+        option("--resume", is_flag=True, help="Continue from the last checkpoint in the folder."),
+        option("-o", "--output", type=LocalPath(), metavar="DIR", help="Folder of the adapter, instead of CONFIG's output."),
+        option("-s", "--set", "settings", multiple=True, metavar="KEY=VALUE", help="Set a key of CONFIG: lora.rank=16. May be repeated."),
+        click.argument("config", type=click.Path(path_type=Path)),
+    ):
         function = parameter(function)
-    return function
+    return click.command()(function)
 
 
-@command()
-@of_training
+@_training
 def draft(**options: Any) -> None:
     """Train a draft model on its target's reasoning (thinking behaviour alignment, SCoT 3.3), as the training file CONFIG says.
 
@@ -50,8 +48,7 @@ def draft(**options: Any) -> None:
     _train("draft", **options)
 
 
-@command()
-@of_training
+@_training
 def select(**options: Any) -> None:
     """Train a target to choose among drafts, to reject them all, or to score a step (SCoT 3.4), as the training file CONFIG says.
 
@@ -65,7 +62,7 @@ def _train(task: Task, config: Path, settings: Sequence[str], output: Path | Non
     said = load_config(config, CONFIGS[task], settings=settings, output=output)
     folder = Path(str(said.output))
     if folder.exists() and not resume and (not folder.is_dir() or any(folder.iterdir())):
-        raise UsageError(f"{folder}: already exists; add --resume to continue the training in it, or choose another folder with --output")
+        raise UsageError(f"{folder}: already exists; add --resume to continue, or choose another folder with --output")
     paths, test_sets = problems_of(*said.data), {name: problems_of(name) for name in said.test_sets}
     for package in NEEDED:
         if (found := find_spec(package)) is None or found.origin is None:  # a folder `datasets` may pass for the package

@@ -1,6 +1,6 @@
 """The event loop of a run: asyncio, on real time where engines are real, on virtual time where they are simulated; and how it is stopped.
 
-No signal handler is set here; the command line does that (`pipeline.cli.signals`).
+No signal handler is set here; the command line does that (`pipeline.cli.live`).
 """
 
 import asyncio

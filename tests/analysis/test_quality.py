@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pipeline.analysis.steps import LOW, count_steps, mass_sentence, option_mass
-from pipeline.cli.runs.show import failures
+from pipeline.cli.show import failures
 from pipeline.store.query import Query
 from pipeline.store.rows import ChainRow, StepRow
 from tests.support.changed import write_rewards

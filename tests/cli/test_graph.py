@@ -1,5 +1,6 @@
-"""`pipeline graph show`: where drawings go, and what is refused."""
+"""`pipeline graph check` and `show`: plans as text, JSON and drawings, and what is refused."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -9,16 +10,18 @@ from tests.support.commands import pipeline
 SPECCOT = "graphs/speccot.yaml"
 
 
-def test_the_tree_goes_to_stdout_and_other_formats_where_the_name_says(tmp_path: Path) -> None:
+def test_a_plan_as_text_as_json_and_as_a_drawing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    done = pipeline("graph", "check", SPECCOT)
+    assert done.stdout.startswith(f"{SPECCOT}: OK\nspeccot, digest ")
+    assert "↻ reason: repeat" in done.stdout
+    assert json.loads(pipeline("graph", "check", SPECCOT, "--json").stdout)["graph"]["name"] == "speccot"
     assert "└─ ● answer: answer" in pipeline("graph", "show", SPECCOT).stdout
     assert pipeline("graph", "show", SPECCOT, "--format", "mermaid").stdout.startswith("flowchart TD\n")
-    for name, start in {"a.mmd": "flowchart TD\n", "a.txt": "speccot, digest "}.items():
-        done = pipeline("graph", "show", SPECCOT, "--output", tmp_path / name)
-        assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-        assert (tmp_path / name).read_text().startswith(start)
-    refused = pipeline("graph", "show", SPECCOT, "--output", tmp_path / "a.mmd")
-    assert (refused.returncode, refused.stderr.count("file exists; choose another")) == (2, 1)
-    assert pipeline("graph", "show", SPECCOT, "--output", tmp_path / "a.mmd", "--overwrite").returncode == 0
+    chosen = pipeline("graph", "check", "speccot", "--model", "target=bundled:tiny-target", "--model", "draft=bundled:tiny-draft")
+    assert chosen.stderr.startswith("engines: target bundled:tiny-target (")
+    assert chosen.stderr.splitlines()[0].endswith("; prompts: default")
+    assert "● target  torch" in chosen.stdout
 
 
 @pytest.mark.parametrize(
@@ -27,12 +30,7 @@ def test_the_tree_goes_to_stdout_and_other_formats_where_the_name_says(tmp_path:
         ("specreason", "statistic: min, sure: -0.7, threshold: 5", 0, ""),
         ("target", "temperature: 0.5, threshold: 5", 0, ""),
         ("specreason", "stages.fallback.temperature: 0.5", 0, ""),
-        (
-            "target",
-            "sure: -0.7, stages.verify.threshold: 5",
-            2,
-            "sets only `sure`, `stages.verify.threshold`, none of which target has",
-        ),
+        ("target", "sure: -0.7, stages.verify.threshold: 5", 2, "sets only `sure`, `stages.verify.threshold`, none of which target has"),
     ],
 )
 def test_a_preset_that_sets_nothing_of_the_graph_is_refused(tmp_path: Path, graph: str, values: str, code: int, said: str) -> None:
@@ -47,7 +45,6 @@ def test_a_preset_that_sets_nothing_of_the_graph_is_refused(tmp_path: Path, grap
     ("arguments", "expected"),
     [
         (("tests/graphs/cycle.yaml",), "draft -> fallback -> verify -> draft"),
-        ((SPECCOT, "--output", "a.png"), "--output a.png: its name must end in .txt, .mmd, .mermaid, or say --format"),
         ((SPECCOT, "--format", "png"), "'png' is not one of 'text', 'mermaid'"),
         ((SPECCOT, "--set", "candidate=3"), "did you mean `candidates`?"),
     ],

@@ -1,13 +1,17 @@
-"""What the live display says of a run: counts of a view at given times."""
+"""What is displayed beside a run: its counts at given times, how engines start; and that lines go where the options say."""
 
+import re
 from io import StringIO
+from pathlib import Path
 from typing import cast
 
 import pytest
 from rich.console import Console
 
-from pipeline.cli.live import Meter, line, panel
+from pipeline.cli.live import Meter, Starts
+from pipeline.cli.terminal import CommandOutput
 from pipeline.engine import EngineStatistics, Request
+from pipeline.engines.startup import READY, Listener, current_listener, listening
 from pipeline.run.prepare import load_plan
 from pipeline.runtime.admission.admission import Admission
 from pipeline.runtime.admission.cache import CacheLimit
@@ -17,10 +21,13 @@ from pipeline.runtime.lane import Call, Lane
 from pipeline.runtime.progress import Progress
 from pipeline.store.resume import ResumeState
 from pipeline.store.rows import CallRow
+from tests.support.commands import pipeline
 from tests.support.paths import ROOT, SIM
 from tests.support.rows import blank
+from tests.support.runs import write_problems
 
 ROLES = ["draft", "target"]
+PLAN = load_plan(ROOT / "graphs/speccot.yaml", SIM, ())
 
 
 class Counting:
@@ -30,8 +37,7 @@ class Counting:
         self.restarts = self.written_tokens = 0
 
     def statistics(self) -> EngineStatistics:
-        zeros = dict.fromkeys(EngineStatistics.__struct_fields__, 0) | {"speculation": None}
-        return EngineStatistics(**zeros | {"restarts": self.restarts, "written_tokens": self.written_tokens})
+        return EngineStatistics(restarts=self.restarts, written_tokens=self.written_tokens)
 
 
 class Watched:
@@ -39,8 +45,7 @@ class Watched:
 
     def __init__(self, admission: Admission | None = None) -> None:
         self.now = 0.0
-        plan = load_plan(ROOT / "graphs/speccot.yaml", SIM, ())
-        self.progress = Progress(plan, ResumeState(), print, Clock(0, lambda: self.now), admission)
+        self.progress = Progress(PLAN, ResumeState(), print, Clock(0, lambda: self.now), admission)
         self.engines = {role: Counting() for role in ROLES}
         self.lanes = {role: Lane(role, 8) for role in ROLES}
         for lane in self.lanes.values():
@@ -49,10 +54,12 @@ class Watched:
                 lane.take()
         self.meter = Meter(cast("Executor", self), 10, now=lambda: self.now)
 
-    def shown(self) -> str:
-        out = StringIO()
-        Console(file=out, width=160).print(panel(self.meter))
-        return out.getvalue()
+    def line(self) -> str:
+        """The plain line, each of whose facts the panel has, too."""
+        out, line = StringIO(), self.meter.line()
+        Console(file=out, width=200).print(self.meter.panel())
+        assert [part for part in line.split(" · ") if part not in out.getvalue()] == []
+        return line
 
 
 @pytest.fixture
@@ -66,10 +73,9 @@ def test_the_display_says_how_many_chains_pause() -> None:
     for member in members:
         admission.before_level(member, {"target": range(30)})
     watched = Watched(admission)
-    assert "paused" not in line(watched.meter)
+    assert "paused" not in watched.line()
     admission.before_level(members[0], {"target": range(90)})
-    assert " · 1 paused" in line(watched.meter)
-    assert "1 paused" in watched.shown()
+    assert " · 1 paused" in watched.line()
 
 
 def test_how_far_the_run_is_and_what_the_engines_do(watched: Watched) -> None:
@@ -78,25 +84,96 @@ def test_how_far_the_run_is_and_what_the_engines_do(watched: Watched) -> None:
         watched.now += 5
         for engine in watched.engines.values():
             engine.written_tokens += 1_000
-    shown = "20% · 2/10 · 0.00667 problems/s · 20:00 left · elapsed 5:00 · tokens kept 0/s of 400/s · 0 in flight: 4 draft, 4 target"
-    assert line(watched.meter) == shown
-    assert [part for part in shown.split(" · ") if part not in watched.shown()] == []
+    facts = "20% · 2/10 · 0.00667 problems/s · 20:00 left · elapsed 5:00 · tokens kept 0/s of 400/s · 0 in flight: 4 draft, 4 target"
+    assert watched.line() == facts
     watched.engines["draft"].restarts = 2
-    assert line(watched.meter).endswith(" · draft restarted 2x")
+    assert watched.line().endswith(" · draft restarted 2x")
 
 
 def test_while_nothing_is_finished_it_counts_steps_and_says_why_no_more_come(watched: Watched) -> None:
     watched.now += 10
     watched.progress.steps = 3
     watched.engines["draft"].written_tokens = 500
-    assert line(watched.meter).startswith("0% · 0/10 · 3 steps · elapsed 0:10 · tokens kept 0/s of 50/s")
+    assert watched.line().startswith("0% · 0/10 · 3 steps · elapsed 0:10 · tokens kept 0/s of 50/s")
     watched.progress.call(blank(CallRow, error_type="EngineUnavailable", error_message="the server answered 503"))
-    said = "the server answered 503; 1 call waits for its next attempt, number 2"
-    assert line(watched.meter).endswith(f" · {said}")
-    assert said in watched.shown()
+    assert watched.line().endswith(" · the server answered 503; 1 call waits for its next attempt, number 2")
 
 
 def test_few_right_answers_are_counted_and_many_are_a_share(watched: Watched) -> None:
     for graded, correct, said in ((2, 2, "right 2 of 2"), (40, 39, "right 97.5 %")):
         watched.progress.graded, watched.progress.correct = graded, correct
-        assert f" · {said} · " in line(watched.meter)
+        assert f" · {said} · " in watched.line()
+
+
+@pytest.mark.parametrize("verbose", [True, False])
+def test_every_engine_says_what_it_does_and_for_how_long(verbose: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    now = 0.0
+    starts = Starts(PLAN.engines, CommandOutput(verbose=verbose), lambda: now)
+    assert (starts.verbose, starts.ready, starts.is_late) == (verbose, "", False)
+    assert starts.line("target") == starts.line("draft") == "waiting to start"
+    starts.phase("target", "loading weights")
+    now = 42.0
+    assert (starts.line("target"), starts.is_late) == ("loading weights, 42 s", True)
+    starts.phase("target", READY)
+    assert starts.all() == "engines: target ready after 42.0 s · draft waiting to start, 42 s"
+    assert starts.ready == "engines ready after 42.0 s"
+    now = 100.0
+    starts.phase("target", "starting its process")  # it died
+    now = 107.5
+    starts.phase("target", READY)
+    assert starts.line("target") == "ready after 7.5 s"
+    starts.output("draft", "a line of its log")
+    assert ("engine draft | a line of its log\n" in capsys.readouterr().err) is verbose
+
+
+def test_phases_go_to_who_listens_and_to_nobody_else() -> None:
+    heard: list[tuple[str, str]] = []
+
+    class Ear(Listener):
+        def phase(self, role: str, phase: str) -> None:
+            heard.append((role, phase))
+
+    current_listener().phase("target", "unheard")
+    with listening(Ear()):
+        current_listener().phase("target", "loading weights")
+    current_listener().phase("target", "unheard again")
+    assert heard == [("target", "loading weights")]
+
+
+def run(tmp_path: Path, *options: str | Path) -> tuple[str, str]:
+    problems = write_problems(tmp_path)
+    done = pipeline("run", "speccot", "--engines", SIM, "--input", problems, "--output", tmp_path / "run", *options)
+    assert done.returncode == 0, done.stderr
+    return done.stdout, done.stderr
+
+
+@pytest.mark.slow
+def test_a_quiet_command_prints_its_result_and_errors_alone(tmp_path: Path) -> None:
+    out, error = run(tmp_path, "--quiet")
+    assert (error, out.count("\n"), out.startswith("12 of 12 solved in ")) == ("", 1, True)
+    done = pipeline("run", "speccot", "--input", tmp_path / "nothing.jsonl", "--quiet", "--log-file", tmp_path / "x.log")
+    assert (done.returncode, done.stderr.startswith("error: ")) == (2, True)
+    assert (tmp_path / "x.log").read_text().partition(" ")[2] == done.stderr
+    (tmp_path / "run/run.json").write_text("{}")
+    assert pipeline("show", tmp_path).stderr.startswith(f"{tmp_path}/run/run.json: "), "the next command is not quiet"
+
+
+@pytest.mark.slow
+def test_lines_are_with_their_times_in_a_file(tmp_path: Path) -> None:
+    _, error = run(tmp_path, "--log-file", tmp_path / "run.log")
+    logged = (tmp_path / "run.log").read_text().splitlines()
+    assert [re.sub(r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[+-]\d\d:\d\d ", "", line) for line in logged] == error.splitlines() != []
+    assert set(logged).isdisjoint(error.splitlines())
+    run_again = pipeline("resume", tmp_path / "run", "--quiet", "--log-file", tmp_path / "run.log")
+    assert run_again.stderr == ""
+    assert (tmp_path / "run.log").read_text().splitlines()[: len(logged)] == logged
+
+
+@pytest.mark.slow
+def test_a_log_file_that_cannot_be_written(tmp_path: Path) -> None:
+    """A full disk does not end the run; a file that cannot be made keeps it from starting."""
+    out, error = run(tmp_path, "--log-file", "/dev/full")
+    assert (error.count("no longer written"), "12 of 12 solved" in out) == (1, True)
+    words = ("run", "speccot", "--engines", SIM, write_problems(tmp_path), "--output", tmp_path / "new")
+    done = pipeline(*words, "--log-file", tmp_path / "no/x.log")
+    assert (done.returncode, "not writable" in done.stderr, (tmp_path / "new").exists()) == (2, True, False)

@@ -1,11 +1,32 @@
-"""`pipeline show RUN --follow`: how far a run is, from its folder alone."""
+"""`pipeline show` and `view`: runs in a table, one run, one chain step by step; pages that are served or written."""
 
 import json
+import os
+import socket
+import subprocess
+import sys
+import urllib.request
 from pathlib import Path
 
+import pyarrow.parquet as pq
+import pytest
+
 from pipeline.analysis.progress import run_progress
-from tests.support.commands import pipeline
-from tests.support.runs import rows, solve_short, write_problems
+from tests.support.commands import COMMAND, pipeline
+from tests.support.paths import ROOT
+from tests.support.runs import rows, solve, solve_short, write_problems
+
+BAD = (b'{"problem_id": "empty", "level": "hard"}',)
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a run `one` of twelve problems and a bad row, and a run `two` with three samples of each."""
+    folder = tmp_path_factory.mktemp("results")
+    problems = write_problems(folder, 12, BAD)
+    solve(folder, "one", input=problems)
+    solve(folder, "two", graph="scot", input=problems, samples=3)
+    return folder
 
 
 def test_counts_are_those_of_the_tables(tmp_path: Path) -> None:
@@ -14,16 +35,122 @@ def test_counts_are_those_of_the_tables(tmp_path: Path) -> None:
     assert (found.state, found.chains, found.done, found.failed, found.over) == ("finished", 13, 12, 1, 13)
     assert (found.steps, found.calls) == (len(rows(result, "steps")), len(rows(result, "calls")))
     assert (found.graded, found.correct) == (result.run.totals.graded, result.run.totals.correct)
+    done = pipeline("show", result.folder, "--follow")
+    assert (done.returncode, done.stdout.startswith("run: finished, 13/13 chains · 1 failed · ")) == (0, True)
+    assert json.loads(pipeline("show", result.folder, "--follow", "--json").stdout)["done"] == 12
 
 
-def test_a_finished_run_is_looked_at_once(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_one_chain_step_by_step_by_its_name_or_its_row(source: Path) -> None:
+    done = pipeline("show", source / "one", "p3")
+    chain = next(row for row in pq.read_table(source / "one/chains").to_pylist() if row["problem_id"] == "p3")
+    steps = [row for row in pq.read_table(source / "one/steps").to_pylist() if row["chain_id"] == chain["chain_id"]]
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "Problem number 3?" in done.stdout
+    assert [f"[{row['step_index']}] {row['decision']}" in done.stdout for row in steps] == [True] * len(steps)
+    assert f"answer: {chain['answer']}" in done.stdout
+    assert pipeline("show", source / "one", str(chain["input_row"])).stdout == done.stdout
+    assert len(pipeline("show", source / "one", "p3", "--candidates").stdout) > len(done.stdout)
+    assert "Problem number 3?" in pipeline("show", source / "two", "p3", "--sample", "2").stdout
+
+
+@pytest.mark.slow
+def test_a_run_is_found_by_its_name_in_the_folder_of_runs(source: Path, tmp_path: Path) -> None:
+    (tmp_path / "runs").symlink_to(source)
+    done = pipeline("show", "one", cwd=tmp_path)
+    assert (done.returncode, "12 of 13 solved" in done.stdout) == (0, True)
+    assert "1 x BadRow (while reading input): " in pipeline("show", "one", "--failed", cwd=tmp_path).stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["one", "p33"], "one: no finished chain of problem 'p33'; did you mean `p3`?"),
+        (["one", "p3", "--sample", "1"], "one: no finished sample 1 of problem 'p3', but 0"),
+        (["one", "--sample", "1"], "--sample: only with CHAIN; name a problem"),
+        (["one", "p1", "--follow"], "CHAIN and --follow: give one of them"),
+        (["one", "p1", "--json"], "--json: not with CHAIN; for its steps as data use `pipeline export --as steps`"),
+        ([".", "--failed"], ".: a folder of runs; name one of them, such as two"),
+        (["nothing"], "nothing: no such directory; expected a run folder"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_shown(source: Path, arguments: list[str], says: str) -> None:
+    done = pipeline("show", *arguments, cwd=source)
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", f"error: {says}\n")
+
+
+@pytest.mark.slow
+def test_a_table_of_runs(source: Path) -> None:
+    done = pipeline("show", source)
+    lines = [line.split() for line in done.stdout.splitlines() if line[:3].strip(" ─")]  # others go on with a name
+    assert (done.returncode, lines[0]) == (0, ["run", "graph", "models", "state", "chains", "accuracy", "problems/s", "size"])
+    assert sorted(line[0] for line in lines[1:]) == ["one", "two"]
+    records = {row["folder"]: row for row in map(json.loads, pipeline("show", source, "--json").stdout.splitlines())}
+    found = records["one"]
+    assert [found[name] for name in ("graph", "state", "chains", "of")] == ["speccot", "finished", 13, 13]
+    assert (records["two"]["chains"], records["two"]["of"]) == (39, 39)
+    totals = json.loads((source / "one" / "run.json").read_text())["totals"]
+    assert (found["answers"], found["accuracy"]) == ("simulated", totals["correct"] / totals["graded"])
+    assert found["bytes"] == sum(path.stat().st_size for path in (source / "one").rglob("*") if path.is_file())
+
+
+@pytest.mark.slow
+def test_pages_are_served_until_an_interrupt(source: Path) -> None:
+    words = [*COMMAND, "view", source, "--port", "0"]
+    process = subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        url = process.stdout.readline().split(" at ")[1].split()[0]
+        with urllib.request.urlopen(url) as answer:
+            assert "speccot" in answer.read().decode()
+    finally:
+        process.send_signal(2)
+        _, said = process.communicate(timeout=60)
+    assert (process.returncode, said) == (130, "")
+
+
+@pytest.mark.slow
+def test_pages_are_written_to_a_file(source: Path, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    done = pipeline("view", "one", "-o", page, cwd=source)
+    assert (done.returncode, done.stderr, done.stdout.startswith(f"page: {page} (")) == (0, "", True)
+    assert "<title>Run one</title>" in page.read_text()
+    assert pipeline("view", source, "-o", page).returncode == 0
+    assert "<h2>Comparison</h2>" in page.read_text(), "the runs in a folder"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["nowhere", "-o", "x.html"], "nowhere: no such directory; expected a run folder"),
+        ([".", "-o", "x.html"], ".: holds no run; expected a run folder, with run.json"),
+        (["."], ".: contains no runs; name the folder"),
+        ([".", "."], "several runs are compared in a file: add -o FILE, or name one folder"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_what_has_no_page_is_one_sentence(tmp_path: Path, arguments: list[str], says: str) -> None:
+    done = pipeline("view", *arguments, cwd=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert says in done.stderr
+
+
+def test_a_port_that_is_taken(tmp_path: Path) -> None:
     folder = solve_short(tmp_path).folder
-    done = pipeline("show", folder, "--follow")
-    assert done.returncode == 0
-    assert done.stdout.startswith("run: finished, 12/12 chains · 0 failed · ")
-    assert json.loads(pipeline("show", folder, "--follow", "--json").stdout)["done"] == 12
-    assert "no such directory; expected a run folder" in pipeline("show", tmp_path / "nothing", "--follow").stderr
-    refused = pipeline("show", folder, "p1", "--follow")
-    assert (refused.returncode, refused.stderr) == (2, "error: --follow: about the whole run; leave out CHAIN and --candidates\n")
-    missing = pipeline("show", folder, "p1", "--attempt", "9")
-    assert (missing.returncode, missing.stderr) == (2, f"error: {folder}: no finished attempt 9 at problem 'p1', but 0\n")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = pipeline("view", folder, "--port", str(port))
+    said = f"error: --port {port}: cannot listen on 127.0.0.1: address already in use; choose another one, or 0 for any free one\n"
+    assert (done.returncode, done.stderr) == (2, said)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("package", ["latex2mathml", "uvicorn"])
+def test_without_the_extra_it_says_how_to_get_it(tmp_path: Path, package: str) -> None:
+    code = f"import sys; sys.modules[{package!r}] = None; {COMMAND[-1]}"
+    asked = [sys.executable, "-c", code, "view", str(tmp_path)]
+    done = subprocess.run(asked, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=120)
+    remedy = 'pip install "speculative-pipeline[view]"'
+    assert (done.returncode, done.stderr) == (2, f"error: view needs the package `{package}`, which is not installed: {remedy}\n")

@@ -10,7 +10,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from pipeline.cli.signals import DRAINING, STOP_SIGNALS, restored_handlers, stop_at_first_signal, stop_on_signal
+from pipeline.cli.live import DRAINING, STOP_SIGNALS, restored_handlers, stop_at_first_signal, stop_on_signal
 from pipeline.run.loop import Stop, in_loop
 
 

@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline.cli.console import PlainConsole
-from pipeline.cli.study.grade import watched
+from pipeline.cli.grade import watched
 from pipeline.engines.tokenizer import HFTokenizer
 from tests.support import small_server
 from tests.support.fuzzing import command

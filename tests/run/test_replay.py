@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 from msgspec import structs
 
-from pipeline.cli.runs.show import failures
+from pipeline.cli.show import failures
 from pipeline.run.prepare import resume_options
 from pipeline.run.run import SessionResult, run
 from pipeline.store.run_file import RunFile

@@ -18,7 +18,7 @@ from msgspec import structs
 from pipeline.analysis.figures import read_sums
 from pipeline.analysis.headline import headline
 from pipeline.analysis.summary import summarize
-from pipeline.cli.signals import restored_handlers, stop_on_signal
+from pipeline.cli.live import restored_handlers, stop_on_signal
 from pipeline.engines.startup import Listener
 from pipeline.errors import RunError
 from pipeline.graph.spec import EngineSpec

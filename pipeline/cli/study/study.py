@@ -10,12 +10,13 @@ from msgspec import structs
 from pipeline.analysis.studies import Study, read_study, study_tables
 from pipeline.analysis.tables import Table
 from pipeline.cli import live
-from pipeline.cli.commands import command, option
+from pipeline.cli.commands import option
+from pipeline.cli.live import restored_handlers, stop_at_first_signal
 from pipeline.cli.located import LocalPath
 from pipeline.cli.options import notice_options
-from pipeline.cli.signals import restored_handlers, stop_at_first_signal
 from pipeline.cli.study.sweep import print_point, print_tables, write_report
-from pipeline.cli.terminal import print_error, print_notice, printed
+from pipeline.cli.terminal import output as notices
+from pipeline.cli.terminal import print_notice
 from pipeline.errors import UsageError
 from pipeline.run.loop import rare_collection
 from pipeline.run.observer import Observer
@@ -24,7 +25,7 @@ from pipeline.sweep.study import StudyOptions, missing_data, plan_study, score_s
 from pipeline.sweep.sweep import SweepResult, carry_out
 
 
-@command()
+@click.command()
 @click.argument("file", type=click.Path(path_type=Path), metavar="NAME|FILE")
 @option("--small", is_flag=True, help="Its small form, on what is bundled: minutes on two cores.")
 @option("--dry-run", is_flag=True, help="Print the runs it would make, and stop.")
@@ -60,11 +61,11 @@ def study(file: Path, dry_run: bool, small: bool, workers: int | None, output: P
     code = result.exit_code or (1 if failures else 0)
     if result.points:
         write_report(result.folder)
-        if not printed("the tables", partial(_print_study, result)):
+        if not notices().prints("the tables", partial(_print_study, result)):
             code = code or 1
     print_notice(f"{len(result.points)} of {result.planned} runs in {result.folder}")
     for each in failures:
-        print_error(each)
+        notices().error(each)
     if failures:
         print_notice(f"to resume: the same command with --output {result.folder} --resume")
     sys.exit(code)

@@ -13,22 +13,21 @@ from pipeline.analysis.points import Point
 from pipeline.analysis.sweep_tables import crossings, sweep_tables
 from pipeline.analysis.tables import Table, as_markdown
 from pipeline.cli import live
-from pipeline.cli.commands import command, headed, option
+from pipeline.cli.commands import HeadedCommand, headed, option
 from pipeline.cli.console import PlainConsole, print_parts
+from pipeline.cli.live import restored_handlers, stop_at_first_signal
 from pipeline.cli.located import LocalPath, ProblemFile
 from pipeline.cli.options import (
     ENGINES_HELP,
+    bound,
     model_option,
     notice_options,
     preset_option,
     run_options,
     settings_option,
-    with_models,
-    with_preset,
 )
-from pipeline.cli.runs.pages import write_page
-from pipeline.cli.signals import restored_handlers, stop_at_first_signal
-from pipeline.cli.terminal import print_error, print_notice, print_page, printed
+from pipeline.cli.show import write_page
+from pipeline.cli.terminal import output, print_notice, print_page
 from pipeline.errors import MissingExtra
 from pipeline.options import ScheduleName
 from pipeline.run.loop import rare_collection
@@ -68,7 +67,7 @@ def _vary(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -
 models_option, scheduling_option = headed("Models"), headed("Scheduling")
 
 
-@command(headed=True)
+@click.command(cls=HeadedCommand)
 @click.argument("graphs", type=click.Path(path_type=Path), nargs=-1, required=True, metavar="GRAPH...")
 @option("-i", "--input", "input_", required=True, type=ProblemFile(), metavar="FILE", help="Problems, as for `run`.", heading="Input")
 @run_options("columns", "limit", "random")
@@ -144,17 +143,17 @@ def sweep(graphs: tuple[Path, ...], input_: Path, **options: Any) -> None:
     observer = Observer(starting=live.show_starts, tell=print_notice)
     if live.has_panel():
         observer = structs.replace(observer, watch=live.watch)
-    bound = with_models(graphs, with_preset(graphs, options), max(options["batch_sizes"]))
+    chosen = bound(graphs, options, max(options["batch_sizes"]))
     with restored_handlers(), rare_collection():
-        result = start(SweepOptions(graphs=graphs, input=input_, **bound), observer, print_point, attend=stop_at_first_signal)
+        result = start(SweepOptions(graphs=graphs, input=input_, **chosen), observer, print_point, attend=stop_at_first_signal)
     code = result.exit_code
     if result.points:
         write_report(result.folder)
-        if not printed("the tables", partial(_print_tables, result.points)):
+        if not output().prints("the tables", partial(_print_tables, result.points)):
             code = code or 1
     print_notice(f"{len(result.points)} of {result.planned} points in {result.folder}")
     if result.error is not None:
-        print_error(str(result.error))
+        output().error(str(result.error))
         print_notice(f"to resume: the same command with --output {result.folder} --resume")
     sys.exit(code)
 

@@ -1,4 +1,4 @@
-"""`pipeline grade RUN` and `pipeline score RUN`: answers graded again, and steps scored by a process reward model."""
+"""`pipeline grade RUN`, `score RUN` and `calibrate RUN...`: answers graded again, steps scored by a reward model, a simulator fitted."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,10 +9,15 @@ import msgspec
 from rich.markup import escape
 from rich.progress import Progress
 
-from pipeline.cli.commands import command, json_option, option
+from pipeline.calibration.calibrate import WORST_ERROR, engines_file, fit_lines
+from pipeline.calibration.calibrate import calibrate as calibrated
+from pipeline.cli.commands import option
 from pipeline.cli.console import PlainConsole
-from pipeline.cli.located import Located, RunFolder
+from pipeline.cli.located import LocalPath, Located, RunFolder
+from pipeline.cli.options import json_option
 from pipeline.cli.terminal import print_line, print_page
+from pipeline.errors import UsageError, boundary
+from pipeline.files import whole_file
 from pipeline.rewards import OnProgress, ScoringResult, score_run
 from pipeline.run.regrade import Regrade, regrade
 from pipeline.store.query import check_readable
@@ -25,10 +30,11 @@ _MEANS = {
     "unverified": "of these, unverified",
     "written": "of these, flagged",
 }
+run_argument = click.argument("run", type=RunFolder(writes=True), metavar="RUN")
 
 
-@command()
-@click.argument("run", type=RunFolder(writes=True), metavar="RUN")
+@click.command()
+@run_argument
 @option("--dry-run", is_flag=True, help="Report what would change; write nothing.")
 @json_option
 def grade(run: Located, dry_run: bool, as_json: bool) -> None:
@@ -38,10 +44,10 @@ def grade(run: Located, dry_run: bool, as_json: bool) -> None:
     """
     check_readable(run.path)
     found = regrade(run.path, dry_run=dry_run)
-    print_result(found, _lines(found), as_json)
+    _print_result(found, _grade_lines(found), as_json)
 
 
-def print_result(result: msgspec.Struct, lines: list[str], as_json: bool) -> None:
+def _print_result(result: msgspec.Struct, lines: list[str], as_json: bool) -> None:
     """Print what a command found, as JSON or as lines."""
     if as_json:
         print_page(msgspec.json.encode(result, order="sorted"))
@@ -50,7 +56,7 @@ def print_result(result: msgspec.Struct, lines: list[str], as_json: bool) -> Non
             print_line(line)
 
 
-def _lines(found: Regrade) -> list[str]:
+def _grade_lines(found: Regrade) -> list[str]:
     lines = [f"{found.run}: {found.changes.total():,} verdicts {'would change' if found.dry_run else 'changed'}"]
     lines += [f"  {count:,} {change}" for change, count in found.changes.most_common()]
     lines += [f"not graded: {count:,}, {why}" for why, count in found.errors.items()]
@@ -58,8 +64,8 @@ def _lines(found: Regrade) -> list[str]:
     return [*lines, f"{found.correct:,} of {found.graded:,} graded are right{share}, of {found.chains:,} chains"]
 
 
-@command()
-@click.argument("run", type=RunFolder(writes=True), metavar="RUN")
+@click.command()
+@run_argument
 @option("--prm", required=True, type=click.Path(path_type=Path), metavar="NAME|FILE", help="Reward model; see `pipeline list rewards`.")
 @option("-s", "--set", "settings", multiple=True, metavar="NAME=VALUE", help="Set engines.reward.NAME. May be repeated.")
 @json_option
@@ -71,7 +77,7 @@ def score(run: Located, prm: Path, settings: tuple[str, ...], as_json: bool) -> 
     check_readable(run.path)
     with watched(str(run)) as watch:
         scored = score_run(run.path, prm, settings=settings, watch=watch)
-    print_result(scored, reward_lines(scored, str(run)), as_json)
+    _print_result(scored, reward_lines(scored, str(run)), as_json)
 
 
 @contextmanager
@@ -98,3 +104,29 @@ def reward_lines(scored: ScoringResult, run: str) -> list[str]:
         kinds = ", ".join(f"{kind} {count:,}" for kind, count in scored.errors.items())
         lines.append(f"texts without a reward: {kinds}; the first: {scored.first_error}")
     return [*lines, f"rewards: {run}/rewards/*.parquet"]
+
+
+@click.command()
+@click.argument("runs", type=RunFolder(), nargs=-1, required=True, metavar="RUN...")
+@option("-o", "--output", type=LocalPath(), metavar="FILE", help="Output engines file.  [default: RUN/calibration.yaml]")
+def calibrate(runs: tuple[Located, ...], output: Path | None) -> None:
+    """Fit simulated engines to the traces of RUN..., and report the fit error. A replay of RUN uses the fitted costs.
+
+    Give runs at small and at large batch sizes: one batch size alone does not identify all rates. The file keeps the fit error, which is
+    printed with every prediction made from it. No file is written if calls are off by more than 50% on average.
+    """
+    folders = [run.path for run in runs]
+    check_readable(*folders)
+    found = calibrated(folders)
+    for line in fit_lines(found):
+        print_line(line)
+    if found.bad:
+        worst = ", ".join(f"calls of {device} are off by {error:.1%}" for device, error in found.bad.items())
+        raise UsageError(
+            f"{worst} on average, more than {WORST_ERROR:.0%}: no file was written; fit runs at a small and a large batch "
+            "size without other load"
+        )
+    path = output or (Path() if runs[0].url else folders[0]) / "calibration.yaml"
+    with boundary(UsageError, f"--output {path}: cannot be written", foreign=OSError), whole_file(path) as file:
+        file.write(engines_file(found).encode())
+    print_line(f"engines file: {path}")

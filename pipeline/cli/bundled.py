@@ -1,4 +1,4 @@
-"""`pipeline list KIND`: what goes by name."""
+"""`pipeline list KIND` and `prepare NAME`: what goes by name, and a published data set as a file of problems."""
 
 from collections.abc import Iterator
 from importlib import import_module
@@ -8,11 +8,13 @@ from typing import Any
 import click
 import msgspec
 from msgspec import Struct
-from rich.table import Table
 
-from pipeline.cli.commands import command, json_option
-from pipeline.cli.console import PlainConsole
-from pipeline.cli.terminal import print_page
+from pipeline.analysis.tables import Table
+from pipeline.cli.commands import option
+from pipeline.cli.console import PlainConsole, print_table
+from pipeline.cli.located import LocalPath
+from pipeline.cli.options import json_option
+from pipeline.cli.terminal import print_line, print_notice, print_page
 from pipeline.graph.files import FileKind, bundled_files, read_file
 
 FILES: dict[str, FileKind] = {
@@ -49,7 +51,7 @@ class Item(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Of a graph: its params with their values."""
 
 
-@command()
+@click.command()
 @click.argument("kind", type=click.Choice(tuple(KINDS)), metavar="[KIND]", required=False)
 @json_option
 def list_(kind: str | None, as_json: bool) -> None:
@@ -61,14 +63,12 @@ def list_(kind: str | None, as_json: bool) -> None:
     if as_json:
         print_page(msgspec.json.encode(items))
         return
-    table = Table(kind or "kind", box=None, header_style="bold", padding=(0, 2, 0, 0))
-    table.columns[0].no_wrap = True
-    for title in ("what it is", *(["params"] if kind == "graphs" else [])):
-        table.add_column(title)
+    rows = []
     for item in items:
-        params = [", ".join(f"{name}={_value(value)}" for name, value in item.params.items())] if kind == "graphs" else []
-        table.add_row(item.name, item.about.partition(". ")[0].rstrip("."), *params)
-    PlainConsole().print(table)
+        params = ", ".join(f"{name}={_value(value)}" for name, value in item.params.items())
+        rows.append((item.name, item.about.partition(". ")[0].rstrip("."), *([params] if kind == "graphs" else [])))
+    columns = (kind or "kind", "what it is", *(["params"] if kind == "graphs" else []))
+    print_table(Table("", columns, tuple(rows)), PlainConsole())
 
 
 def _items(kind: str) -> Iterator[Item]:
@@ -102,3 +102,18 @@ def _head_comment(path: Path) -> str:
             break
         said.append(text)
     return " ".join(said)
+
+
+@click.command()
+@click.argument("name")
+@option("--from", "origin", metavar="FILE|hub", help="The published data: JSON lines, JSON, Parquet or CSV; or hub, to download them.")
+@option("-o", "--output", type=LocalPath(), metavar="FILE", help="Parquet file.  [default: data/NAME.parquet]")
+def prepare(name: str, origin: str | None, output: Path | None) -> None:
+    """Prepare the published data set NAME (see `pipeline list data`).
+
+    A warning says where the number of rows or the digest is not the known one.
+    """
+    prepared = import_module("pipeline.data.prepare").prepare(name, origin, output or Path("data") / f"{name}.parquet")
+    if prepared.mismatch:
+        print_notice(f"warning: {prepared.mismatch}")
+    print_line(f"{prepared.output}: {prepared.rows:,} problems, digest {prepared.digest}")

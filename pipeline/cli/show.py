@@ -1,36 +1,40 @@
-"""`pipeline show RUN [CHAIN]`: a run's summary, one of its chains step by step, why chains failed, or how far the run is until it ends.
+"""`pipeline show RUN [CHAIN]` and `view`: a run's summary, its chains step by step, why some failed, how far it is; all of it as pages.
 
-Of a folder of runs it is a table of them.
+Of a folder of runs `show` prints a table of them.
 """
 
+import shlex
 import sys
 import time
+import webbrowser
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 
 import click
 import msgspec
-from msgspec import Struct
-from rich.console import Group
+from msgspec import Struct, structs
 from rich.live import Live
-from rich.progress_bar import ProgressBar
-from rich.table import Table as RichTable
 from rich.text import Text
 
 from pipeline.analysis.facts import of_answers
+from pipeline.analysis.headline import engines_table, facts_table, headline, stages_table, summary_of
 from pipeline.analysis.progress import RecentRates, RunProgress, RunState, duration, run_folders, run_progress, run_state
 from pipeline.analysis.tables import Table, plain, plain_percent, size
-from pipeline.cli.commands import command, json_option, option
+from pipeline.cli.commands import option
 from pipeline.cli.console import PlainConsole, print_table
-from pipeline.cli.located import Located, RunFolder
-from pipeline.cli.summary import print_summary
-from pipeline.cli.terminal import print_line, print_notice, print_page
-from pipeline.errors import InputError, UsageError, did_you_mean
+from pipeline.cli.located import RUNS, LocalPath, Located, RunFolder, runs_in
+from pipeline.cli.options import json_option
+from pipeline.cli.terminal import output, print_line, print_notice, print_page
+from pipeline.errors import InputError, MissingExtra, UsageError, boundary, did_you_mean
+from pipeline.files import whole_file
 from pipeline.show.transcripts import ShownCandidate, ShownStep, Transcript, read_transcripts, unused_drafts
 from pipeline.store.folder import FILE, check_folder
 from pipeline.store.query import Query, check_readable
 from pipeline.store.run_file import RunFile
+from pipeline.text import one_line
 
 STYLES = {
     "accepted": "green",
@@ -48,6 +52,8 @@ FOLLOW_S = 2.0
 """Seconds between two looks of `--follow`: rows are in the folder within these."""
 EXAMPLES = 5
 """How many chains are named for each cause."""
+PACKAGES = ("latex2mathml", "starlette", "uvicorn")
+"""Those of the extra `view`."""
 FAILURES = r"""
 SELECT error_type, error_stage AS stage, coalesce(arg_min(error_message, end_unix_ns), '') AS message, count(*) AS count,
        list(chain_id ORDER BY end_unix_ns, input_row, sample_index)[:$examples] AS examples
@@ -71,55 +77,78 @@ class Failure(Struct, frozen=True, kw_only=True):
     """The first few `chain_id`s."""
 
 
-@command()
-@click.argument("run", type=RunFolder(), default="runs", metavar="[RUN|DIR]")
+@click.command()
+@click.argument("run", type=RunFolder(), default=str(RUNS), metavar="[RUN|DIR]")
 @click.argument("problem", required=False, metavar="[CHAIN]")
-@option("--attempt", type=click.IntRange(min=0), metavar="I", default=0, show_default=True, help="Which sample of the problem, from 0.")
+@option("--sample", type=click.IntRange(min=0), metavar="I", default=0, show_default=True, help="Which sample of the problem, from 0.")
 @option("--candidates", is_flag=True, help="Include rejected candidates.")
 @option("--failed", is_flag=True, help="Print why chains failed, grouped by error, stage and message.")
 @option("--follow", is_flag=True, help="Print how far the run is until it ends; with --json an object every two seconds.")
 @json_option
-def show(run: Located, problem: str | None, attempt: int, candidates: bool, failed: bool, follow: bool, as_json: bool) -> None:
-    """Show the summary of the run in folder RUN, or how it solved a problem, step by step; CHAIN is the problem_id.
+def show(run: Located, problem: str | None, sample: int, candidates: bool, failed: bool, follow: bool, as_json: bool) -> None:
+    """Show the summary of RUN, a folder or the name of one in runs/, or how it solved a problem, step by step; CHAIN is the problem_id, or
+    the number of its row.
 
     Of a folder DIR of runs (default: runs) all runs are listed, latest first; with --json one object a line.
 
     Green: draft step, accepted or unverified. Yellow: written by the target after it rejected all drafts. Cyan: guidance. Blue: no drafts
     involved.
-    `pipeline resume RUN --retry-failed` solves failed chains again. With --follow the run may be on another machine.
+    `pipeline resume RUN --retry-failed` solves failed chains again.
     """
-    if as_json and problem is not None:
+    asked = [name for name, given in (("CHAIN", problem), ("--failed", failed), ("--follow", follow)) if given]
+    if len(asked) > 1:
+        raise UsageError(f"{asked[0]} and {asked[1]}: give one of them")
+    if problem is None and (candidates or sample):
+        raise UsageError(f"--{'candidates' if candidates else 'sample'}: only with CHAIN; name a problem")
+    if problem is not None and as_json:
         raise UsageError("--json: not with CHAIN; for its steps as data use `pipeline export --as steps`")
-    folder = run.path
-    check_folder(folder)
-    if not (folder / FILE).exists() and (runs := run_folders(folder, depth=1)):
-        if problem is not None or attempt or candidates or failed or follow:
-            raise UsageError(f"{folder}: a folder of runs; name one of them")
+    check_folder(run.path)
+    if not (run.path / FILE).exists() and (runs := run_folders(run.path, depth=1)):
+        if asked:
+            raise UsageError(f"{run}: a folder of runs; name one of them, such as {runs[0]}")
         _list(runs, as_json)
-        return
-    if follow:
-        if problem is not None or candidates or failed:
-            raise UsageError(f"--follow: about the whole run; leave out {'--failed' if failed else 'CHAIN and --candidates'}")
+    elif follow:
         _follow(run, as_json)
-        return
-    check_readable(folder)
-    if failed:
-        if problem is not None or candidates:
-            raise UsageError("--failed: about all chains; leave out " + ("--candidates" if candidates else f"CHAIN {problem!r}"))
-        _print_failures(failures(folder), as_json)
-        return
-    if problem is None:
-        if candidates or attempt:
-            raise UsageError(f"--{'candidates' if candidates else 'attempt'}: only with CHAIN; name a problem_id")
+    elif failed:
+        _print_failures(failures(run.path), as_json)
+    elif problem is None:
+        check_readable(run.path)
         print_summary(run, with_about=True, as_json=as_json)
+    else:
+        with Query(run.path) as db:
+            chain = _chain(db, problem, sample)
+            [transcript] = read_transcripts(db, [chain])
+            unused = unused_drafts(db, RunFile.read(run.path), chain) if candidates else []
+        console = PlainConsole()
+        for line in _lines(transcript, candidates, unused):
+            console.print(line)
+
+
+def print_summary(run: Located, *, with_about: bool = False, as_json: bool = False) -> None:
+    """Print the summary of a run as the command was asked to; `with_about`: with a line that says what is solved with what.
+
+    Raises `InputError` where there is no run.
+    """
+    found, out = summary_of(run.path), output()
+    if as_json:
+        print_page(msgspec.json.encode(found, order="sorted"))
         return
-    with Query(folder) as db:
-        chain = _chain(db, problem, attempt)
-        [transcript] = read_transcripts(db, [chain])
-        unused = unused_drafts(db, RunFile.read(folder), chain) if candidates else []
-    console = PlainConsole()
-    for line in _lines(transcript, candidates, unused):
-        console.print(line)
+    if run.url:
+        found = structs.replace(found, resumable=False)  # a baseline needs a folder on this machine
+    told = headline(found, shlex.quote(str(run)))
+    if out.quiet:
+        print_line(f"{told.essential}   {run}")
+        return
+    blocks = [
+        [*([told.about] if with_about else []), f"{told.head}   {run}"],
+        [f"  {line}" for line in told.lines],
+        [f"{what:<10}  {command}" for what, command in told.commands],
+    ]
+    print_page("\n\n".join("\n".join(map(one_line, block)) for block in blocks))
+    if out.verbose:
+        print_page("".join(f"\n{name:<14} {one_line(text)}" for name, text in facts_table(found).rows))
+        for table in (engines_table(found), stages_table(found)):
+            print_table(table, PlainConsole())
 
 
 def _list(runs: Sequence[Path], as_json: bool) -> None:
@@ -159,7 +188,7 @@ def _follow(run: Located, as_json: bool) -> None:
             elif live is None:
                 print_line(_progress_line(found, rates))
             else:
-                live.update(_panel(found, rates), refresh=True)
+                live.update(Text(one_line(_progress_line(found, rates))), refresh=True)
             if found.state != "running":
                 return
             time.sleep(FOLLOW_S)
@@ -175,17 +204,8 @@ def _progress_line(found: RunProgress, rates: RecentRates) -> str:
     if per_s["over"] is not None:
         parts.append(f"{per_s['over']:.3g} problems/s, {per_s['steps']:.3g} steps/s, {per_s['calls']:.3g} calls/s")
     if per_s["over"] and found.chains is not None:
-        parts.append(f"ETA {duration((found.chains - found.over) / per_s['over'])}")
+        parts.append(f"{duration((found.chains - found.over) / per_s['over'])} left")
     return " · ".join(parts)
-
-
-def _panel(found: RunProgress, rates: RecentRates) -> Group:
-    said = Text(_progress_line(found, rates))
-    if found.chains is None:
-        return Group(said)
-    bar = RichTable.grid(expand=True)
-    bar.add_row(ProgressBar(total=found.chains, completed=found.over))
-    return Group(bar, said)
 
 
 def failures(run: Path) -> list[Failure]:
@@ -197,24 +217,26 @@ def failures(run: Path) -> list[Failure]:
 def _print_failures(found: list[Failure], as_json: bool) -> None:
     if as_json:
         print_page(msgspec.json.encode(found))
-        return
-    if not found:
+    elif not found:
         print_line("no chain failed")
-    for failure in found:
-        chains = ", ".join(failure.examples) + (", ..." if failure.count > len(failure.examples) else "")
-        place = f"in {failure.stage}" if failure.stage else "while reading input"
-        print_line(f"{failure.count} x {failure.error_type} ({place}): {failure.message}")
-        print_line(f"    {chains}")
+    else:
+        for failure in found:
+            chains = ", ".join(failure.examples) + (", ..." if failure.count > len(failure.examples) else "")
+            place = f"in {failure.stage}" if failure.stage else "while reading input"
+            print_line(f"{failure.count} x {failure.error_type} ({place}): {failure.message}")
+            print_line(f"    {chains}")
 
 
-def _chain(db: Query, problem: str, attempt: int) -> str:
-    """The `chain_id` of an attempt at a problem; raises `UsageError` where the run has no such chain yet."""
-    asked = "SELECT chain_id FROM chains WHERE problem_id = $problem AND sample_index = $attempt"
-    for (chain,) in db.stream(asked, problem=problem, attempt=attempt):
-        return str(chain)
-    there = db.stream("SELECT sample_index FROM chains WHERE problem_id = $problem ORDER BY 1", problem=problem)
-    if attempts := ", ".join(str(index) for (index,) in there):
-        raise UsageError(f"{db.folders[0]}: no finished attempt {attempt} at problem {problem!r}, but {attempts}")
+def _chain(db: Query, problem: str, sample: int) -> str:
+    """The `chain_id` of a sample of a problem, which is named or given by its row; raises `UsageError` where there is no such chain yet."""
+    asked = """
+    SELECT sample_index, chain_id FROM chains WHERE problem_id = $problem
+    OR (input_row = try_cast($problem AS BIGINT) AND NOT EXISTS (FROM chains WHERE problem_id = $problem)) ORDER BY 1"""
+    there = {int(index): str(chain) for index, chain in db.stream(asked, problem=problem)}
+    if sample in there:
+        return there[sample]
+    if there:
+        raise UsageError(f"{db.folders[0]}: no finished sample {sample} of problem {problem!r}, but {', '.join(map(str, there))}")
     known = [name for (name,) in db.stream("SELECT DISTINCT problem_id FROM chains LIMIT 10_000")]
     raise UsageError(f"{db.folders[0]}: no finished chain of problem {problem!r}; {did_you_mean(problem, known)}")
 
@@ -254,3 +276,53 @@ def _step(step: ShownStep, candidates: bool) -> Iterator[Text]:
 def _candidate(number: int, each: ShownCandidate) -> str:
     said = f"same as {each.same_as + 1}" if each.same_as is not None else each.text.rstrip("\n")
     return f"({number}{'' if each.probability is None else f', {each.probability:.0%}'}) {said}"
+
+
+@click.command()
+@click.argument("runs", type=RunFolder(), nargs=-1, metavar="[RUN|DIR]...")
+@option("-o", "--output", type=LocalPath(), metavar="FILE", help="Write one HTML file that needs no server.")
+@option("--port", type=click.IntRange(0, 65535), default=8642, show_default=True, help="Port on 127.0.0.1; 0: any free one.")
+@option("--open", "opens", is_flag=True, help="Open the page in the browser.")
+def view(runs: tuple[Located, ...], output: Path | None, port: int, opens: bool) -> None:
+    """Show RUN, or the runs in DIR (default: runs), in a browser, also while they go on.
+
+    With -o the page of RUN, of several runs with their comparison, or of a sweep becomes a file. Otherwise pages are served to this machine
+    alone until Ctrl-C. Nothing in RUN or DIR changes.
+    """
+    runs = runs or (Located(RUNS),)
+    if output is not None:
+        write_page([run.path for run in runs], output)
+        print_line(f"page: {output} ({output.stat().st_size / 1e6:.1f} MB); open it in a browser")
+        return
+    if len(runs) > 1:
+        raise UsageError("several runs are compared in a file: add -o FILE, or name one folder")
+
+    def opened(url: str) -> None:
+        print_line(f"view: {runs[0]} at {url} (Ctrl-C ends it)")
+        if opens:
+            webbrowser.open(url)
+
+    _pages("pages").serve_view(runs[0].path, port, opened)
+
+
+def write_page(folders: Sequence[Path], output: Path) -> None:
+    """Write the page of runs, of those in folders of runs, or of a sweep, over any file of that name.
+
+    Raises `InputError` for other folders, `UsageError` where the file cannot be written, and `MissingExtra`.
+    """
+    pages = _pages("report")
+    runs = [run for folder in folders for run in ([folder] if pages.is_sweep(folder) else runs_in(folder))]
+    check_readable(*runs)
+    with boundary(UsageError, f"--output {output}: cannot be written", foreign=OSError), whole_file(output) as file:
+        file.write(pages.report(runs).encode(errors="backslashreplace"))
+
+
+def _pages(name: str) -> ModuleType:
+    """The module `pipeline.show.NAME`; raises `MissingExtra` where a package of the extra `view` is missing."""
+    try:
+        return import_module(f"pipeline.show.{name}")
+    except ModuleNotFoundError as error:
+        package = str(error.name).partition(".")[0]
+        if package not in PACKAGES:
+            raise
+        raise MissingExtra("view", package, "view") from error

@@ -1,0 +1,294 @@
+"""`pipeline compare`, `query` and `export`: what runs hold as tables, answers to questions and files; wrong input is one sentence."""
+
+import csv
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from subprocess import CompletedProcess
+
+import pyarrow.parquet as pq
+import pytest
+
+from pipeline.analysis.tables import named_queries
+from pipeline.store.rows import StepRow
+from pipeline.store.store import RunStore
+from tests.support.commands import pipeline
+from tests.support.paths import TEST_SET
+from tests.support.rows import blank
+from tests.support.run_files import write_run_json
+from tests.support.runs import solve, write_problems
+
+Ask = Callable[..., CompletedProcess[str]]
+SQL = "SELECT decision, count(*) AS n, avg(draft_tokens) AS mean FROM steps GROUP BY decision ORDER BY n"
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Runs of six problems: `target` and `speccot`, `seed` of another seed, `data` over other data."""
+    place = tmp_path_factory.mktemp("runs")
+    (place / "other.csv").write_text("problem,answer\nWhat is 1 + 1?,2\n")
+    for name, graph, seed, problems in (
+        ("target", "target", 0, TEST_SET),
+        ("speccot", "speccot", 0, TEST_SET),
+        ("seed", "speccot", 1, TEST_SET),
+        ("data", "target", 0, place / "other.csv"),
+    ):
+        words = ("run", graph, problems, "--engines", "sim-instant", "-n", "6", "--seed", str(seed), "-o", place / name)
+        assert pipeline(*words).returncode == 0
+    return place
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a run `one` of twelve problems and a bad row, and a run `two` with three samples of each."""
+    folder = tmp_path_factory.mktemp("results")
+    problems = write_problems(folder, 12, (b'{"problem_id": "empty", "level": "hard"}',))
+    solve(folder, "one", input=problems)
+    solve(folder, "two", graph="scot", input=problems, samples=3)
+    return folder
+
+
+@pytest.fixture
+def ask(folders: Path) -> Ask:
+    """A command in the folder of the runs."""
+    return lambda *arguments: pipeline(*arguments, cwd=folders)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A run with three steps."""
+    store = RunStore(write_run_json(tmp_path / "run"))
+    store.append("steps", [blank(StepRow, decision=each, draft_tokens=7) for each in ("accepted", "fallback", "accepted")])
+    store.close()
+    return tmp_path / "run"
+
+
+def refused(done: CompletedProcess[str], says: str) -> None:
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done.stderr
+    assert done.stderr.startswith("error: ")
+    assert says in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("suffix", [".md", ".csv", ".json"])
+def test_tables_are_printed_and_written_as_the_name_ends(ask: Ask, tmp_path: Path, suffix: str) -> None:
+    written = tmp_path / f"tables{suffix}"
+    done = ask("compare", "target", "speccot", "--output", written)
+    assert (done.returncode, done.stderr, "**Accuracy and speed**" in done.stdout) == (0, "", True)
+    same = {".md": done.stdout, ".json": ask("compare", "target", "speccot", "--json").stdout}
+    assert written.read_text().startswith("run,dataset,pooled,graph,") if suffix == ".csv" else written.read_text() == same[suffix]
+
+
+@pytest.mark.slow
+def test_a_table_and_a_sentence_about_each_run(ask: Ask, folders: Path, tmp_path: Path) -> None:
+    alone = ask("compare", "speccot").stdout
+    head = "| run | system | models | batch | accuracy | problems/s | kept tokens/s | times as fast | speed-up | = tokens | x rate |"
+    assert (head in alone, alone.count("| speccot |")) == (True, 1)
+    assert "solve them with `pipeline run target`" in alone
+    both = ask("compare", "target", "speccot", "data").stdout
+    assert "| run | data | system |" in both
+    assert "\nspeccot has no speed to compare\n" in both, "its engines cost no time"
+    assert "`pipeline run target`" not in both
+    for name in ("speccot", "target"):
+        shutil.copytree(folders / name, tmp_path / name)
+    rows = [
+        {line for line in ask("compare", *words).stdout.splitlines() if line[:2] == "| "} for words in ((tmp_path,), ("speccot", "target"))
+    ]
+    assert rows[0] == rows[1], "a folder of runs stands for them"
+
+
+@pytest.mark.slow
+def test_a_table_of_a_paper_is_a_query_over_runs(ask: Ask, folders: Path) -> None:
+    """By its name or as a file of one's own; `query` prints what it is made of."""
+    by_name = ask("compare", "target", "speccot", "--table", "speccot-3").stdout
+    (folders / "mine.sql").write_text(named_queries()["speccot-3"].sql)
+    assert ask("compare", "target", "speccot", "--table", "mine.sql").stdout.splitlines()[2:] == by_name.splitlines()[2:]
+    [row] = json.loads(ask("query", "target", "speccot", "SELECT run, tokens FROM runs WHERE graph = 'speccot'", "--json").stdout)
+    assert (row["run"], row["tokens"]["low"], row["tokens"]["text"][-9:]) == ("speccot", None, "(too few)")
+    joined = "SELECT runs.run, samples, count(*) AS n FROM runs JOIN chains USING (run) GROUP BY ALL ORDER BY run"
+    found = json.loads(ask("query", "target", "speccot", joined, "--json").stdout)
+    assert found == [{"run": name, "samples": 1, "n": 6} for name in ("speccot", "target")]
+
+
+@pytest.mark.slow
+def test_the_sentence_says_how_many_times_as_fast(source: Path, tmp_path: Path) -> None:
+    solve(tmp_path, "target", "target", input=source / "problems.jsonl")
+    out = pipeline("compare", source / "one", "target", cwd=tmp_path).stdout
+    [said] = [line for line in out.splitlines() if line.startswith("one is ")]
+    assert re.fullmatch(r"one is \d+\.\d\d times as fast as target.*", said), "the accuracy of simulated answers says nothing"
+    assert f"| {said.split()[2]} | " in out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["nowhere"], "nowhere: no such directory; expected a run folder"),
+        (["other.csv"], "other.csv: not a directory; expected a run folder"),
+        (["empty"], "empty: holds no run; expected a run folder, with run.json"),
+        (["unfinished"], "unfinished"),
+        (["damaged"], "damaged/chains/part-00000.parquet: "),
+        (["text"], "text/run.json: "),
+        (["target", "target"], "target is given twice; name each run once"),
+        (["target", "--table", "none"], "none"),
+        (["target", "--table", "speccot-3", "--baseline", "x"], "--table and --baseline cannot be combined"),
+        (["target", "data", "speccot", "--baseline", "speccot"], "--baseline speccot: no such run or graph here over other"),
+        (["target", "--baseline", "scot"], "--baseline scot: no such run or graph here; there are target"),
+        (["target", "--output", "nowhere/x.md"], "--output nowhere/x.md: cannot be written: no such file or directory"),
+        (["target", "--output", "folder.md"], "--output folder.md: cannot be written: folder.md is not a regular file"),
+        (["target", "--output", "tables.xlsx"], "--output tables.xlsx: its name must end in .md, .csv or .json"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_what_cannot_be_compared(ask: Ask, folders: Path, arguments: list[str], says: str) -> None:
+    for name in ("empty", "folder.md", "unfinished", "damaged/chains", "text"):
+        (folders / name).mkdir(parents=True, exist_ok=True)
+    (folders / "text/run.json").write_text("not JSON")
+    for name in ("unfinished", "damaged"):
+        (folders / name / "run.json").write_bytes((folders / "target/run.json").read_bytes())
+    (folders / "damaged/chains/part-00000.parquet").write_bytes(b"PAR1")
+    refused(ask("compare", *arguments), says)
+
+
+def test_a_query_prints_a_table_or_json_or_writes_a_file(run: Path, tmp_path: Path) -> None:
+    rows = [line.split() for line in pipeline("query", run, SQL).stdout.splitlines() if line]
+    assert (rows[0], *rows[2:]) == (["decision", "n", "mean"], ["fallback", "1", "7"], ["accepted", "2", "7"])
+    (tmp_path / "mine.sql").write_text(SQL + ";")
+    found = json.loads(pipeline("query", run, tmp_path / "mine.sql", "--json").stdout)
+    assert found == [{"decision": "fallback", "n": 1, "mean": 7.0}, {"decision": "accepted", "n": 2, "mean": 7.0}]
+    for name in ("x.parquet", "x.csv", "x.json", "x.jsonl"):
+        assert pipeline("query", run, SQL, "-o", tmp_path / name).returncode == 0
+    assert pq.read_table(tmp_path / "x.parquet").column("n").to_pylist() == [1, 2]
+    assert (tmp_path / "x.csv").read_text() == "decision,n,mean\nfallback,1,7.0\naccepted,2,7.0\n"
+    assert [row["n"] for row in json.loads((tmp_path / "x.json").read_text())] == [1, 2]
+
+
+def test_the_folder_of_a_sweep_stands_for_its_runs(tmp_path: Path) -> None:
+    refused(pipeline("query", tmp_path, "FROM steps"), f"error: {tmp_path}: holds no run; expected a run folder, with run.json\n")
+    for name in ("one", "other"):
+        store = RunStore(write_run_json(tmp_path / "sweep/runs" / name))
+        store.append("steps", [blank(StepRow)])
+        store.close()
+    found = json.loads(pipeline("query", tmp_path / "sweep", "SELECT run FROM steps ORDER BY run", "--json").stdout)
+    assert found == [{"run": "one"}, {"run": "other"}]
+
+
+def test_json_has_what_no_json_has_as_null_and_equal_names_by_number(run: Path) -> None:
+    sql = "SELECT 'NaN'::DOUBLE AS a, 1 AS a, [1.5, '-inf'::DOUBLE] AS b, 'NaN' AS c"
+    assert json.loads(pipeline("query", run, sql, "--json").stdout) == [{"a": None, "a_1": 1, "b": [1.5, None], "c": "NaN"}]
+    assert json.loads(pipeline("query", run, "FROM steps WHERE false", "--json").stdout) == []
+
+
+MEASURED = """
+import sys
+from pipeline.cli.main import run_command
+assert run_command(sys.argv[1:]) == 0
+print(*[line for line in open("/proc/self/status") if line.startswith("VmHWM")], file=sys.stderr)
+"""
+"""A command, and the most memory that it had; what `wait4` says counts the memory of the process that started it."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["--json", "-o x.json", "-o x.jsonl", "-o x.csv", "-o x.parquet"])
+def test_a_result_need_not_fit_in_memory(run: Path, tmp_path: Path, form: str) -> None:
+    sql = "SELECT repeat(chr((65 + range % 26)::INT), 1000) || hash(range) AS x FROM range(400_000)"
+    with (tmp_path / "printed").open("wb") as out:
+        command = [sys.executable, "-c", MEASURED, "query", str(run), sql, *form.split()]
+        done = subprocess.run(command, cwd=tmp_path, stdout=out, stderr=subprocess.PIPE, text=True, check=True)
+    assert int(done.stderr.split()[-2]) < 300 << 10  # KiB, of a result of 400 MiB
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("FROM step",), "SQL: Table with name step does not exist"),
+        (("DELETE FROM steps",), "SQL: expected one query, which begins with"),
+        (("SELECT decision::INT FROM steps",), "SQL: Could not convert string"),
+        (("nowhere.sql",), "nowhere.sql: cannot be read: no such file"),
+        (("FROM steps", "-o", "x.xlsx"), "its name must end in .parquet, .csv, .json, .jsonl"),
+        (("FROM steps", "-o", "no/x.csv"), "--output no/x.csv: cannot be written: no such file"),
+    ],
+)
+def test_what_cannot_be_asked(run: Path, arguments: tuple[str, ...], says: str) -> None:
+    refused(pipeline("query", run, *arguments), says)
+
+
+@pytest.mark.slow
+def test_answers_as_a_file_of_each_format(source: Path, tmp_path: Path) -> None:
+    for name in ("answers.jsonl", "answers.csv", "answers.parquet"):
+        done = pipeline("export", source / "one", "-o", tmp_path / name)
+        assert (done.returncode, done.stdout, done.stderr) == (0, f"{tmp_path / name}: 13 problems\n", "")
+    lines = [json.loads(line) for line in (tmp_path / "answers.jsonl").read_text().splitlines()]
+    with (tmp_path / "answers.csv").open(newline="") as file:
+        assert [row["problem_id"] for row in csv.DictReader(file)] == [line["problem_id"] for line in lines]
+    assert pq.read_table(tmp_path / "answers.parquet", columns=["answer"]).to_pylist() == [{"answer": line["answer"]} for line in lines]
+    rows = [json.loads(line) for line in pipeline("export", source / "two", "-o", "-", "--thoughts").stdout.splitlines()]
+    assert (len(rows), all(row["thought"] and row["samples"] == 3 for row in rows[:12])) == (13, True)
+
+
+@pytest.mark.slow
+def test_a_file_that_is_not_named_is_named_after_the_run(source: Path, tmp_path: Path) -> None:
+    steps, calls = (pq.read_table(source / "one" / name).num_rows for name in ("steps", "calls"))
+    for kind, says in (
+        ("answers", "one-answers.csv: 13 problems\n"),
+        ("steps", f"one-steps.parquet: {steps:,} rows\n"),
+        ("openai-batch", "one-openai-batch.jsonl: 12 answered\none-openai-batch.errors.jsonl: 1 error\n"),
+        ("perfetto", f"one-perfetto.json: {calls:,} calls; open it in https://ui.perfetto.dev\n"),
+    ):
+        done = pipeline("export", source / "one", "--as", kind, cwd=tmp_path)
+        assert (done.returncode, done.stdout, done.stderr) == (0, says, "")
+    assert pq.read_table(tmp_path / "one-steps.parquet").num_rows == steps
+    printed = pipeline("export", source / "one", "--as", "steps", "-o", "-").stdout.splitlines()
+    assert (len(printed), all("step_text" in json.loads(line) for line in printed)) == (steps, True)
+
+
+@pytest.mark.slow
+def test_training_data_of_runs(source: Path, tmp_path: Path) -> None:
+    done = pipeline("export", source / "one", source / "two", "--as", "sft", "-o", tmp_path / "sft.jsonl")
+    assert (done.returncode, done.stderr) == (0, "")
+    first, *others = done.stdout.splitlines()
+    lines = [json.loads(line) for line in (tmp_path / "sft.jsonl").read_text().splitlines()]
+    assert first.startswith(f"{tmp_path / 'sft.jsonl'}: {len(lines)} rows (")
+    assert first.endswith(" of 12 problems")
+    assert "left out: 4 chains that failed or were not finished" in others  # the bad row, once in one run and three times in the other
+    assert {line["run_id"] for line in lines} == {"one", "two"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (("--as", "sft", "-o", "-"), "-o -: only JSON lines of answers or of a table can be printed; name a file"),
+        (("--as", "openai-batch", "-o", "a.csv"), "a.csv: the batch API's files are JSON lines; name it .jsonl"),
+        (("--as", "openai-batch", "--thoughts"), "--thoughts: only with --as answers, not --as openai-batch"),
+        (("--as", "jaeger", "-o", "a"), "--as: 'jaeger' is not one of 'answers', 'openai-batch', 'calls', "),
+        (("--as", "perfetto", "-o", "nowhere/at/all"), "--output nowhere/at/all: cannot be written: no such file or directory"),
+        (("--as", "sft", "--labels", "verdicts"), "--labels: only with --as selection, not --as sft"),
+        (("--correct",), "--correct: only with --as sft or selection, not --as answers"),
+        (("--as", "sft", "-o", "data.csv"), "data.csv: CSV cannot hold lists; expected a name that ends in"),
+        (("-o", "data.xlsx"), "data.xlsx: unknown format; expected a name that ends in .jsonl, .csv or .parquet"),
+        (("two",), "--as answers: one RUN at a time; several only with --as sft or selection"),
+    ],
+)
+def test_options_that_do_not_fit_what_is_exported(source: Path, tmp_path: Path, options: tuple[str, ...], says: str) -> None:
+    words = [source / "two" if word == "two" else word for word in options]
+    refused(pipeline("export", source / "one", *words, cwd=tmp_path), says)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", ["compare", "export -o -", "show --failed", "grade", "resume"])
+def test_a_folder_with_a_part_of_another_run_is_refused(tmp_path: Path, command: str) -> None:
+    problems = write_problems(tmp_path, 12)
+    for name in ("run", "other"):
+        solve(tmp_path, name, input=problems, limit=5)
+        solve(tmp_path, name, input=problems, resume=True)
+    part = tmp_path / "run/chains/part-00001.parquet"
+    shutil.copy(tmp_path / "other/chains/part-00001.parquet", part)
+    done = pipeline(*command.split(), tmp_path / "run")
+    says = f"error: {part}: does not belong here: it is labelled "
+    assert (done.returncode, done.stderr.splitlines()[-1].startswith(says)) == (2, True), done.stderr
