@@ -5,7 +5,6 @@ The first rows decide which columns are taken, and what numbers as multiple-choi
 
 import re
 from collections.abc import Collection, Mapping, Sequence
-from datetime import date, time
 from decimal import Decimal
 from typing import Any, NamedTuple
 
@@ -26,8 +25,6 @@ ALIASES = {
     "options": ("choices",),
 }
 """Columns taken where there is none of our name and none is mapped, the first first; capitals make no difference."""
-MAX_TEXT = 1_000_000
-"""Maximum number of characters of a value."""
 FROM_0, FROM_1, SAID = "positions counted from 0", "positions counted from 1", "the text of an option"
 """What numbers as answers may be."""
 
@@ -86,25 +83,15 @@ class Columns:
         for ours, theirs in mapped.items():
             if ours not in FIELDS:
                 raise InputError(f"--column {ours}={theirs}", f"a problem has no field `{ours}`; {did_you_mean(ours, FIELDS)}")
-            if theirs not in there and _keys(theirs)[0] not in there:
+            if theirs not in there:
                 raise InputError(self._where, f"no column `{theirs}`; {did_you_mean(theirs, there)}")
         if "problem" not in self._names and not self._requests:
             listed = ", ".join(f"`{name}`" for name in there[:20])
             raise InputError(self._where, f"no column `problem`; pass --column problem=NAME, one of {listed}")
 
     def _value(self, ours: str, record: Mapping[str, Any]) -> Any:
-        """The value of one of our columns, or at its path; None where there is none."""
-        name = self._names.get(ours, "")
-        if name in record or not name:
-            return record.get(name)
-        first, *keys = _keys(name)
-        value: Any = record.get(first)
-        try:
-            for key in keys if value is not None else ():
-                value = value[int(key) if isinstance(value, list) else key]
-        except (LookupError, TypeError, ValueError):
-            raise Flaw(f"has no `{name}`") from None
-        return value
+        """The value of one of our columns; None where there is none."""
+        return record.get(self._names.get(ours, ""))
 
     def _text(self, ours: str, record: Mapping[str, Any]) -> str | None:
         """The text of one of our columns, of an array with commas between its values; None where it is blank."""
@@ -125,7 +112,7 @@ class Columns:
             raise Flaw(f"`{name}` is neither text nor the messages of a chat")
         if not value or not value.strip():
             raise Flaw(f"has no `{name}`")
-        return (Message("user", as_text(name, value) or ""),)
+        return (Message("user", value),)
 
     def _grader_of(self, record: Mapping[str, Any]) -> str | None:
         value = self._value("grader", record)
@@ -162,27 +149,16 @@ class Columns:
         return ways or ()
 
 
-def _keys(path: str) -> list[str]:
-    """The keys of a path: `final_answer[0]` is a column and an index."""
-    return re.findall(r"[^.\[\]]+", path) or [path]
-
-
 def as_text(name: str, value: Any) -> str | None:
     """The `value` of the column `name` as text, 27.0 as `27`; None where it is null or NaN. Raises `Flaw`."""
     match value:
         case None | str():
-            text = value
+            return value
         case bool():
-            text = str(value).lower()
+            return str(value).lower()
         case int() | float() | Decimal():
-            text = None if value != value else format(Decimal(str(value)), "f").removesuffix(".0")
-        case date() | time():
-            text = value.isoformat()
-        case _:
-            raise Flaw(f"`{name}` is of type `{type(value).__name__}`, expected text or a number")
-    if text and len(text) > MAX_TEXT:
-        raise Flaw(f"`{name}` has {len(text):,} characters, more than {MAX_TEXT:,}")
-    return text
+            return None if value != value else format(Decimal(str(value)), "f").removesuffix(".0")
+    raise Flaw(f"`{name}` is of type `{type(value).__name__}`, expected text or a number")
 
 
 def options_of(name: str, value: Any) -> ProblemOptions:

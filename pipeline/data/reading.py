@@ -18,8 +18,6 @@ from pipeline.options import ALL, MAX_ROWS, RowSet
 
 HEAD_ROWS = 2000
 """Rows looked at before the first problem leaves, to see which columns there are and how numbers count options."""
-FLAWS = 5
-"""Maximum number of bad rows in a remark."""
 
 
 class InputReading:
@@ -76,13 +74,12 @@ class InputReading:
         whole = self._part.shard is None
         if not total and whole:
             raise InputError(self.name, "holds no rows")
-        bad = [each for each in bad if each.row <= (self._part.limit or MAX_ROWS)]
-        more = [f"and {len(bad) - FLAWS:,} more"] if bad[FLAWS:] else []
-        flaws = "; ".join([*(f"row {each.row}: {each.what}" for each in bad[:FLAWS]), *more])
-        if bad and len(bad) == total and whole:
-            raise InputError(self.name, f"no row holds a problem; {flaws}")
-        if bad:
-            self.remarks.append(f"{self.name}: {len(bad):,} of {total:,} rows hold no problem and will fail: {flaws}")
+        if not (bad := [each for each in bad if each.row <= (self._part.limit or MAX_ROWS)]):
+            return
+        first = f"row {bad[0].row}: {bad[0].what}"
+        if len(bad) == total and whole:
+            raise InputError(self.name, f"no row holds a problem; {first}")
+        self.remarks.append(f"{self.name}: {len(bad):,} of {total:,} rows hold no problem and will fail; {first}")
 
 
 def _encoded(rows: Iterable[Record], digest: "hashlib._Hash") -> Iterator[tuple[Record, str | None]]:

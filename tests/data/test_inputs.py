@@ -107,9 +107,9 @@ def test_tables_and_mappings_give_the_problems_of_their_rows(given: Any) -> None
 
 
 def test_values_of_libraries_are_plain_values() -> None:
-    given = [{"problem": "x", "answer": value} for value in (np.int64(3), np.array([0.5, 2.0]), pd.Timestamp("2024-01-02"), np.nan)]
+    given = [{"problem": "x", "answer": value} for value in (np.int64(3), np.array([0.5, 2.0]), np.nan)]
     found = [item.answer for item, _ in InputReading("problems", rows_in_memory(given, None)) if isinstance(item, Problem)]
-    assert found == ["3", "0.5, 2", "2024-01-02T00:00:00", None]
+    assert found == ["3", "0.5, 2", None]
 
 
 def test_texts_problems_and_requests_keep_what_they_say() -> None:

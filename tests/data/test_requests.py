@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from pipeline.data.problems import ChainSettings, Problem
-from pipeline.data.reading import read_files, read_problems
+from pipeline.data.reading import read_files
 from pipeline.data.requests import NEUTRAL, NO_EFFECT, ApiError, AskedChat, ChainReply, completion, error_of, read_chat
 from pipeline.graph.prompts import Message
 from tests.support.requests import request, write_batch
@@ -94,8 +94,6 @@ def test_a_batch_is_told_by_its_lines(tmp_path: Path) -> None:
         Problem(3, "c", "2+2?", "4"),
     ]
     assert reading.remarks == [f"{tmp_path}/batch.jsonl: its rows are requests of an OpenAI batch"]
-    mapped = read_problems(tmp_path / "batch.jsonl", {"problem": "body.messages", "problem_id": "custom_id"})
-    assert next(mapped) == Problem(1, "a", "2+2?", None)
 
 
 REPLY: dict[str, Any] = {
