@@ -67,12 +67,11 @@ def bind(plan: Plan, stages: Mapping[str, Stage], dispatchers: Mapping[str, Disp
     def stage(node: StageNode) -> BoundStage:
         built, spec = stages[node.name], node.spec
         model = str(getattr(plan.engines.get(built.role), "model", built.role))
-        alone = getattr(built, "alone", False)
         return BoundStage(
             stage=built,
-            label=StageLabel(name=node.name, kind=spec.kind, purpose=spec.purpose, role=built.role, model=model, alone=alone),
+            label=StageLabel(name=node.name, kind=spec.kind, purpose=spec.purpose, role=built.role, model=model, alone=built.alone),
             dispatcher=dispatchers.get(built.role),
-            in_thread=threads and getattr(built, "in_thread", False),
+            in_thread=threads and built.in_thread,
             condition=node.condition,
             rank=node.rank,
             answers=spec.answers,

@@ -33,6 +33,10 @@ class Stage(Protocol):
     """The `StageSpec` that it was built from."""
     role: str
     """The role of the engine that it calls."""
+    alone: bool
+    """Whether each of its prompts is a separate chat, and does not begin with the chain's context."""
+    in_thread: bool
+    """Whether `apply` may take long, so that it is called in a thread."""
 
     def requests(self, chain: Chain) -> list[Request]:
         """The requests to send about `chain` in its current state; the stage asks nothing where there are none."""
@@ -88,6 +92,8 @@ class CallFreeStage:
     """The common part of stages that call no engine."""
 
     role: ClassVar[str] = ""
+    alone: ClassVar[bool] = False
+    in_thread = False
 
     def check(self, candidates: int) -> str | None:
         return None
@@ -103,8 +109,7 @@ class EngineStage:
         self.name, self.spec, self.place = name, spec, place
         self.role: str = spec.engine
         self.builder = builders[self.role]
-        self.alone = False
-        """Whether each of its prompts is a separate chat, and does not begin with a context."""
+        self.alone = self.in_thread = False
         self.close_ids = () if self.builder.think_close_id is None else (self.builder.think_close_id,)
         self.step_stop = (self.builder.prompts.delimiter,)
         self.sampling: Mapping[str, Any] = spec.sampling if isinstance(spec, SamplingSpec) else {}

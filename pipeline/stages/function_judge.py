@@ -46,7 +46,6 @@ class FunctionJudge(CallFreeStage, Struct):
     function: JudgeFunction
     scale: Scale
     in_thread: bool
-    """Whether the function may take long, so that it is called in a thread."""
 
     def apply(self, chain: Chain, completions: Sequence[Completion]) -> Outcome:
         """Raises `JudgeFailed`."""
