@@ -12,7 +12,7 @@ that. `solve` and `solve_async` carry out the same session as `pipeline run` and
 import asyncio
 import math
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -259,10 +259,9 @@ async def solve_async(graph: Graph, problems: Input, **options: Unpack[RunKeywor
         virtual = call.run.virtual_time  # its clock would jump while the run waits for the reader
         chains = ChainStream(asyncio.get_running_loop(), math.inf if virtual else UNREAD)
         async with in_thread(partial(_streamed, call, chains, stack.pop_all()), virtual=virtual) as ended:
-            with closing(chains):
-                while (row := await chains.next()) is not None:
-                    yield row
-                result = await ended
+            while (row := await chains.next()) is not None:
+                yield row
+            result = await ended
     if result.error is not None:
         raise result.error
 

@@ -62,9 +62,7 @@ def run(graph: Path, inputs: tuple[str, ...], output: str | None, as_json: bool,
 @run_options("fail_on_error", "retry_failed", "replicas", "cluster", unset=True)
 @metrics_option
 @notice_options
-def resume(
-    run: str, retry_failed: bool, fail_on_error: float | None, as_json: bool, metrics_port: Address, baseline: bool, **changed: Any
-) -> None:
+def resume(run: str, as_json: bool, metrics_port: Address, baseline: bool, **changed: Any) -> None:
     """Resume the run in folder RUN with the options that it was started with, and with the graph as it was then.
 
     Finished chains are kept, the others continue from their last answered call. Options for engines, batch size and limit replace those of
@@ -72,7 +70,7 @@ def resume(
     """
     folder = written_run(run, new=False)
     changes = {name: value for name, value in changed.items() if value is not None}
-    options = import_module("pipeline.run.prepare").resume_options(folder.path, retry_failed=retry_failed, fail_on_error=fail_on_error)
+    options = import_module("pipeline.run.prepare").resume_options(folder.path)
     plan = None
     if "engines" in changes:
         changes["planned_engines"] = {}

@@ -3,9 +3,7 @@
 No signal handler is set here; the command line does that (`pipeline.cli.live`).
 """
 
-import asyncio
 import gc
-import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -31,11 +29,6 @@ def loop_options(virtual: bool) -> dict[str, Any]:
 def in_loop(main: Callable[[], Awaitable[T]], *, virtual: bool) -> T:
     """Run `main` to its end in a new event loop, on virtual or real time; its result."""
     return anyio.run(main, backend="asyncio", backend_options=loop_options(virtual))
-
-
-def loop_clock(virtual: bool) -> Callable[[], float]:
-    """The clock of the running event loop, in seconds; faster than `anyio.current_time`, as it is read several times a call."""
-    return asyncio.get_running_loop().time if virtual else time.monotonic
 
 
 @contextmanager

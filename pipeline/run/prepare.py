@@ -142,8 +142,6 @@ def recorded(options: RunOptions) -> RunOptions:
     """
     if options.resume and options.output is None:
         raise UsageError("--resume: name the run folder with --output")
-    if options.retry_failed and not options.resume:
-        raise UsageError("--retry-failed: only when a run is resumed; add --resume")
     graph, engines = options.graph, options.engines
     if "graph" not in options.in_memory:
         graph = find_file(graph, "graph").absolute()
@@ -242,16 +240,12 @@ def _kinds(plan: Plan) -> set[str]:
     return {node.spec.kind for node in plan.stages()}
 
 
-def resume_options(folder: Path, *, retry_failed: bool = False, fail_on_error: float | None = None) -> RunOptions:
-    """The options to resume the run in `folder` as it was started; `fail_on_error` replaces the recorded share.
-
-    Raises `InputError` where there is no such run.
-    """
+def resume_options(folder: Path) -> RunOptions:
+    """The options to resume the run in `folder` as it was started. Raises `InputError` where there is no such run."""
     old = RunFile.read(folder)
     if any(isinstance(spec, OpenSpec) for spec in old.plan.engines.values()):
         raise _only_from_python(folder, "engines that are in no file; continue with")
-    share = old.options.fail_on_error if fail_on_error is None else fail_on_error
-    return structs.replace(old.options, output=folder, resume=True, retry_failed=retry_failed, fail_on_error=share)
+    return structs.replace(old.options, output=folder, resume=True)
 
 
 def check_resumable(folder: Path, old: RunFile) -> None:

@@ -5,6 +5,7 @@ Nothing is printed, no signal is handled and no argument of the process is read:
 needs around it.
 """
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
@@ -25,7 +26,7 @@ from pipeline.graph.plan import Plan
 from pipeline.graph.rules import check_needs, unmet_needs
 from pipeline.graph.spec import EngineSpec
 from pipeline.options import RunOptions
-from pipeline.run.loop import Attend, Stop, attended, in_loop, loop_clock
+from pipeline.run.loop import Attend, Stop, attended, in_loop
 from pipeline.run.observer import Observer
 from pipeline.run.prepare import Prepared, load_plan, prepare
 from pipeline.runtime.admission.admission import Admission
@@ -181,10 +182,11 @@ def begin(run: Prepared, engines: Mapping[str, Engine], startup_s: float) -> Run
 def finish(run: Prepared, record: RunFile, error: BaseException | None, totals: Totals, **measured: Any) -> RunFile:
     """The record of the run at the end of a session, which is written; one that was cancelled from outside is `interrupted`. `measured` are
     fields of the session."""
-    stopped = isinstance(error, Interrupted) or (error is not None and not isinstance(error, Exception))
+    stopped = isinstance(error, Interrupted) or not isinstance(error, Exception)
     status: Status = "finished" if error is None else "interrupted" if stopped else "failed"
     sessions = (*record.sessions[:-1], structs.replace(record.sessions[-1], status=status, **measured))
-    failure = _sentence(error) if status == "failed" else None
+    sentence = str(error) if isinstance(error, PipelineError) else f"{type(error).__name__}: {error}"
+    failure = sentence if status == "failed" else None
     record = structs.replace(record, status=status, error=failure, totals=totals, sessions=sessions)
     if run.folder is None:
         return record
@@ -198,7 +200,7 @@ def finish(run: Prepared, record: RunFile, error: BaseException | None, totals: 
 async def _carry_out(run: Prepared, record: RunFile, fitted: Fitted, observer: Observer, stop: Stop, feed: Feed | None) -> SessionResult:
     """Solve chains until all are over, an engine or the folder is lost, or the run is stopped; then write the end into `run.json`."""
     plan, options, engines = run.plan, run.options, fitted.engines
-    clock = Clock(record.sessions[-1].started_unix_ns, loop_clock(run.virtual_time))
+    clock = Clock(record.sessions[-1].started_unix_ns, asyncio.get_running_loop().time)
     by_cache = options.admission == "cache"
     admission = _admission(cache_limits(plan, record.engine_facts), observer) if by_cache else None
     rooms = call_tokens(plan, record.engine_facts) if by_cache else {}
@@ -271,10 +273,3 @@ class _KeptFeed:
         if start is not None and start.sample_index == 0:
             self._recorder.problem(problem_row(start.item, msgspec.json.encode(start.record or {}).decode()))
         return start
-
-
-def _sentence(error: BaseException | None) -> str:
-    """The message of an error, or of the first error in a group."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return str(error) if isinstance(error, PipelineError) else f"{type(error).__name__}: {error}"

@@ -16,6 +16,8 @@ from pipeline.store.rows import CallRow, ChainRow, StepRow
 
 T = TypeVar("T")
 Main = Callable[[], Coroutine[Any, Any, T]]
+LOOK_S = 0.01
+"""Seconds between two looks at whether the reader has caught up."""
 
 
 @asynccontextmanager
@@ -44,9 +46,7 @@ class ChainStream(NoRows):
     def __init__(self, loop: asyncio.AbstractEventLoop, most: float) -> None:
         self._loop, self._most = loop, most
         self._rows = asyncio.Queue[ChainRow | None]()
-        self._news = asyncio.Event()
         self._sent = self._taken = 0
-        self._closed = False
 
     def chain(self, row: ChainRow) -> None:
         self._sent += 1
@@ -57,28 +57,15 @@ class ChainStream(NoRows):
         self._loop.call_soon_threadsafe(self._rows.put_nowait, None)
 
     async def room(self) -> None:
-        """Wait until fewer than `most` chains are unread; for ever once nobody reads any more, because the run is to be cancelled then."""
-        if self._sent - self._taken >= self._most and not self._closed:
-            await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._fewer(), self._loop))
-        if self._closed:
-            await anyio.sleep_forever()
-
-    async def _fewer(self) -> None:
-        while self._sent - self._taken >= self._most and not self._closed:
-            self._news.clear()
-            await self._news.wait()
-
-    def close(self) -> None:
-        """Nobody reads any more: no further chain is started. The run must be cancelled then."""
-        self._closed = True
-        self._news.set()
+        """Wait until fewer than `most` chains are unread."""
+        while self._sent - self._taken >= self._most:  # noqa: ASYNC110  (the reader is in another thread)
+            await anyio.sleep(LOOK_S)
 
     async def next(self) -> ChainRow | None:
         """Wait for the next chain; None when no more will come."""
         await anyio.lowlevel.checkpoint()  # a reader that is never kept waiting can be cancelled, and lets others run
         row = await self._rows.get()
         self._taken += 1
-        self._news.set()
         return row
 
 

@@ -46,7 +46,6 @@ NEW: list[tuple[dict[str, Any], str]] = [
     ({"shard": "2/2"}, "--shard 2/2"),
     ({"columns": {"problem": "riddle"}}, "no column `riddle`"),
     ({"replicas": 2, "schedule": "lockstep"}, "--schedule lockstep cannot be combined with --replicas: it synchronises all chains in one"),
-    ({"retry_failed": True}, "--retry-failed: only when a run is resumed; add --resume"),
     ({"resume": True, "output": None}, "--resume: name the run folder with --output"),
     ({"output": Path("full")}, "full: already exists; choose another directory with --output"),
     ({"output": Path("/proc/x")}, "/proc/x: cannot be "),

@@ -85,7 +85,7 @@ def test_failed_chains_are_tried_again_when_asked(wholes: dict[str, Path], tmp_p
     problems = wholes["speccot"].parent / "problems.jsonl"
     failed = solve(tmp_path, input=problems, settings=("engines.target.timeout_s=0.5",), **GIVEN)
     assert failed.failed > 2
-    given = structs.replace(resume_options(failed.folder, retry_failed=True), settings=())
+    given = structs.replace(resume_options(failed.folder), retry_failed=True, settings=())
     assert run(given).failed == 2
     assert said(failed.folder) == said(wholes["speccot"])
 

@@ -125,5 +125,5 @@ def test_a_run_in_vain_ends_as_failed_with_the_servers_words_and_goes_on_when_me
         assert stopped.run.error == str(stopped.error)
         assert stopped.done + stopped.failed < 50
         server.always = None
-        resumed = run(resume_options(tmp_path / "run", retry_failed=True))
+        resumed = run(structs.replace(resume_options(tmp_path / "run"), retry_failed=True))
         assert (resumed.exit_code, resumed.done) == (0, 50)
