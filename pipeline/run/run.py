@@ -8,7 +8,7 @@ needs around it.
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -20,7 +20,7 @@ from msgspec import Struct, structs
 from pipeline.engine import Engine
 from pipeline.engines.registry import open_engines
 from pipeline.engines.startup import listening
-from pipeline.errors import GraphError, Interrupted, OutOfMemory, PipelineError, is_out_of_memory
+from pipeline.errors import Interrupted, OutOfMemory, PipelineError, is_out_of_memory
 from pipeline.grading.grader import BESIDE_ENGINES, Grader, default_workers
 from pipeline.graph.plan import Plan
 from pipeline.graph.rules import check_needs, unmet_needs
@@ -39,7 +39,7 @@ from pipeline.runtime.inline_grader import open_inline_grader
 from pipeline.runtime.progress import Progress
 from pipeline.runtime.rows import FirstRows, RowSink, Tee
 from pipeline.runtime.schedule import SCHEDULES
-from pipeline.stages.build import build_stages, builders_of, cannot_of, flaw_in_contract
+from pipeline.stages.build import build_stages, builders_of, cannot_of
 from pipeline.store.kept_problems import Problems, problem_row
 from pipeline.store.recorder import WRITE_EVERY_S, Recorder, open_recorder
 from pipeline.store.resume import drop_unfinished
@@ -133,9 +133,8 @@ async def solve(
     """Solve on `engines`, which stay open; by default on those of the plan, opened and closed here. `feed` gives the chains; by default the
     input does. Raises the error that keeps any chain from starting."""
     opening, specs = time.monotonic(), run.plan.engines
-    given: AbstractAsyncContextManager[Mapping[str, Engine]]
-    given = opened_engines(specs, observer) if engines is None else nullcontext({role: engines[role] for role in specs})
-    async with given as opened:
+    async with opened_engines(specs, observer) if engines is None else nullcontext(engines) as found:
+        opened = {role: found[role] for role in specs}
         fitted = await fit(run, opened, observer.tell)
         return await _carry_out(run, begin(run, opened, time.monotonic() - opening), fitted, observer, stop or Stop(), feed)
 
@@ -155,9 +154,6 @@ async def fit(run: Prepared, engines: Mapping[str, Engine], tell: Callable[[str]
     Raises `GraphError` where a tokenizer or a chat template fails, or an engine does not suit the graph.
     """
     plan = run.plan
-    for role, engine in engines.items():
-        if (flaw := flaw_in_contract(Engine, engine)) is not None:
-            raise GraphError(f"engine {role!r}", flaw)
     cannot = {role: cannot_of(engine) for role, engine in engines.items()}
     check_needs(plan, cannot)
     for error in unmet_needs(plan, cannot).values():  # without some needs a run works, but not as well
