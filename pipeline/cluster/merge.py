@@ -3,7 +3,7 @@
 Nothing is solved, and the folders of the shards stay as they are.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from functools import reduce
 from pathlib import Path
@@ -14,7 +14,7 @@ from pipeline.engine import added
 from pipeline.errors import UsageError
 from pipeline.run.prepare import drift
 from pipeline.store.folder import hold, hold_output
-from pipeline.store.run_file import RunFile, Session, Totals
+from pipeline.store.run_file import RunFile, Session
 from pipeline.store.store import RunStore
 
 
@@ -66,7 +66,7 @@ def merged_run(files: Sequence[RunFile], run_id: str) -> RunFile:
         run_id=run_id,
         options=structs.replace(first.options, shard=None),
         input=structs.replace(first.input, rows=rows, bad_rows=bad, chains=chains, samples=most),
-        totals=total_of([file.totals for file in files]),
+        totals=reduce(added, [file.totals for file in files]),
         command=[],
         sessions=merged_sessions(files),
     )
@@ -83,21 +83,16 @@ def merged_sessions(files: Sequence[RunFile]) -> tuple[Session, ...]:
 
 def _together(one: Session, other: Session) -> Session:
     """Two sessions that overlap as one, which began when `one` did."""
-    last, statistics = max(one, other, key=_end), other.engine_statistics
+    last = max(one, other, key=_end)
     return structs.replace(
         one,
         status=last.status,
         ended_unix_ns=_end(last),
         startup_s=max(one.startup_s, other.startup_s),
         orchestrator_cpu_s=added(one.orchestrator_cpu_s, other.orchestrator_cpu_s),
-        engine_statistics={role: mine.plus(statistics[role]) for role, mine in one.engine_statistics.items() if role in statistics},
+        engine_statistics=added(one.engine_statistics, other.engine_statistics),
     )
 
 
 def _end(session: Session) -> int:
     return session.ended_unix_ns or session.started_unix_ns
-
-
-def total_of(totals: Iterable[Totals]) -> Totals:
-    """The sums of all counts."""
-    return reduce(added, totals, Totals())

@@ -71,10 +71,10 @@ async def _actor(gpus_each: int, job: ShardJob, place: int) -> AsyncIterator[Pol
     actor = kind.options(**options).remote(job)
     placed = False
 
-    async def ask(drain: bool) -> ShardReport:
+    async def ask() -> ShardReport:
         nonlocal placed
         try:
-            report: ShardReport = await actor.poll.remote(drain)
+            report: ShardReport = await actor.poll.remote()
         except RayError as error:
             lines = [line.strip() for line in str(error).splitlines() if line.strip()]
             raise ReplicaLost(lines[-1] if lines else type(error).__name__) from error

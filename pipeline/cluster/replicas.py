@@ -10,10 +10,9 @@ shards as replicas: each waits for its own longest chain, so that smaller ones t
 import os
 import shutil
 import sys
-from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
-from functools import partial
+from functools import partial, reduce
 from importlib import import_module
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -22,9 +21,9 @@ import anyio
 import anyio.to_thread
 from msgspec import Struct, structs
 
-from pipeline.cluster.merge import merged_sessions, total_of
+from pipeline.cluster.merge import merged_sessions
 from pipeline.cluster.worker import CLOSE_S, ShardJob, ShardReport, ShardWorker
-from pipeline.engines.cores import ranges
+from pipeline.engine import added
 from pipeline.errors import EngineDead, Interrupted, MissingExtra, OutOfMemory, PipelineError, ReplicaLost, RunError, UsageError, reason
 from pipeline.graph.spec import EngineSpec
 from pipeline.options import RunOptions, shard_of
@@ -39,8 +38,8 @@ from pipeline.store.store import SHARDS, RunStore, shards_of
 from pipeline.system.machine import Gpu, Machine, core_count, look
 from pipeline.system.worker_process import Program, WorkerProcess, end_with_parent, leave_signals
 
-Poll = Callable[[bool], Awaitable[ShardReport]]
-"""Asks a worker for its report; with True it starts no more chains. Raises `ReplicaLost`."""
+Poll = Callable[[], Awaitable[ShardReport]]
+"""Asks a worker for its report. Raises `ReplicaLost`."""
 Launch = Callable[[ShardJob, int], AbstractAsyncContextManager[Poll]]
 """`launch(job, place)` starts a worker on the devices of a place, and ends it with the context; raises `ReplicaLost`."""
 POLL_S = 0.2
@@ -57,13 +56,6 @@ class DeviceShare(Struct, frozen=True, kw_only=True):
     gpus: tuple[Gpu, ...] = ()
     cores: tuple[int, ...] = ()
     """CPU cores by their numbers; empty: any."""
-
-    @property
-    def words(self) -> str:
-        """The devices for a person, such as `GPU 2-3`; empty where its engines use none of this machine."""
-        gpus = f"GPU {ranges([gpu.index for gpu in self.gpus])}" if self.gpus else ""
-        cores = f"CPU core{'s' * (len(self.cores) > 1)} {ranges(self.cores)}" if self.cores else ""
-        return gpus or cores
 
 
 def divided(specs: Mapping[str, EngineSpec], machine: Machine, count: int) -> list[DeviceShare]:
@@ -98,7 +90,6 @@ async def solve_on_replicas(ready: Prepared, observer: Observer, stop: Stop | No
         shares: Sequence[DeviceShare] = [DeviceShare()] * min(options.replicas, core_count())
     else:
         shares = divided(ready.plan.engines, await anyio.to_thread.run_sync(look), options.replicas)
-        observer.tell(f"{len(shares)} replicas: {', '.join(share.words for share in shares)}")
     return await Fleet(partial(worker_process, shares), ready, observer).run(len(shares), stop)
 
 
@@ -109,37 +100,32 @@ class Fleet:
         assert ready.folder is not None
         self._launch, self._ready, self._observer, self._folder = launch, ready, observer, ready.folder
         self._shards = shards_of(self._folder) or _divided(self._folder, min(ready.options.replicas, ready.record.input.rows))
-        self._left = deque(shard for shard in self._shards if not self._is_over(shard, ready.options.retry_failed))
+        self._left = [shard for shard in self._shards if not self._is_over(shard, ready.options.retry_failed)]
         self._over = {shard: RunFile.read(shard).totals.chains if (shard / FILE).exists() else 0 for shard in self._shards}
         self._started_unix_ns = ready.begins_unix_ns()
-        self._begun = self._draining = False
-        """Whether the engines of a shard are open, and whether no more chains start."""
+        self._begun = False
+        """Whether the engines of a shard are open."""
         self._error: PipelineError | None = None
-        self._told: set[str] = set()
 
     async def run(self, places: int, stop: Stop | None = None) -> SessionResult:
         """Solve all shards on the places, and merge them. Raises what keeps any chain from starting."""
         stop = stop or Stop()
-        with stop.draining(self._drain):
-            if self._left:
-                with stop.guard():
-                    async with anyio.create_task_group() as tasks:
-                        for place in range(places):
-                            tasks.start_soon(self._work, place)
-                if not self._begun:
-                    if not self._ready.record.sessions:
-                        shutil.rmtree(self._folder / SHARDS)
-                    raise self._error or Interrupted()
-            stop.over()
-            return await anyio.to_thread.run_sync(self._finish)
-
-    def _drain(self) -> None:
-        self._draining = True
+        if self._left:
+            with stop.guard():
+                async with anyio.create_task_group() as tasks:
+                    for place in range(places):
+                        tasks.start_soon(self._work, place)
+            if not self._begun:
+                if not self._ready.record.sessions:
+                    shutil.rmtree(self._folder / SHARDS)
+                raise self._error or Interrupted()
+        stop.over()
+        return await anyio.to_thread.run_sync(self._finish)
 
     async def _work(self, place: int) -> None:
         """Solve one shard after the other on a place, until one is given up; the others are not even begun where none could be."""
-        while self._left and not self._draining:
-            shard = self._left.popleft()
+        while self._left:
+            shard = self._left.pop(0)
             try:
                 await self._keep(shard, place)
             except PipelineError as error:
@@ -147,14 +133,14 @@ class Fleet:
                 if self._begun:
                     self._observer.tell(f"replica {shard.name}: given up: {error}")
                 elif isinstance(error, UsageError):
-                    self._draining = True
+                    self._left.clear()
                 return
 
     async def _keep(self, shard: Path, place: int) -> None:
         """Solve a shard; a worker that dies is started again, unless that happens again and again."""
         ready, deaths = self._ready, 0
         job = ShardJob(self._options(shard), ready.plan, ready.problems, ready.virtual_time, self._started_unix_ns)
-        while not self._draining:
+        while True:
             before = self._over[shard]
             try:
                 async with self._launch(job, place) as poll:
@@ -169,11 +155,9 @@ class Fleet:
     async def _attend(self, shard: Path, poll: Poll) -> None:
         """Ask a worker until its run is over. Raises what ended it."""
         while True:
-            report = await poll(self._draining)
+            report = await poll()
             for sentence in report.told:
-                if sentence not in self._told:
-                    self._told.add(sentence)
-                    self._observer.tell(f"replica {shard.name}: {sentence}")
+                self._observer.tell(f"replica {shard.name}: {sentence}")
             if report.over is not None:
                 self._count(shard, report.over)
                 if not self._begun:
@@ -207,7 +191,7 @@ class Fleet:
             RunStore(folder).merge(self._shards, folder.name, replicas=True)
         begun = [RunFile.read(shard) for shard in self._shards if (shard / FILE).exists()]
         record = structs.replace(ready.record, engine_facts=begun[0].engine_facts, sessions=merged_sessions(begun))
-        record = finish(ready, record, error, total_of(file.totals for file in begun))
+        record = finish(ready, record, error, reduce(added, [file.totals for file in begun]))
         if done:
             (folder / SHARDS).rename(folder / f".{SHARDS}")
             shutil.rmtree(folder / f".{SHARDS}")
@@ -262,7 +246,7 @@ async def worker_process(shares: Sequence[DeviceShare], job: ShardJob, place: in
         raise ReplicaLost(f"its process cannot be started: {reason(error)}") from error
     connection = Connection(os.dup(process.socket.fileno()))
 
-    def exchange(message: ShardJob | bool) -> ShardReport:
+    def exchange(message: ShardJob | None) -> ShardReport:
         process.read_stderr()
         try:
             connection.send(message)
@@ -272,7 +256,7 @@ async def worker_process(shares: Sequence[DeviceShare], job: ShardJob, place: in
             raise ReplicaLost(f"its process ended: {process.exit_reason()}") from error
         return report
 
-    async def ask(message: ShardJob | bool) -> ShardReport:
+    async def ask(message: ShardJob | None = None) -> ShardReport:
         return await anyio.to_thread.run_sync(exchange, message, abandon_on_cancel=True)
 
     try:
@@ -293,11 +277,11 @@ def main() -> None:
     if sys.argv[2] and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, map(int, sys.argv[2].split(",")))  # before libraries count the cores
     with suppress(EOFError, OSError):
-        worker, drain = ShardWorker(connection.recv()), False
+        worker = ShardWorker(connection.recv())
         try:
             while True:
-                connection.send(worker.poll(drain))
-                drain = connection.recv()
+                connection.send(worker.poll())
+                connection.recv()
         finally:
             worker.abort()
 

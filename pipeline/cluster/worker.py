@@ -14,7 +14,7 @@ import anyio.to_thread
 from anyio.from_thread import start_blocking_portal
 from msgspec import Struct
 
-from pipeline.errors import Interrupted, PipelineError, ReplicaLost
+from pipeline.errors import PipelineError, ReplicaLost
 from pipeline.graph.plan import Plan
 from pipeline.options import RunOptions
 from pipeline.run.loop import Stop, attended, loop_options, rare_collection
@@ -53,7 +53,7 @@ class ShardReport(Struct, frozen=True, kw_only=True):
     ended: bool
     """Whether the run has ended."""
     error: PipelineError | None
-    """What ended it early, unless an order did."""
+    """What ended it early."""
 
 
 class ShardWorker:
@@ -62,17 +62,14 @@ class ShardWorker:
     def __init__(self, job: ShardJob) -> None:
         # Ray's policy brings uvloop, whose event loop neither tells when a timer is due nor starts processes from a thread.
         asyncio.set_event_loop_policy(asyncio.DefaultEventLoopPolicy())
-        self._stop, self._drained, self._told, self._progress = Stop(), False, list[str](), list[Progress]()
+        self._stop, self._told, self._progress = Stop(), list[str](), list[Progress]()
         self._thread = start_blocking_portal("asyncio", loop_options(job.virtual_time))
         self._portal = self._thread.__enter__()
         self._solved: Future[None] = self._portal.start_task_soon(self._solve, job)
 
-    def poll(self, drain: bool) -> ShardReport:
-        """How the run is; from the first `drain` on it starts no more chains."""
+    def poll(self) -> ShardReport:
+        """How the run is."""
         ended = self._solved.done()
-        if drain and not self._drained and not ended:
-            self._drained = True
-            self._portal.start_task_soon(self._drain)
         told, self._told = self._told, []
         over = self._progress[0].over if self._progress else None
         return ShardReport(over=over, told=told, ended=ended, error=self._error() if ended else None)
@@ -83,14 +80,8 @@ class ShardWorker:
         wait([self._solved])
         self._thread.__exit__(None, None, None)
 
-    def _drain(self) -> None:
-        if not self._stop.drain():
-            self._stop.abort()
-
     def _error(self) -> PipelineError | None:
         error = self._solved.exception()
-        if isinstance(error, Interrupted):
-            return None  # as it was ordered
         return error if isinstance(error, PipelineError | None) else ReplicaLost(f"{type(error).__name__}: {error}")
 
     async def _solve(self, job: ShardJob) -> None:

@@ -110,11 +110,8 @@ def test_a_chain_that_gets_no_answer_fails_alone_and_the_others_say_what_they_wo
     assert result.exit_code == 3
     failed = {row["chain_id"]: row["error_type"] for row in rows(result, "chains") if row["stop_reason"] == "error"}
     assert 0 < len(failed) < 12
-    assert [run(structs.replace(resume_options(tmp_path / "run"), fail_on_error=share)).exit_code for share in (0.0, 0.05, 0.9)] == [
-        3,
-        3,
-        0,
-    ]
+    again = resume_options(tmp_path / "run")
+    assert [run(structs.replace(again, fail_on_error=share)).exit_code for share in (0.0, 0.05, 0.9)] == [3, 3, 0]
     assert set(failed.values()) == {"BadCompletion"}
     assert {key: words for key, words in said(result).items() if key not in failed} == {
         key: words for key, words in said(calm).items() if key not in failed
