@@ -17,7 +17,7 @@ from pipeline.errors import UsageError
 from pipeline.run.observer import Observer
 from pipeline.run.prepare import load_plan
 from pipeline.run.run import SessionResult
-from tests.cluster.waiting_engines import check_whole, in_real_time, waiting, when
+from tests.cluster.conftest import check_whole, in_real_time, waiting, when
 from tests.support.paths import ROOT, SIM
 from tests.support.patience import HANGS_S
 from tests.support.runs import rows, solve, write_problems

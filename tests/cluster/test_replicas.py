@@ -2,8 +2,8 @@
 
 import signal
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import AbstractAsyncContextManager, contextmanager
+from collections.abc import Iterator
+from contextlib import AbstractAsyncContextManager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from pipeline.store.rows import ChainRow
 from pipeline.store.run_file import RunFile
 from pipeline.store.store import RunStore, read_rows
 from pipeline.system.machine import GIB, Gpu, Machine, core_count
-from tests.cluster.waiting_engines import CHAINS, check_whole, in_real_time, waiting, when
+from tests.cluster.conftest import CHAINS, check_whole, in_real_time, waiting, when
 from tests.support.commands import begun, pipeline, spawned
 from tests.support.hanging_together import check_hangs_together
 from tests.support.paths import TEST_SET
@@ -40,11 +40,6 @@ pytestmark = pytest.mark.slow  # whole runs, and processes
 def workers_of(process: psutil.Process) -> list[psutil.Process]:
     """The workers of shards that a process has started."""
     return sorted((each for each in process.children() if "pipeline.cluster.replicas" in each.cmdline()), key=lambda each: each.pid)
-
-
-def check_gone(processes: list[psutil.Process]) -> None:
-    _, left = psutil.wait_procs(processes, timeout=HANGS_S)
-    assert left == []
 
 
 class TestSimulated:
@@ -183,42 +178,22 @@ async def _solve_by(launch: Any, places: int, ready: Any, observer: Observer, st
 @pytest.mark.long
 @pytest.mark.torch
 @pytest.mark.skipif(core_count() < 2, reason="needs two cores")
-class TestModels:
-    """Processes that compute with the bundled pair."""
-
-    @contextmanager
-    def begun(self, folder: Path, limit: int) -> Iterator[tuple[Any, list[psutil.Process]]]:
-        """A run of two replicas that has recorded some chains, with all its processes."""
-        words = ("--engines", "tiny", "--set", "engines.*.device=cpu", "--replicas", "2", "--batch-size", "4")
-        given = ("--input", TEST_SET, "--limit", str(limit), "--output", folder)
-        with begun("run", "speccot", *given, *words) as process:
-            _until(lambda: any(each.stat().st_size > 2048 for each in folder.glob("shards/*/chains/wal-*")))
-            driver = psutil.Process(process.pid)
-            first, other = (set(each.cpu_affinity()) for each in workers_of(driver))
-            assert not first & other, "each replica has its own cores"
-            yield process, driver.children(recursive=True)
-
-    def test_no_process_outlives_a_driver_that_is_killed_and_the_run_is_resumed(self, tmp_path: Path) -> None:
-        with self.begun(tmp_path / "run", 40) as (process, everything):
-            process.kill()
-            check_gone(everything)
-        done = spawned("resume", str(tmp_path / "run"))
-        assert done.returncode == 0, done.stderr
-        check_hangs_together(tmp_path / "run", 40)
-        assert RunFile.read(tmp_path / "run").status == "finished"
-
-    def test_ctrl_c_ends_everything(self, tmp_path: Path) -> None:
-        with self.begun(tmp_path / "run", 200) as (process, everything):
-            process.send_signal(signal.SIGINT)
-            _, error = process.communicate(timeout=HANGS_S)
-            assert process.returncode == 130, error
-            check_gone(everything)
-        assert "to resume: pipeline resume" in error
-
-
-def _until(condition: Callable[[], bool]) -> None:
-    for _ in range(int(HANGS_S * 20)):
-        if condition():
-            return
-        threading.Event().wait(0.05)
-    raise AssertionError("it never happened")
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGKILL, -9), (signal.SIGINT, 130)])
+def test_no_process_outlives_a_driver_and_the_run_is_resumed(tmp_path: Path, number: int, code: int) -> None:
+    """On the bundled pair."""
+    words = ("--engines", "tiny", "--set", "engines.*.device=cpu", "--replicas", "2", "--batch-size", "4")
+    with begun("run", "speccot", "--input", TEST_SET, "--limit", "40", "--output", tmp_path / "run", *words) as process:
+        while not any(each.stat().st_size > 2048 for each in tmp_path.glob("run/shards/*/chains/wal-*")):
+            threading.Event().wait(0.05)
+        driver = psutil.Process(process.pid)
+        first, other = (set(each.cpu_affinity()) for each in workers_of(driver))
+        assert not first & other, "each replica has its own cores"
+        everything = driver.children(recursive=True)
+        process.send_signal(number)
+        _, error = process.communicate(timeout=HANGS_S)
+        assert process.returncode == code, error
+        assert psutil.wait_procs(everything, timeout=HANGS_S)[1] == []
+    done = spawned("resume", str(tmp_path / "run"))
+    assert done.returncode == 0, done.stderr
+    check_hangs_together(tmp_path / "run", 40)
+    assert RunFile.read(tmp_path / "run").status == "finished"

@@ -6,22 +6,16 @@ from pathlib import Path
 import duckdb
 import pyarrow.parquet as pq
 import pytest
-from msgspec import structs
 
+import pipeline
 from pipeline.analysis.summary import summarize
-from pipeline.engine import Completion, Request
-from pipeline.engines.registry import open_engines
-from pipeline.engines.sim.engine import SimEngine
 from pipeline.options import RunOptions
-from pipeline.run.loop import in_loop
-from pipeline.run.observer import Observer
-from pipeline.run.prepare import load_plan, prepare
 from pipeline.run.run import SessionResult, run
-from pipeline.run.run import solve as solve_run
 from pipeline.show.transcripts import unused_drafts
 from pipeline.store.query import Query
 from pipeline.store.rows import CallRow, ChainRow, StepRow
 from tests.run.conftest import Recorded
+from tests.support.echo import Echo
 from tests.support.paths import ROOT, SIM
 from tests.support.runs import rows, said, solve, solve_short, write_problems
 
@@ -195,32 +189,7 @@ def test_where_all_fit_nobody_pauses_and_times_are_those_of_the_batch_alone(reco
     assert times[0] == times[1]
 
 
-class Silent(SimEngine):
-    """A simulated engine that states nothing about its cache, and not what was in it."""
-
-    def __init__(self, engine: SimEngine) -> None:
-        self.__dict__.update(engine.__dict__)
-        self.facts = {"answers": "simulated"}
-
-    async def generate(self, request: Request) -> Completion:
-        found = await super().generate(request)
-        return structs.replace(found, usage=structs.replace(found.usage, cached_input_tokens=None))
-
-
-def test_an_engine_that_does_not_state_its_cache_is_named(tmp_path: Path) -> None:
-    path, told = write_problems(tmp_path, 2), list[str]()
-    options = RunOptions(graph=ROOT / "graphs/specreason.yaml", engines=SIM, input=(str(path),), output=tmp_path / "run")
-
-    async def carry_out() -> SessionResult:
-        plan = load_plan(options.graph, options.engines, options.settings)
-        with prepare(options, plan) as checked:
-            async with open_engines(plan.engines) as engines:
-                silent = {role: Silent(engine) for role, engine in engines.items() if isinstance(engine, SimEngine)}
-                return await solve_run(checked, Observer(tell=told.append), engines=silent)
-
-    result = in_loop(carry_out, virtual=True)
-    assert told == [
-        f"engine {role!r} does not report the size of its cache: chains will not pause to make room in it" for role in ("draft", "target")
-    ]
-    assert (result.exit_code, result.run.totals.pauses) == (0, None)
-    assert {row["recomputed_input_tokens"] for row in rows(result, "calls")} == {None}
+def test_an_engine_that_does_not_state_its_cache_is_named() -> None:
+    result = pipeline.solve("target-steps", ["1 + 1?"], engines={"target": Echo()}, trace=True)
+    assert result.notices == ("engine 'target' does not report the size of its cache: chains will not pause to make room in it",)
+    assert (result.run.totals.pauses, {row.recomputed_input_tokens for row in result.calls}) == (None, {None})
