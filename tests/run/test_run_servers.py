@@ -1,9 +1,8 @@
-"""Whole runs on servers over loopback that misbehave, and one on vLLM's own: nothing is lost, and a run that stops can be resumed."""
+"""Whole runs on servers over loopback that misbehave: nothing is lost, and a run that stops can be resumed."""
 
 import os
 import signal
 from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 from threading import Event, Lock
 from time import monotonic
@@ -21,7 +20,6 @@ from tests.support.paths import ROOT
 from tests.support.patience import HANGS_S
 from tests.support.runs import rows, servers_file, solve_with, write_problems
 from tests.support.served import TOKENIZER
-from tests.support.servers import Running
 from tests.support.small_server import VLLM, Handler, Reply, SmallServer, edited, raw, status
 
 WORDS = "the server's own words"
@@ -121,16 +119,3 @@ def test_a_run_that_is_suspended_for_longer_than_timeout_s_goes_on(tmp_path: Pat
     assert process.returncode == 0, error
     errors = {row["error_type"] for row in rows(tmp_path / "out", "calls")}
     assert errors <= {None, "EngineUnavailable"}  # a connection may have been closed
-
-
-@pytest.mark.vllm
-@pytest.mark.skipif(find_spec("vllm") is None, reason="vllm is not installed here")
-def test_a_run_on_an_openai_vllm_server(served_draft: Running, tmp_path: Path) -> None:
-    """The draft on the server, the target on torch."""
-    engines = servers_file(tmp_path, draft=served_draft.base_url)
-    engines.write_text(f"{engines.read_text()}target: {{backend: torch, model: 'bundled:tiny-target', core: 1}}\n")
-    assert solve_with(engines, tmp_path / "run", limit=24, settings=("temperature=0",)).exit_code == 0
-    assert sum(row["correct"] for row in rows(tmp_path / "run", "chains")) >= 18
-    draft = summarize(tmp_path / "run").engines["draft"]
-    assert draft.cached_share is not None
-    assert 0 < draft.cached_share < 1
