@@ -29,7 +29,7 @@ from pipeline.store.query import Query
 
 sys.path.insert(0, str(ROOT / "tools"))
 
-from drills import engines, grounds, signals, surroundings
+from drills import faults as struck
 from drills.toll import Ground, Toll
 
 PAGE = ROOT / "bench/reliability.md"
@@ -77,73 +77,31 @@ class Bench:
     def __init__(self, folder: Path, share: float, torch: bool) -> None:
         folder.mkdir(parents=True)
         self.folder, self.share, self.luck = folder, share, random.Random(0)
-        self.same, self.varying = grounds.simulated(folder, 150), grounds.varying(folder, 150)
-        self.both = {"same": self.same, "varying": self.varying}
-        self.torch = grounds.torch(folder, 120) if torch else None
+        self.grounds = {"same": (struck.simulated, 120), "varying": (struck.varying, 180)}
+        self.torch = torch
 
     def tolls(self) -> Iterator[Toll]:
         """The toll of each kind of fault, one row for each kind and kind of engines."""
-        for drill in (self.hit, self.ordered, self.full_disk, self.changed_input, self.rivals, self.mute):
-            for name, ground in self.both.items():
-                yield from told(drill(ground, self.folder / f"{drill.__name__}-{name}"))
-        yield from told(self.failing_engines())
-        yield from told(self.misbehaving_servers())
-        if self.torch is not None:
-            yield from told(self.real_engines(self.torch))
+        for name, (ground_of, kills) in self.grounds.items():
+            ground, folder = ground_of(self.folder, 150), self.folder / name
+            for number, strikes in ((signal.SIGKILL, kills), (signal.SIGTERM, 15), (signal.SIGINT, 15)):
+                yield struck.killed(ground, folder, self.strikes(strikes), self.luck, LONGEST_S, number)
+            yield from self.full_disk(ground_of(self.folder, 300), folder)
+        for place, way in enumerate(struck.FOR_A_MOMENT):
+            yield struck.moody(way, self.folder / f"moody-{place}", self.strikes(12), self.luck)
+        if self.torch:
+            yield struck.killed(struck.torch(self.folder, 120), self.folder / "torch", self.strikes(10), self.luck, 6.0)
 
     def strikes(self, count: int) -> int:
         """The number of strikes out of `count` in the whole bench."""
         return max(1, round(count * self.share))
 
-    def hit(self, ground: Ground, folder: Path) -> Iterator[Toll]:
-        """The process is killed."""
-        yield signals.killed(ground, folder, self.strikes(120 if ground is self.same else 180), self.luck, LONGEST_S)
-
-    def ordered(self, ground: Ground, folder: Path) -> Iterator[Toll]:
-        """The process is told to stop."""
-        for number in (signal.SIGTERM, signal.SIGINT):
-            yield signals.killed(ground, folder, self.strikes(15), self.luck, LONGEST_S, number)
-
     def full_disk(self, ground: Ground, folder: Path) -> Iterator[Toll]:
         """The disk is full."""
-        large = grounds.simulated(self.folder, 300) if ground is self.same else grounds.varying(self.folder, 300)
         try:
-            yield surroundings.full(large, folder, DISK_SIZES[:: len(DISK_SIZES) // self.strikes(len(DISK_SIZES))])
-        except surroundings.CannotMount as error:
+            yield struck.full(ground, folder, DISK_SIZES[:: len(DISK_SIZES) // self.strikes(len(DISK_SIZES))])
+        except struck.CannotMount as error:
             click.echo(f"  full disk: skipped, a small file system cannot be mounted here: {error}", err=True)
-
-    def changed_input(self, ground: Ground, folder: Path) -> Iterator[Toll]:
-        """The input changes."""
-        large = (grounds.simulated if ground is self.same else grounds.varying)(self.folder, 600, "target")
-        for change in surroundings.CHANGES:
-            yield surroundings.input_changed(change, large, folder, self.strikes(3), self.luck, 0.5)
-
-    def rivals(self, ground: Ground, folder: Path) -> Iterator[Toll]:
-        """Several runs want one folder."""
-        yield surroundings.same_output(ground, folder, self.strikes(4))
-        yield surroundings.same_name(ground, folder, self.strikes(3))
-
-    def mute(self, ground: Ground, folder: Path) -> Iterator[Toll]:
-        """Nobody takes what is printed."""
-        yield surroundings.mute(ground, folder)
-
-    def failing_engines(self) -> Iterator[Toll]:
-        """Simulated engines fail."""
-        for fault in engines.FAULTS:
-            yield engines.failing(fault, self.same, self.folder / "failing")
-
-    def misbehaving_servers(self) -> Iterator[Toll]:
-        """Servers misbehave, or stand still with the whole terminal."""
-        folder, rows = self.folder / "servers", self.strikes(12)
-        yield from (engines.moody(way, folder / f"moody-{i}", rows, self.luck) for i, way in enumerate(engines.FOR_A_MOMENT))
-        with grounds.served(folder / "suspended", 6, timeout_s=1.0, takes_s=0.1) as (ground, server):
-            gate = server.always.gate
-            yield signals.suspended(ground, gate, folder / "suspended", self.strikes(4), self.luck, pause_s=1.5)
-
-    def real_engines(self, ground: Ground) -> Iterator[Toll]:
-        """Runs on real models are killed, and so are their engines."""
-        yield signals.killed(ground, self.folder / "torch", self.strikes(10), self.luck, 6.0)
-        yield engines.killed_workers(ground, self.folder, self.strikes(4))
 
 
 def told(tolls: Iterator[Toll]) -> Iterator[Toll]:
@@ -158,7 +116,7 @@ def told(tolls: Iterator[Toll]) -> Iterator[Toll]:
 
 def batches(folder: Path, own: Path | None) -> Alike:
     """The same problems at batch size 1 and 32."""
-    options = RunOptions(graph=ROOT / "graphs/speccot.yaml", input=(str(grounds.ARITH),), limit=100, engines=own)
+    options = RunOptions(graph=ROOT / "graphs/speccot.yaml", input=(str(struck.ARITH),), limit=100, engines=own)
     pair = []
     for size in (1, 32):
         output = folder / f"{own.stem if own else 'tiny'}-batch-{size}"
@@ -226,7 +184,7 @@ def main(share: float, torch: bool, vllm: bool, folder: Path, output: Path) -> N
     """Inject the faults and write the page, and the figures as results/reliability.json."""
     shutil.rmtree(folder, ignore_errors=True)
     recording = begin(__file__)
-    tolls = list(Bench(folder, share, torch).tolls())
+    tolls = list(told(Bench(folder, share, torch).tolls()))
     found = {"torch": batches(folder, None)} if torch else {}
     if vllm:
         found["vllm"] = batches(folder, ROOT / "graphs/engines/tiny-vllm.yaml")

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import groupby, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import anyio
 from msgspec import Struct
@@ -54,7 +54,9 @@ STEPS = f"""
 """
 OnProgress = Callable[[int, int], None]
 """Called with the number of steps scored so far and the number of all steps."""
-Keep = Callable[["StepToScore", Mapping[str, "Reward"]], None]
+Reward: TypeAlias = "float | ChainError"
+"""The reward of a text, 0 to 1, or why it has none."""
+Keep = Callable[["StepToScore", Mapping[str, Reward]], None]
 """Called with each step and the reward of each of its texts."""
 
 
@@ -86,15 +88,6 @@ class StepToScore(Struct, frozen=True, kw_only=True):
 
 class Unscored(ChainError):
     """A text cannot be given a reward."""
-
-
-class Reward(Struct, frozen=True):
-    """The reward of one text."""
-
-    value: float | None
-    """0 to 1; None where the text could not be scored."""
-    error: ChainError | None = None
-    """Why there is no value."""
 
 
 class MeanRewards(Struct, frozen=True):
@@ -150,7 +143,7 @@ def score_run(run: Path, prm: Path, *, settings: Sequence[str] = (), watch: OnPr
 
             def keep(step: StepToScore, rewards: Mapping[str, Reward]) -> None:
                 nonlocal first_error, scored
-                failed = [reward.error for reward in rewards.values() if reward.error is not None]
+                failed = [reward for reward in rewards.values() if isinstance(reward, ChainError)]
                 errors.update(type(error).__name__ for error in failed)
                 first_error, scored = first_error or next(map(str, failed), None), scored + len(rewards) - len(failed)
                 add(_rows(step, rewards, run_id=file.run_id, model=model))
@@ -180,8 +173,8 @@ def _rows(step: StepToScore, rewards: Mapping[str, Reward], **common: Any) -> li
     found = []
     for text in step.texts:
         reward, said = rewards[text.text], {name: getattr(text, name) for name in ("candidate_index", "selected", "source_engine")}
-        error = None if reward.error is None else str(reward.error)
-        found.append(RewardRow(**common, **step.place, **said, reward=reward.value, reward_error=error))
+        value, error = (None, str(reward)) if isinstance(reward, ChainError) else (reward, None)
+        found.append(RewardRow(**common, **step.place, **said, reward=value, reward_error=error))
     return found
 
 
@@ -257,9 +250,9 @@ class Scorer:
             try:
                 if not parts:
                     raise Unscored("the text says nothing")
-                rewards[text] = Reward(min([await self._ask(step, parts[: i + 1], f"{number}.{i}") for i in range(len(parts))]))
+                rewards[text] = min([await self._ask(step, parts[: i + 1], f"{number}.{i}") for i in range(len(parts))])
             except ChainError as error:
-                rewards[text] = Reward(None, error)
+                rewards[text] = error
         self._done += 1
         self._watch(self._done)
 

@@ -1,7 +1,6 @@
 """A run folder's steps with what came before them: which texts, whose, and which folders cannot be read."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,25 +27,12 @@ STAGES = {"draft": {"kind": "draft", "engine": "small", "candidates": 2, "max_to
 ENGINES: dict[str, Any] = {"small": {}, "large": {}}
 
 
-@pytest.fixture
-def row() -> Callable[..., Any]:
-    """A step of problem a or b: `row("a", 1, "text", 0, ["candidates"])`."""
-
-    def build(problem: str, index: int, text: str, chosen: int | None = None, drafted: tuple[str, ...] = (), sample: int = 0) -> Any:
-        return blank(
-            StepRow,
-            problem_id=problem,
-            chain_id=f"{problem}#{sample}",
-            sample_index=sample,
-            step_index=index,
-            decision="accepted" if chosen is not None else "fallback",
-            source_engine="small" if chosen is not None else "large",
-            chosen_candidate=chosen,
-            step_text=text,
-            candidate_texts=drafted,
-        )
-
-    return build
+def row(problem: str, index: int, text: str, chosen: int | None = None, drafted: tuple[str, ...] = ()) -> StepRow:
+    """A step of problem a or b."""
+    decision, writer = ("fallback", "large") if chosen is None else ("accepted", "small")
+    place: dict[str, Any] = {"problem_id": problem, "chain_id": f"{problem}#0", "step_index": index, "decision": decision}
+    said: dict[str, Any] = {"source_engine": writer, "chosen_candidate": chosen, "step_text": text, "candidate_texts": drafted}
+    return blank(StepRow, **place, **said)
 
 
 def folder_of(folder: Path, *rows: Any) -> Path:
@@ -69,7 +55,7 @@ def rounds_of(folder: Path) -> list[StepToScore]:
         return list(steps_to_score(query, file.plan, problems))
 
 
-def test_a_step_knows_its_problem_its_thought_and_its_candidates(tmp_path: Path, row: Callable[..., Any]) -> None:
+def test_a_step_knows_its_problem_its_thought_and_its_candidates(tmp_path: Path) -> None:
     folder = folder_of(
         tmp_path,
         row("b", 0, "Ben has"),
@@ -87,15 +73,7 @@ def test_a_step_knows_its_problem_its_thought_and_its_candidates(tmp_path: Path,
     assert (b2.before, list(b2.steps)) == (("Ben has 3.",), ["So 5.\n\n", "So 4.\n\n"])
 
 
-def test_who_drafts_is_read_from_the_graph(tmp_path: Path) -> None:
-    drafts = {role: STAGES["draft"] | {"engine": role, "candidates": candidates} for role, candidates in (("large", 2), ("small", 1))}
-    judge = {"verify": {"kind": "choose", "engine": "large", "after": ["large", "small"]}}
-    loop = {"reason": {"kind": "repeat", "until": {}, "stages": drafts | judge}}
-    assert RunFile.read(write_run_json(tmp_path, stages=loop, engines=ENGINES)).plan.drafters == ("large", "large", "small")
-    assert RunFile.read(write_run_json(tmp_path)).plan.drafters == ()
-
-
-@pytest.mark.parametrize("graph", ["speccot", "scot", "specreason"])
+@pytest.mark.parametrize("graph", ["speccot", "scot"])
 def test_it_reads_what_a_run_writes(tmp_path: Path, graph: str) -> None:
     problems = tmp_path / "problems.jsonl"
     problems.write_text("".join(json.dumps({"problem": f"Problem {i}?"}) + "\n" for i in range(1, 13)))
@@ -112,6 +90,6 @@ def test_it_reads_what_a_run_writes(tmp_path: Path, graph: str) -> None:
     assert any(len(steps) > 1 for each in found for steps in each.steps.values()) == (graph == "scot")
 
 
-def test_a_problem_that_is_nowhere(tmp_path: Path, row: Callable[..., Any]) -> None:
+def test_a_problem_that_is_nowhere(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"problems.csv: holds no problem 'c', of which this run has steps"):
         rounds_of(folder_of(tmp_path, row("c", 1, "x")))

@@ -1,4 +1,5 @@
-"""Makes a copy of a draft model whose vocabulary has the target's size: vLLM's method `draft_model` accepts no other.
+"""Makes a copy of a draft model whose vocabulary has the target's size: vLLM's method `draft_model` accepts no other. Both must
+have the same tokenizer.
 
     python tools/pad_vocabulary.py deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B Qwen/QwQ-32B ./padded/DeepSeek-R1-Distill-Qwen-1.5B-152064
 
@@ -15,12 +16,10 @@ of their rows is the mean of the rows of the ids that the tokenizer does not use
 
 import json
 import shutil
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 import click
-import make_arith
 import torch
 from huggingface_hub import snapshot_download
 from safetensors import safe_open
@@ -29,7 +28,6 @@ from tokenizers import Tokenizer as Backend
 from torch import Tensor
 
 from pipeline.engines.models import read_json, weight_files
-from pipeline.engines.tokenizer import HFTokenizer
 
 EMBEDDINGS = ("embed_tokens.weight", "lm_head.weight")
 """Ends of the names of the tensors with a row for each id."""
@@ -38,14 +36,9 @@ BESIDE = ("*.json", "*.jinja", "*.txt", "*.model", "*.py")
 INDEX = "model.safetensors.index.json"
 
 
-def folder_of(model: str, *, weights: bool) -> Path:
-    """The folder of a model; one on the hub is downloaded, without weights where they are not needed."""
-    if Path(model).is_dir():
-        return Path(model)
-    try:
-        return Path(snapshot_download(model, allow_patterns=[*BESIDE, "*.safetensors"] if weights else list(BESIDE)))
-    except (OSError, ValueError) as error:
-        raise click.UsageError(f"{model} is neither a folder nor a model that can be downloaded: {str(error).splitlines()[0]}") from error
+def folder_of(model: str, *weights: str) -> Path:
+    """The folder of a model; one on the hub is downloaded."""
+    return Path(model) if Path(model).is_dir() else Path(snapshot_download(model, allow_patterns=[*BESIDE, *weights]))
 
 
 def vocab_size(folder: Path) -> int:
@@ -54,14 +47,6 @@ def vocab_size(folder: Path) -> int:
     if not isinstance(size, int):
         raise click.UsageError(f"{folder}: its config.json has no vocab_size; models in Llama's and Qwen's layout can be padded")
     return size
-
-
-def compare_tokenizers(source: Path, target: Path, texts: Sequence[str]) -> list[str]:
-    """Special tokens of the target that the source knows by another id or not at all; raises `UsageError` where other texts differ."""
-    ours, theirs = HFTokenizer(str(source)), HFTokenizer(str(target))
-    if ours.vocabulary != theirs.vocabulary or any(ours.encode(text) != theirs.encode(text) for text in texts):
-        raise click.UsageError(f"{source} and {target} have different tokenizers: the ids of a text differ, and padding changes no id")
-    return sorted(text for text, number in theirs.special_ids.items() if ours.special_ids.get(text) != number)
 
 
 def unused_ids(folder: Path, size: int) -> list[int]:
@@ -114,24 +99,12 @@ def write(source: Path, out: Path, size: int) -> None:
 @click.argument("out", type=click.Path(path_type=Path))
 def main(source: str, target: str, out: Path) -> None:
     """Write a copy of SOURCE to OUT with a vocabulary of the size of TARGET: a model, or a number. Models are folders or hub names."""
-    if out.exists():
-        raise click.UsageError(f"{out} exists; name a folder that does not")
-    asked = [each.text for each in make_arith.split("validation")[:8]]
-    theirs = None if target.isdecimal() else folder_of(target, weights=False)
-    size = int(target) if theirs is None else vocab_size(theirs)
-    others = compare_tokenizers(folder_of(source, weights=False), theirs, asked) if theirs else []
-    folder = folder_of(source, weights=True)
+    folder, size = folder_of(source, "*.safetensors"), int(target) if target.isdecimal() else vocab_size(folder_of(target))
     if size <= (old := vocab_size(folder)):
         raise click.UsageError(f"{source} has {old} ids already, and {size} are asked for: padding only adds ids")
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as place:
-        made = Path(place) / "model"
-        made.mkdir()
-        write(folder, made, size)
-        made.rename(out)
+    out.mkdir(parents=True)
+    write(folder, out, size)
     click.echo(f"{out}: {size} ids instead of {old}")
-    if others:
-        click.echo(f"ids that the draft reads otherwise than {target}: {', '.join(others)}; they may be accepted less often")
 
 
 if __name__ == "__main__":

@@ -53,7 +53,7 @@ REASONING = 0.125
 """Share of the sequences that are chains of thought while the target learns to verify: the others have one before the verification, too."""
 BATCH = {"draft": 64, "target": 64, "verify": 48}
 """Sequences of a step, by role."""
-TEMPERATURE, THRESHOLD, SITUATIONS = 0.6, 7, 200
+TEMPERATURE = 0.6
 """Of evaluations."""
 
 
@@ -106,18 +106,11 @@ def new_model(role: str, vocab_size: int, eos_id: int) -> Any:
 
 def collate(batch: Sequence[Example]) -> dict[str, Tensor]:
     """Examples as right-padded tensors."""
-    width = max(len(each.ids) for each in batch)
 
-    def pad(rows: Sequence[Sequence[int]], value: int) -> Tensor:
-        return torch.tensor([[*row, *[value] * (width - len(row))] for row in rows])
+    def pad(name: str, value: int) -> Tensor:
+        return nn.utils.rnn.pad_sequence([torch.tensor(getattr(each, name)) for each in batch], batch_first=True, padding_value=value)
 
-    return {
-        "ids": pad([each.ids for each in batch], 0),
-        "next_token": pad([each.next_token for each in batch], NONE),
-        "right_token": pad([each.right_token for each in batch], NONE),
-        "match": pad([each.match for each in batch], NONE),
-        "verdict": pad([each.verdict for each in batch], NONE),
-    }
+    return {"ids": pad("ids", 0), **{name: pad(name, NONE) for name in ("next_token", "right_token", "match", "verdict")}}
 
 
 def loss_of(model: Any, batch: Sequence[Example], verifies: bool) -> Tensor:
@@ -250,27 +243,15 @@ def sample(
     """`n` continuations of each prompt, each cut after its first id of `stop`."""
     model.eval()
     width, pad = max(map(len, prompts)), model.config.pad_token_id
-    ids = torch.tensor([[*[pad] * (width - len(p)), *p] for p in prompts])
-    mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts])
     out = model.generate(
-        input_ids=ids,
-        attention_mask=mask,
-        do_sample=temperature > 0,
-        temperature=temperature or None,
-        top_k=0 if temperature else None,
-        top_p=None,
-        num_return_sequences=n,
-        max_new_tokens=max_tokens,
-        eos_token_id=list(stop),
-        pad_token_id=pad,
+        input_ids=torch.tensor([[*[pad] * (width - len(p)), *p] for p in prompts]),
+        attention_mask=torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts]),
+        **{"do_sample": temperature > 0, "temperature": temperature or None, "top_k": 0 if temperature else None, "top_p": None},
+        **{"num_return_sequences": n, "max_new_tokens": max_tokens, "eos_token_id": list(stop), "pad_token_id": pad},
     )[:, width:].tolist()
-    rows = [_cut(row, stop) for row in out]
+    ends = [next((i for i, token in enumerate(row) if token in stop), len(row) - 1) for row in out]
+    rows = [tuple(row[: end + 1]) for row, end in zip(out, ends, strict=True)]
     return [rows[i * n : (i + 1) * n] for i in range(len(prompts))]
-
-
-def _cut(row: Sequence[int], stop: Sequence[int]) -> tuple[int, ...]:
-    at = next((i for i, token in enumerate(row) if token in stop), len(row) - 1)
-    return tuple(row[: at + 1])
 
 
 def sample_steps(
@@ -285,46 +266,8 @@ def alone(model: Any, problems: Sequence[make_arith.Problem], builder: PromptBui
     """Share of `problems` that one model solves by itself."""
     prompts, eos = [builder.generation(p.text) for p in problems], list(builder.tokenizer.eos_ids)
     said = sample(model, prompts, 1, TEMPERATURE, make_arith.RESPONSE_TOKENS, eos)
-    return _share([boxed(builder.tokenizer.decode(rows[0])) == str(p.answer) for p, rows in zip(problems, said, strict=True)])
-
-
-@torch.no_grad()
-def verdicts(target: Any, asked: Sequence[tuple[Situation, list[tuple[int, ...]]]], builder: PromptBuilder) -> Iterator[Any]:
-    """The accepted candidate of each situation, or None; one candidate is scored, of several one is chosen."""
-    target.eval()
-    prompts = [builder.score(at.context, steps[0]) if len(steps) == 1 else builder.choose(at.context, steps) for at, steps in asked]
-    width = max(len(each.ids) for each in prompts)
-    hidden = target.model(input_ids=torch.tensor([[*each.ids, *[0] * (width - len(each.ids))] for each in prompts]), use_cache=False)
-    logits = target.lm_head(hidden.last_hidden_state[range(len(prompts)), [len(each.ids) - 1 for each in prompts]])
-    for row, prompt, (_, steps) in zip(logits, prompts, asked, strict=True):
-        best = int(row[list(prompt.option_ids)].argmax())
-        yield (steps[0] if best >= THRESHOLD else None) if len(steps) == 1 else steps[best - 1] if best else None
-
-
-def verification(draft: Any, target: Any, examples: Examples) -> dict[str, float]:
-    """One-token verdicts on the draft's samples: right where a candidate is right, and where none is.
-
-    From every second set the right candidates are taken out, as they are rarely all wrong.
-    """
-    situations = [examples.situation() for _ in range(SITUATIONS)]
-    drafted = sample_steps(draft, [s.context for s in situations], SHOWN, TEMPERATURE, examples.builder)
-    figures: dict[str, float] = {}
-    for name, shown in (("choose", SHOWN), ("score", 1)):
-        asked = []
-        for place, (situation, steps) in enumerate(zip(situations, drafted, strict=True)):
-            wrong = [each for each in steps[:shown] if not examples.is_right(situation, each)]
-            asked.append((situation, list(dict.fromkeys((wrong or steps[:shown]) if place % 2 else steps[:shown]))))
-        found = [
-            (step is not None and examples.is_right(each, step), step is None, any(examples.is_right(each, one) for one in steps))
-            for step, (each, steps) in zip(verdicts(target, asked, examples.builder), asked, strict=True)
-        ]
-        figures[f"{name}_right"] = _share([right for right, _, possible in found if possible])
-        figures[f"{name}_none"] = _share([none for _, none, possible in found if not possible])
-    return figures
-
-
-def _share(right: Sequence[bool]) -> float:
-    return round(sum(right) / max(1, len(right)), 4)
+    right = [boxed(builder.tokenizer.decode(rows[0])) == str(p.answer) for p, rows in zip(problems, said, strict=True)]
+    return round(sum(right) / len(right), 4)
 
 
 # The command.
@@ -356,25 +299,16 @@ def main(role: str, out: Path, start: Path | None, draft: Path | None, minutes: 
             continue
         next_look = trainer.share + LOOK_EVERY[role]
         save(model, out)
-        if look(trainer, judged, problems[:LOOK_PROBLEMS], examples, out) >= solves and role == "draft":
+        if look(trainer, problems[:LOOK_PROBLEMS], examples, out) >= solves and role == "draft":
             break
     save(model, out)
-    look(trainer, judged, problems, examples, out)
+    look(trainer, problems, examples, out)
 
 
-def look(trainer: Trainer, draft: Any, problems: Sequence[make_arith.Problem], examples: Examples, out: Path) -> float:
+def look(trainer: Trainer, problems: Sequence[make_arith.Problem], examples: Examples, out: Path) -> float:
     """Evaluate and log; returns the share of `problems` that the model solves by itself."""
-    solved = alone(trainer.model, problems, examples.builder)
-    figures = verification(draft, trainer.model, examples) if draft else {}
-    seconds = round(processor_s() - trainer.started)
-    row = {
-        "seconds": seconds,
-        "steps": trainer.steps,
-        "tokens": trainer.tokens,
-        "loss": round(trainer.loss, 4),
-        "solved": solved,
-        **figures,
-    }
+    solved, seconds = alone(trainer.model, problems, examples.builder), round(processor_s() - trainer.started)
+    row = {"seconds": seconds, "steps": trainer.steps, "tokens": trainer.tokens, "loss": round(trainer.loss, 4), "solved": solved}
     with (out / "training.jsonl").open("a") as log:
         log.write(json.dumps(row) + "\n")
     click.echo(json.dumps(row))

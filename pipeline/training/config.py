@@ -49,49 +49,30 @@ class TrainConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     lora: LoraSpec = LoraSpec()
     """The LoRA matrices."""
     learning_rate: Rate = 1e-4
-    """Highest learning rate of AdamW."""
+    """First learning rate of AdamW; it falls linearly to 0. Published code."""
     epochs: Annotated[float, Meta(gt=0.0, le=10_000.0)] = 5
     """Passes over all examples. Published code."""
     batch_size: Positive = 4
     """Examples computed together. Published code, in a loader that its trainer does not use: that computes one example per step."""
     gradient_accumulation: Positive = 1
     """Batches whose gradients are summed for one step. Published code."""
-    warmup: Annotated[float, Meta(ge=0.0, le=1_000_000.0)] = 0.0
-    """Steps in which the learning rate rises from 0, before it falls linearly; below 1, their share of all steps. Published code."""
     max_length: Positive | None = None
     """Maximum number of tokens of an example; longer ones are left out and counted, never truncated. Null: the model's context length."""
-    precision: Literal["auto", "bfloat16", "float32"] = "auto"
-    """Number type of the model's weights and of computing; the trained matrices are float32. `auto`: bfloat16 on a GPU that supports it,
-    else float32. (The published code uses float16.)"""
-    device: Literal["auto", "cpu"] = "auto"
-    """`auto`: GPUs, if there are any."""
     seed: Annotated[int, Meta(ge=0, lt=2**32)] = 0
     """Random seed of the order of the examples, the initial matrices and dropout."""
-    log_every: Positive = 10
-    """Steps between two lines about the loss. Published code. Each epoch ends with a validation."""
-    save_every: Positive = 100
-    """Steps between two checkpoints; the last two are kept. Published code: 100 for the draft, 10 for the target."""
     gradient_checkpointing: bool = False
     """Recompute activations instead of keeping them: less memory, about a fifth slower."""
-    trust_remote_code: bool = False
-    """Run code that comes with the model."""
 
 
 class DraftConfig(TrainConfig, frozen=True, kw_only=True):
     """`pipeline train draft`: the draft learns to reason as its target does (SCoT 3.3)."""
 
     learning_rate: Rate = 5e-5
-    """Highest learning rate of AdamW. Published code."""
+    """First learning rate of AdamW; it falls linearly to 0. Published code."""
 
 
 class SelectConfig(TrainConfig, frozen=True, kw_only=True):
     """`pipeline train select`: the target learns to name a right option with one token (SCoT 3.4; SpecCoT 3.4; SpecReason 4.1)."""
-
-    learning_rate: Rate = 1e-4
-    """Highest learning rate of AdamW. Published code."""
-    loss: Literal["least", "sum"] = "least"
-    """The loss of an example with several right options: `least`, the smallest of their cross entropies (SCoT 3.4, published code), or
-    `sum`, minus the logarithm of their summed probability (as the bundled models were trained)."""
 
 
 CONFIGS: dict[Task, type[TrainConfig]] = {"draft": DraftConfig, "select": SelectConfig}

@@ -35,7 +35,8 @@ from pipeline.store.store import read_batches
 
 WINDOW = 4096
 """Chains whose calls are in memory together; every window reads the tables once."""
-CHAIN = ("chain_id", "input_row", "sample_index", "stop_reason", "correct", "reference_answer", "grader")
+GRADE = ("correct", "reference_answer", "grader")
+CHAIN = ("chain_id", "input_row", "sample_index", "stop_reason", *GRADE)
 
 
 class AskedRequest(Struct, frozen=True, kw_only=True):
@@ -47,18 +48,12 @@ class AskedRequest(Struct, frozen=True, kw_only=True):
     """Indices of the candidates that are judged: identical ones once."""
 
 
-class RetracedStep(Struct, frozen=True, kw_only=True):
-    """A committed step, with the requests that led to it."""
-
-    step: Step
-    asked: tuple[AskedRequest, ...]
-
-
 class RetracedChain(Struct, frozen=True, kw_only=True):
     """A chain of the run that finished, as it was when it ended."""
 
     chain: Chain
-    steps: tuple[RetracedStep, ...]
+    steps: tuple[tuple[Step, tuple[AskedRequest, ...]], ...]
+    """Each committed step, with the requests that led to it."""
     correct: bool | None
     """The grade of its answer, as the run folder has it; None: there is none."""
     reference_answer: str | None
@@ -135,13 +130,7 @@ class Retracer:
             return None
         if len(record.committed) != len(recorded.steps):
             return None
-        return RetracedChain(
-            chain=chain,
-            steps=tuple(record.committed),
-            correct=row["correct"],
-            reference_answer=row["reference_answer"],
-            grader=row["grader"],
-        )
+        return RetracedChain(chain=chain, steps=tuple(record.committed), **{name: row[name] for name in GRADE})
 
 
 class _Record:
@@ -149,7 +138,7 @@ class _Record:
 
     def __init__(self, chain: Chain, recorded: ResumedChain) -> None:
         self._chain, self._recorded = chain, recorded
-        self.committed: list[RetracedStep] = []
+        self.committed: list[tuple[Step, tuple[AskedRequest, ...]]] = []
         self._asked: list[AskedRequest] = []
 
     def answer(self, label: StageLabel, request: Request) -> ResumedCall:
@@ -164,7 +153,7 @@ class _Record:
 
     def commit(self, step: Step) -> None:
         self._recorded.holds(len(self.committed), step.span.ids)  # raises where it is another one
-        self.committed.append(RetracedStep(step=step, asked=tuple(self._asked)))
+        self.committed.append((step, tuple(self._asked)))
         self._asked = []
 
 

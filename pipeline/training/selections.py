@@ -13,11 +13,12 @@ from pipeline.analysis.choices import draft_is_right
 from pipeline.errors import UsageError
 from pipeline.grading.answers import as_kind
 from pipeline.grading.grader import Grader
+from pipeline.reasoning.chain import Step
 from pipeline.stages.choose import ChooseSpec
 from pipeline.stages.score import ScoreSpec
 from pipeline.store.store import has_table, read_batches
 from pipeline.training.examples import Found, tokenizer_hash
-from pipeline.training.retrace import AskedRequest, RetracedChain, RetracedStep, Retracer
+from pipeline.training.retrace import AskedRequest, RetracedChain, Retracer
 
 Labels: TypeAlias = Literal["answers", "rewards", "verdicts"]
 """What says which candidates are right. `answers`: a whole thought is right when the answer that it states is (SCoT 3.4); where none is,
@@ -52,8 +53,8 @@ class Selections:
         """Each verification that has a right option. What gives no row is counted in `left_out` by the reason, as a clause."""
         for chain in self._retracer.chains():
             of_chain = chain.chain.problem, chain.chain.chain_id, chain.correct
-            for step in chain.steps:
-                for asked in step.asked:
+            for step, requests in chain.steps:
+                for asked in requests:
                     if asked.label.name in self._judges:
                         found = self._right(chain, step, asked.distinct, asked.label.name)
                         options, right = ((), ()) if found is None else self._options(asked, found)
@@ -64,10 +65,10 @@ class Selections:
         lost, unfinished = "chains whose recorded calls do not lead to their recorded steps", "chains that failed or were not finished"
         left_out += Counter({lost: self._retracer.lost, unfinished: self._retracer.unfinished})
 
-    def _columns(self, step: RetracedStep, asked: AskedRequest) -> dict[str, Any]:
+    def _columns(self, step: Step, asked: AskedRequest) -> dict[str, Any]:
         tokenizer, ids = self._retracer.builders[asked.label.role].tokenizer, tuple(asked.request.prompt_ids)
         return {
-            "step_index": step.step.index,
+            "step_index": step.index,
             "model": asked.label.model,
             "tokenizer": tokenizer_hash(tokenizer),
             "prompt": tokenizer.decode(ids),
@@ -87,26 +88,26 @@ class Selections:
         right = tuple(place for place, index in zip(places, asked.distinct, strict=True) if index in found)
         return options.all, right if right or options.none is None else (options.none,)
 
-    def _right(self, chain: RetracedChain, step: RetracedStep, judged: Iterable[int], stage: str) -> Collection[int] | None:
+    def _right(self, chain: RetracedChain, step: Step, judged: Iterable[int], stage: str) -> Collection[int] | None:
         """The indices of the judged candidates that are right, perhaps none; None where nobody knows."""
         if self._labels == "answers":
             return self._by_answers(chain, step, judged)
         if self._labels == "rewards":
-            rewards = {index: self._rewards.get((chain.chain.chain_id, step.step.index, index)) for index in judged}
+            rewards = {index: self._rewards.get((chain.chain.chain_id, step.index, index)) for index in judged}
             known = {index: reward for index, reward in rewards.items() if reward is not None}
             return {index for index, reward in known.items() if reward >= GOOD} if len(known) == len(rewards) else None
         if not chain.correct:
             return None
         # Of two stages that judged a step the first one had rejected all.
-        verdict = step.step.verdict if step.step.verify_stage == stage else None
+        verdict = step.verdict if step.verify_stage == stage else None
         return set() if verdict is None else {*judged} & {verdict.chosen}
 
-    def _by_answers(self, chain: RetracedChain, step: RetracedStep, judged: Iterable[int]) -> Collection[int] | None:
+    def _by_answers(self, chain: RetracedChain, step: Step, judged: Iterable[int]) -> Collection[int] | None:
         reference = chain.reference_answer
         if reference is None:
             return None
         kind = as_kind(chain.grader)
-        found = {index: draft_is_right(step.step.candidates[index].text, kind, reference, self._grader) for index in judged}
+        found = {index: draft_is_right(step.candidates[index].text, kind, reference, self._grader) for index in judged}
         right = {index for index, correct in found.items() if correct}
         return None if not right and None in found.values() else right
 

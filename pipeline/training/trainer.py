@@ -4,11 +4,9 @@ Both trainers are `SFTTrainer`s. The draft's uses its loss as it is. The target'
 model for the logits of that position only, so that a prompt of several whole thoughts does not cost a vocabulary for each of its tokens.
 """
 
-import inspect
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -22,7 +20,7 @@ from trl import SFTConfig, SFTTrainer
 from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 
 from datasets import Dataset
-from pipeline.errors import GraphError, RunError, UsageError, did_you_mean, reason
+from pipeline.errors import GraphError, RunError, UsageError, boundary, did_you_mean
 from pipeline.training.config import DraftConfig, SelectConfig, TrainConfig
 from pipeline.training.data import TrainingData
 
@@ -31,6 +29,8 @@ Tell: TypeAlias = Callable[[str], object]
 """Receives lines for the user."""
 STATE = "trainer_state.json"
 """The steps and the log: the last file of a checkpoint."""
+LOG_EVERY = 10
+"""Steps between two lines about the loss. Published code."""
 PADDING = -1
 """The id of an option that an example does not have, as others in its batch do."""
 
@@ -44,15 +44,14 @@ def train(config: TrainConfig, model: str, base_name: str, data: TrainingData, *
     logging.disable_progress_bar()
     folder = Path(str(config.output))
     checkpoint = _last_checkpoint(folder) if resume else None
-    precision = _precision(config)
-    with _refusing(f"{config.model}: cannot be trained with these settings", ValueError):
-        arguments = _arguments(config, data, precision)
+    precision = torch.bfloat16 if torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False) else torch.float32
+    arguments = _arguments(config, data, precision)
     arguments.eval_on_start = bool(data.validation) and checkpoint is None
     if checkpoint is not None:
         tell(f"continuing from step {checkpoint.name.rpartition('-')[2]}")
     tell(f"{len(data.train):,} examples to train on, {len(data.validation):,} held back for validation; loading {config.model}")
     loaded = _model(config, model, precision)
-    with _refusing(f"{config.model}: cannot be trained with these settings", ValueError):
+    with boundary(UsageError, f"{config.model}: cannot be trained with these settings", foreign=ValueError):
         trainer = _trainer(config, model, loaded, arguments, data)
     trainer.remove_callback(PrinterCallback)
     trainer.add_callback(_Lines(tell))
@@ -65,15 +64,6 @@ def train(config: TrainConfig, model: str, base_name: str, data: TrainingData, *
     said = json.loads((folder / "adapter_config.json").read_text()) | {"base_model_name_or_path": base_name}
     (folder / "adapter_config.json").write_text(json.dumps(said, indent=2))
     trainer.save_state()
-
-
-@contextmanager
-def _refusing(what: str, *foreign: type[Exception]) -> Iterator[None]:
-    """Turn what transformers, PEFT and TRL say of models and settings that they do not accept into one sentence."""
-    try:
-        yield
-    except foreign as error:
-        raise UsageError(f"{what}: {reason(error)}") from error
 
 
 def _last_checkpoint(folder: Path) -> Path | None:
@@ -98,15 +88,6 @@ def least(logprobs: Tensor, right: Tensor) -> Tensor:
     Only the right option that is likeliest already is made likelier.
     """
     return -logprobs.masked_fill(~right, -torch.inf).amax(dim=1)
-
-
-def summed(logprobs: Tensor, right: Tensor) -> Tensor:
-    """Minus the log of the summed probability of all right options; shapes as those of `least`, which it is never above."""
-    return -logprobs.masked_fill(~right, -torch.inf).logsumexp(dim=1)
-
-
-LOSSES = {"least": least, "sum": summed}
-"""By the name that a config has for them."""
 
 
 def outcomes(loss: Tensor, logprobs: Tensor, right: Tensor) -> Tensor:
@@ -138,28 +119,21 @@ class SelectTrainer(SFTTrainer):
     loss_is_scaled_for_ga = False
     """The loss is the mean of a batch: transformers divides it by the number of batches that make a step."""
 
-    def __init__(self, *arguments: Any, loss: str, **named: Any) -> None:
-        """`loss` is the name of one of `LOSSES`."""
-        super().__init__(*arguments, **named)
-        self._loss = LOSSES[loss]
-        takes = inspect.signature(self.model.get_base_model().forward).parameters
-        self._last_only = {"logits_to_keep": 1} if "logits_to_keep" in takes else {}
-
     def compute_loss(self, model: Any, inputs: Batch, return_outputs: bool = False, num_items_in_batch: Any = None) -> Any:
-        return self._loss(self._logprobs(model, inputs), inputs["right"]).mean()
+        return least(self._logprobs(model, inputs), inputs["right"]).mean()
 
     def prediction_step(self, model: Any, inputs: Batch, prediction_loss_only: bool, ignore_keys: Any = None) -> tuple[Any, Any, Any]:
         """The predictions are what `select_figures` takes."""
         inputs = self._prepare_inputs(inputs)
         with torch.no_grad(), self.compute_loss_context_manager():
             logprobs = self._logprobs(model, inputs)
-        loss = self._loss(logprobs, inputs["right"])
+        loss = least(logprobs, inputs["right"])
         return loss.mean(), outcomes(loss, logprobs, inputs["right"]), inputs["right"][:, 0]
 
     def _logprobs(self, model: Any, inputs: Batch) -> Tensor:
         """Log probabilities of the options, (examples, options)."""
         asked = {name: inputs[name] for name in ("input_ids", "attention_mask", "position_ids")}
-        logits = model(**asked, use_cache=False, **self._last_only).logits
+        logits = model(**asked, use_cache=False, logits_to_keep=1).logits
         return option_logprobs(logits[:, -1], inputs["option_ids"])
 
 
@@ -191,20 +165,11 @@ class _Lines(TrainerCallback):
         logs = logs or {}
         loss = logs.get("loss", logs.get("eval_loss", 0.0))
         if not math.isfinite(loss):
-            if state.global_step == 0:
-                what = f"the loss of the untouched model is {loss}"
-                raise RunError(f"{what}; check its weights, or set precision: float32, and start again")
-            raise RunError(f"the loss is {loss} at step {state.global_step}; lower learning_rate, or raise warmup, and start again")
+            remedy = "lower learning_rate, and start again" if state.global_step else "check the weights of the model"
+            raise RunError(f"the loss is {loss} at step {state.global_step}; {remedy}")
         told = {name: value for name, value in logs.items() if not name.endswith(("_per_second", "_runtime", "_tokens", "_flos"))}
         figures = (f"{name.replace('eval_', 'validation ').replace('_', ' ')} {value:.4g}" for name, value in told.items())
         self._tell(" · ".join([f"step {state.global_step:,}/{state.max_steps:,}", *figures]))
-
-
-def _precision(config: TrainConfig) -> torch.dtype:
-    if config.precision != "auto":
-        return torch.bfloat16 if config.precision == "bfloat16" else torch.float32
-    on_gpu = config.device == "auto" and torch.cuda.is_available()
-    return torch.bfloat16 if on_gpu and torch.cuda.is_bf16_supported(including_emulation=False) else torch.float32
 
 
 def _arguments(config: TrainConfig, data: TrainingData, precision: torch.dtype) -> SFTConfig:
@@ -217,26 +182,24 @@ def _arguments(config: TrainConfig, data: TrainingData, precision: torch.dtype) 
         remove_unused_columns=False,
         bf16=precision == torch.bfloat16,
         fp16=False,
-        use_cpu=config.device == "cpu",
         gradient_checkpointing=config.gradient_checkpointing,
         per_device_train_batch_size=config.batch_size,
         per_device_eval_batch_size=config.batch_size,
         gradient_accumulation_steps=config.gradient_accumulation,
         num_train_epochs=config.epochs,
         learning_rate=config.learning_rate,
-        warmup_steps=config.warmup,
+        warmup_steps=0,
         seed=config.seed,
         data_seed=config.seed,
-        logging_steps=config.log_every,
+        logging_steps=LOG_EVERY,
         logging_nan_inf_filter=False,
         eval_strategy="epoch" if data.validation else "no",
-        save_strategy="steps",
-        save_steps=config.save_every,
+        save_strategy="epoch",
         save_total_limit=2,
         report_to="none",
         disable_tqdm=True,
         log_level="error",
-        dataloader_pin_memory=config.device == "auto" and torch.cuda.is_available(),
+        dataloader_pin_memory=torch.cuda.is_available(),
     )
     if arguments.n_gpu > 1:  # one model is spread over all of them
         arguments._n_gpu = 1
@@ -245,17 +208,15 @@ def _arguments(config: TrainConfig, data: TrainingData, precision: torch.dtype) 
 
 def _model(config: TrainConfig, name: str, precision: torch.dtype) -> Any:
     """The model, with every one of its weights from its files and every layer of `lora.targets`."""
-    spread = config.device == "auto" and torch.cuda.device_count() > 1
-    options = {"dtype": precision, "trust_remote_code": config.trust_remote_code, "device_map": "auto" if spread else None}
-    with _refusing(f"{config.model}: cannot be loaded", OSError, ValueError, KeyError, ImportError, RuntimeError):
-        model, report = AutoModelForCausalLM.from_pretrained(name, output_loading_info=True, **options)
+    spread = "auto" if torch.cuda.device_count() > 1 else None
+    with boundary(UsageError, f"{config.model}: cannot be loaded", foreign=(OSError, ValueError, KeyError, ImportError, RuntimeError)):
+        model, report = AutoModelForCausalLM.from_pretrained(name, output_loading_info=True, dtype=precision, device_map=spread)
     if missing := sorted(report["missing_keys"]):
         raise UsageError(f"{config.model}: its files lack {len(missing):,} tensors, such as {missing[0]}; copy or download it again")
     # TRL takes the weights of the output layer without what PEFT puts beside them: it cannot be a target.
     head = model.get_output_embeddings()
-    linear = {
-        path.rpartition(".")[2] for path, module in model.named_modules() if isinstance(module, torch.nn.Linear) and module is not head
-    }
+    modules = {path: module for path, module in model.named_modules() if isinstance(module, torch.nn.Linear) and module is not head}
+    linear = {path.rpartition(".")[2] for path in modules}
     if unknown := [target for target in config.lora.targets if target not in linear]:
         what = f"{config.model} has no linear layer `{unknown[0]}` before its output layer"
         raise GraphError("lora.targets", f"{what}; {did_you_mean(unknown[0], linear)}")
@@ -271,12 +232,12 @@ def _trainer(config: TrainConfig, name: str, model: Any, arguments: SFTConfig, d
         "peft_config": LoraConfig(
             task_type="CAUSAL_LM", r=lora.rank, lora_alpha=lora.alpha, lora_dropout=lora.dropout, target_modules=list(lora.targets)
         ),
-        "processing_class": AutoTokenizer.from_pretrained(name, trust_remote_code=config.trust_remote_code),
+        "processing_class": AutoTokenizer.from_pretrained(name),
         "train_dataset": Dataset.from_list([*data.train]),
         "eval_dataset": Dataset.from_list([*data.validation]) if data.validation else None,
     }
     if isinstance(config, SelectConfig):
-        return SelectTrainer(**common, loss=config.loss, data_collator=collate_choices, compute_metrics=select_figures)
+        return SelectTrainer(**common, data_collator=collate_choices, compute_metrics=select_figures)
     assert isinstance(config, DraftConfig)
     collator = DataCollatorForLanguageModeling(pad_token_id=0)  # padding is masked, so that any id will do
     return DraftTrainer(**common, data_collator=collator)

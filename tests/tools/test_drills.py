@@ -1,7 +1,6 @@
 """Fault drills, one strike of some kinds; `bench/reliability.py` has all and many. Every chain is there once and says what it said."""
 
 import random
-import signal
 import sys
 from pathlib import Path
 
@@ -11,7 +10,7 @@ from tests.support.paths import ROOT
 
 sys.path.insert(0, str(ROOT / "tools"))
 
-from drills import engines, grounds, signals, surroundings
+from drills import faults
 from drills.toll import Toll
 
 pytestmark = pytest.mark.slow
@@ -25,12 +24,8 @@ def assert_harmless(toll: Toll) -> None:
 
 def test_a_run_that_is_killed(tmp_path: Path) -> None:
     """On engines that never answer the same twice."""
-    assert_harmless(signals.killed(grounds.varying(tmp_path, 40), tmp_path / "killed", 2, LUCK, 0.4, signal.SIGKILL))
-
-
-def test_an_input_that_changes(tmp_path: Path) -> None:
-    assert_harmless(surroundings.input_changed(surroundings.CHANGES[0], grounds.varying(tmp_path, 300, "target"), tmp_path, 1, LUCK, 0.05))
+    assert_harmless(faults.killed(faults.varying(tmp_path, 40), tmp_path / "killed", 2, LUCK, 0.4))
 
 
 def test_a_server_that_answers_with_a_page_at_times(tmp_path: Path) -> None:
-    assert_harmless(engines.moody("HTML", tmp_path, 3, LUCK))
+    assert_harmless(faults.moody("HTML", tmp_path, 3, LUCK))

@@ -21,10 +21,18 @@ CASES = [(0,), (0, 2), (2,), (1,), (0, 1, 2)]
 """Right options among three."""
 
 
+@pytest.fixture(scope="module", name="trained")
+def _trained(tmp_path_factory: pytest.TempPathFactory) -> Training:
+    """One undisturbed training, which several tests look at."""
+    made = training(tmp_path_factory.mktemp("trained"))
+    done = train(*made.words(made.folder))
+    assert done.returncode == 0, done.stderr
+    return made
+
+
 def test_an_adapter_is_learnt_that_engines_take(trained: Training) -> None:
     there = {path.name for path in trained.folder.iterdir()}
-    assert {"adapter_config.json", "adapter_model.safetensors", "trainer_state.json"} <= there
-    assert {name for name in there if name.startswith("checkpoint")} == {"checkpoint-24", "checkpoint-26"}
+    assert {"adapter_config.json", "adapter_model.safetensors", "trainer_state.json", "checkpoint-13", "checkpoint-26"} <= there
     config = read_json(trained.folder / "adapter_config.json")
     assert (config["r"], config["base_model_name_or_path"], {*config["target_modules"]}) == (8, "bundled:tiny-target", {"q_proj", "v_proj"})
 
@@ -33,10 +41,10 @@ def test_what_was_measured_is_what_the_engine_chooses(trained: Training) -> None
     """Left padding, the last position alone, and loss: all against one request for each example."""
     rows, (steps, validations) = trained.validation(), log_of(trained.folder)
     assert [row["step"] for row in validations] == [0, 13, 26]
-    assert [row["step"] for row in steps] == list(range(2, 27, 2))
+    assert [row["step"] for row in steps] == [10, 20]
     found = asked(trained.folder, rows)
     for logprobs, figures in zip(found, (validations[0], validations[-1]), strict=True):
-        losses = [-math.log(sum(math.exp(of[place]) for place in row["right"])) for row, of in zip(rows, logprobs, strict=True)]
+        losses = [min(-of[place] for place in row["right"]) for row, of in zip(rows, logprobs, strict=True)]
         assert figures["eval_loss"] == pytest.approx(sum(losses) / len(losses), rel=1e-3)
         assert figures["eval_mass"] == pytest.approx(sum(sum(map(math.exp, of)) for of in logprobs) / len(logprobs), rel=1e-3)
         hits = [chosen(of) in row["right"] for row, of in zip(rows, logprobs, strict=True)]
@@ -63,7 +71,7 @@ def test_a_training_that_ended_early_goes_on_to_the_same_adapter(trained: Traini
     refused = train(*trained.words(folder))
     assert (refused.returncode, "already exists; add --resume to continue the training in it" in refused.stderr) == (2, True)
     done = train(*trained.words(folder, "--resume"))
-    assert (done.returncode, "continuing from step 24" in done.stderr) == (0, True), done.stderr
+    assert (done.returncode, "continuing from step 13" in done.stderr) == (0, True), done.stderr
     assert (folder / "adapter_model.safetensors").read_bytes() == (trained.folder / "adapter_model.safetensors").read_bytes()
     assert [row["eval_loss"] for row in log_of(folder)[1]] == [row["eval_loss"] for row in log_of(trained.folder)[1]]
 
@@ -78,8 +86,6 @@ def test_two_small_batches_make_the_step_of_a_large_one(tmp_path: Path, task: st
         assert done.returncode == 0, done.stderr
     one, two = (load_file(tmp_path / name / "adapter_model.safetensors") for name in ("one", "two"))
     assert any(abs(matrix).max() > 1e-4 for name, matrix in one.items() if "lora_B" in name), "something was learnt"
-    large, small = ([(row["step"], row["loss"], row["grad_norm"]) for row in log_of(tmp_path / name)[0]] for name in ("one", "two"))
-    assert large == [pytest.approx(row, rel=1e-3) for row in small], "AdamW makes nothing of the scale of gradients"
     for name, matrix in one.items():
         assert matrix == pytest.approx(two[name], rel=1e-3, abs=1e-6), name
 
@@ -97,7 +103,7 @@ def test_a_loss_that_is_no_number_ends_the_training(tmp_path: Path) -> None:
     begin = 8 + int.from_bytes(weights[:8], "little")
     (model / "model.safetensors").write_bytes(weights[:begin].ljust(len(weights), b"\xff"))  # all of them not numbers
     done = train("train", "draft", draft_config(tmp_path, model=str(model)))
-    what = "error: the loss of the untouched model is nan; check its weights, or set precision: float32, and start again"
+    what = "error: the loss is nan at step 0; check the weights of the model"
     assert (done.returncode, done.stderr.splitlines()[-1]) == (1, what)
 
 
@@ -120,7 +126,7 @@ def probability(values: list[float], index: int) -> float:
 def test_losses_and_outcomes_against_plain_arithmetic() -> None:
     import torch
 
-    from pipeline.training.trainer import PADDING, least, option_logprobs, outcomes, summed
+    from pipeline.training.trainer import PADDING, least, option_logprobs, outcomes
 
     rows, ids = [logits(seed) for seed in range(len(CASES))], [[7, 3, 5, PADDING]] * len(CASES)
     logprobs = option_logprobs(torch.tensor(rows), torch.tensor(ids))
@@ -129,21 +135,17 @@ def test_losses_and_outcomes_against_plain_arithmetic() -> None:
     found = outcomes(least(logprobs, right), logprobs, right)
     for place, of in enumerate(CASES):
         options = [probability(rows[place], id_) for id_ in (7, 3, 5)]
-        every = [options[index] for index in of]
-        assert summed(logprobs, right)[place].item() == pytest.approx(-math.log(sum(every)), abs=1e-5)
-        said = (min(-math.log(p) for p in every), sum(options), float(options.index(max(options)) in of))
+        said = (min(-math.log(options[index]) for index in of), sum(options), float(options.index(max(options)) in of))
         assert found[place].tolist() == pytest.approx(said, abs=1e-5)
 
 
 def test_only_the_likeliest_right_option_has_a_gradient() -> None:
     import torch
 
-    from pipeline.training.trainer import least, option_logprobs, summed
+    from pipeline.training.trainer import least, option_logprobs
 
     values = torch.tensor([[1.0, 2.0, 0.5, 0.0]], requires_grad=True)
     right = torch.tensor([[True, True, False]])
-    for loss, raised in ((least, {1}), (summed, {0, 1})):
-        values.grad = None
-        loss(option_logprobs(values, torch.tensor([[0, 1, 2]])), right).sum().backward()
-        assert values.grad is not None
-        assert {index for index, slope in enumerate(values.grad[0].tolist()) if slope < 0} == raised
+    least(option_logprobs(values, torch.tensor([[0, 1, 2]])), right).sum().backward()
+    assert values.grad is not None
+    assert {index for index, slope in enumerate(values.grad[0].tolist()) if slope < 0} == {1}

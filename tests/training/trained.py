@@ -30,16 +30,8 @@ def training(folder: Path, **values: object) -> Training:
     """Choices and a config in `folder`, and where an undisturbed training of it will be: 26 steps of one process."""
     data = write_lines(folder / "choices.jsonl", choices(120))
     said: dict[str, object] = {"model": "bundled:tiny-target", "data": [str(data)], "output": str(folder / "straight")}
-    said |= {"device": "cpu", "learning_rate": 3e-3, "epochs": 2, "batch_size": 8, "log_every": 2, "save_every": 4}
+    said |= {"learning_rate": 3e-3, "epochs": 2, "batch_size": 8}
     return Training(write_config(folder / "select.yaml", **{**said, **values}), folder / "straight")
-
-
-def carried_out(folder: Path) -> Training:
-    """An undisturbed training, in this process."""
-    made = training(folder, loss="sum")
-    done = train(*made.words(made.folder))
-    assert done.returncode == 0, done.stderr
-    return made
 
 
 def train(*words: str | Path) -> CompletedProcess[str]:
@@ -55,8 +47,8 @@ def train(*words: str | Path) -> CompletedProcess[str]:
 def draft_config(folder: Path, count: int = 24, **values: object) -> Path:
     """A config of a short training of the bundled draft."""
     data = write_lines(folder / "thoughts.jsonl", replies(count))
-    said = {"model": "bundled:tiny-draft", "data": [str(data)], "output": str(folder / "out"), "device": "cpu"}
-    return write_config(folder / "draft.yaml", **{**said, "epochs": 1, "log_every": 1, "save_every": 2, **values})
+    said = {"model": "bundled:tiny-draft", "data": [str(data)], "output": str(folder / "out")}
+    return write_config(folder / "draft.yaml", **{**said, "epochs": 1, **values})
 
 
 def log_of(folder: Path) -> tuple[list[dict[str, float]], list[dict[str, float]]]:

@@ -28,12 +28,12 @@ LONGEST_S = 300.0
 
 
 class Command:
-    """A command that goes on; `log` gets what it prints, `stdout` says where else its standard output goes: a path, or None for closed."""
+    """A command that goes on; `log` gets what it prints."""
 
-    def __init__(self, arguments: list[str], log: Path, *, cwd: Path | None = None, stdout: str | None = "log") -> None:
+    def __init__(self, arguments: list[str], log: Path) -> None:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(PRELOADED)
-        self.process = context.Process(target=_main, args=(arguments, str(log.absolute()), cwd, stdout))
+        self.process = context.Process(target=_main, args=(arguments, str(log.absolute())))
         with _blocked_interrupts():
             self.process.start()
 
@@ -48,30 +48,15 @@ class Command:
             assert self.process.pid
             os.kill(self.process.pid, number)
 
-    def children(self) -> list[psutil.Process]:
-        """Its engines and graders."""
-        with suppress(psutil.NoSuchProcess):
-            return psutil.Process(self.process.pid).children(recursive=True)
-        return []
-
     def wait(self) -> int:
-        """Wait for its end, and leave nothing behind; the exit code."""
+        """Wait for its end, and leave nothing behind, also of a command that could not end its workers; the exit code."""
         self.process.join(LONGEST_S)
-        return self.close()
-
-    def close(self) -> int:
-        """Leave nothing behind, also of a command that could not end its workers; the exit code."""
-        for child in self.children():
-            with suppress(psutil.NoSuchProcess):
+        with suppress(psutil.NoSuchProcess):
+            for child in psutil.Process(self.process.pid).children(recursive=True):
                 child.kill()
         self.process.kill()
         self.process.join()
         return self.process.exitcode or 0
-
-
-def carried_out(arguments: list[str], log: Path) -> int:
-    """Carry a command out to its end; the exit code."""
-    return Command(arguments, log).wait()
 
 
 @contextmanager
@@ -88,16 +73,10 @@ def _blocked_interrupts() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _main(arguments: list[str], log: str, cwd: Path | None, stdout: str | None) -> None:
+def _main(arguments: list[str], log: str) -> None:
     out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(out, 1)
     os.dup2(out, 2)
-    if stdout is None:
-        os.close(1)
-        sys.stdout = None  # as in a process that starts without one
-    else:
-        os.dup2(out if stdout == "log" else os.open(stdout, os.O_WRONLY), 1)
-    if cwd is not None:
-        os.chdir(cwd)
     sys.path[:0] = PACKAGES
     sys.argv = ["pipeline", *arguments]
     try:

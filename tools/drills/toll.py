@@ -35,7 +35,7 @@ class Ground(Struct, frozen=True, kw_only=True):
 
 
 class Toll(Struct, frozen=True, kw_only=True):
-    """What faults did to runs. All from `lost` to `wrong_ends` should be 0."""
+    """What faults did to runs. All from `lost` to `wrong_ends` should be 0; the page of the bench says what each counts."""
 
     fault: str
     engines: str
@@ -45,19 +45,14 @@ class Toll(Struct, frozen=True, kw_only=True):
     chains: int = 0
     """That the runs should have."""
     lost: int = 0
-    """Chains that are missing."""
     doubled: int = 0
-    """Rows of a chain, a step or an answered call that are there more than once, and of chains that are none of the run's."""
     torn: int = 0
-    """Chains without some of the steps or calls that they rest on."""
     changed: int | None = None
-    """Chains that say something else than an undisturbed run, or than they had said already; None where that cannot be told."""
+    """None where that cannot be told."""
     failed: int = 0
-    """Chains that ended in an error, and should not have."""
     tracebacks: int = 0
     """Printed by a command."""
     wrong_ends: int = 0
-    """Commands that ended with another exit code than they should, or without a sentence."""
     resume_s: tuple[float, ...] = ()
     """Real seconds from the start of a process that goes on until its chains could start."""
 
