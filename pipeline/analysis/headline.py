@@ -15,9 +15,8 @@ from pipeline.analysis.figures import Estimate
 from pipeline.analysis.progress import state_of
 from pipeline.analysis.rules import EXITS, Rules, differences
 from pipeline.analysis.steps import mass_sentence
-from pipeline.analysis.summary import Baseline, Left, Summary, summarize, summarize_work
+from pipeline.analysis.summary import Baseline, Left, Summary, summarize
 from pipeline.analysis.tables import TOO_FEW, Table, plain
-from pipeline.analysis.time.work import RunTimes
 from pipeline.errors import InputError, UsageError
 from pipeline.store.folder import FILE
 from pipeline.store.run_file import RunFile
@@ -72,11 +71,9 @@ def baseline_folder(run: Path) -> Path:
     return run.with_name(run.name + SUFFIX)
 
 
-def summary_of(run: Path, work: RunTimes | None = None) -> Summary:
-    """The summary of a run folder as it is now, with its baseline where there is one; `work` where it is open already.
-
-    Raises `InputError` as `summarize` does."""
-    found = summarize(run) if work is None else summarize_work(work)
+def summary_of(run: Path, found: Summary | None = None) -> Summary:
+    """The summary of a run folder as it is now, with its baseline; `found`: the one without. Raises `InputError` as `summarize` does."""
+    found = found or summarize(run)
     status = state_of(run, RunFile.read(run)) if found.status == "running" else found.status
     return structs.replace(found, status=status, baseline=_read_baseline(run.absolute(), found.stop_reasons))
 

@@ -28,7 +28,7 @@ WITH of_chains AS (
     SELECT count(*) AS chains, count(DISTINCT input_row) AS problems, count(DISTINCT input_row) FILTER (finished) AS done_problems,
            count(*) FILTER (finished) AS done, count(*) FILTER (stop_reason = 'error') AS failed,
            count(*) FILTER (stop_reason = 'cancelled') AS cancelled, count(counted) AS graded, count(*) FILTER (counted) AS correct,
-           count(*) FILTER (finished AND trim(coalesce(answer_text, ''), E' \\n\\r\\t') = '') AS empty_answers,
+           count(*) FILTER (finished AND coalesce(answer_text, '') !~ '\\S') AS empty_answers,
            count(*) FILTER (finished AND thought_tokens = 0) AS empty_thoughts,
            coalesce(sum(thought_tokens) FILTER (finished), 0)::BIGINT AS kept_of_thoughts,
            (max(end_unix_ns) - min(start_unix_ns)) / 1e9 AS span_of_chains_s, arg_min(problem_id, input_row) FILTER (finished) AS example
@@ -54,7 +54,8 @@ SELECT coalesce(engine, '') AS engine, coalesce(stage, '') AS stage, count(*) AS
        sum(output_tokens)::BIGINT AS output_tokens,
        coalesce(sum(output_tokens) FILTER (purpose = 'draft'), 0)::BIGINT AS draft_tokens,
        sum(cached_input_tokens) / nullif(sum(input_tokens) FILTER (cached_input_tokens IS NOT NULL), 0) AS cached_share,
-       sum(client_wait_s) + coalesce(sum(queue_time_s), 0) AS wait_s, sum("end" - submit) / 1e9 AS in_flight_s
+       sum(client_wait_s) + coalesce(sum(queue_time_s), 0) AS wait_s, sum("end" - submit) / 1e9 AS in_flight_s,
+       min(submit) AS first, max("end") AS last
 FROM flights GROUP BY GROUPING SETS ((engine), (stage)) ORDER BY min(end_unix_ns), engine, stage
 """
 """A row for each engine, with an empty stage, and one for each stage, with an empty engine."""
@@ -276,14 +277,14 @@ def summarize(run: Path) -> Summary:
         return summarize_work(read_work(db))
 
 
-def summarize_work(work: RunTimes) -> Summary:
-    """The same of a run that is open."""
+def summarize_work(work: RunTimes, over_time: Occupancy | None = None) -> Summary:
+    """The same of a run that is open; `over_time` where that is known already."""
     db, file = work.db, work.run
     db.execute(STEP_SUMS)
     [sums] = db.arrow(SUMS, finishing=list(file.plan.finishing)).to_pylist()
-    calls, over_time = db.arrow(CALLS).to_pylist(), occupancy(work, 1)
-    span_s = db.scalar('SELECT coalesce(max("end") - min(submit), 0) FROM flights') / 1e9
+    calls, over_time = db.arrow(CALLS).to_pylist(), over_time or occupancy(work, 1)
     wall_s, engines = file.wall_time_s or sums["span_of_chains_s"] or None, [each for each in calls if each["engine"]]
+    span_s = (max((each["last"] for each in engines), default=0) - min((each["first"] for each in engines), default=0)) / 1e9
     tokens, drafted = (sum(each[name] for each in engines) for name in ("output_tokens", "draft_tokens"))
     kept = _kept(file, sums, calls)
     return Summary(
@@ -310,7 +311,7 @@ def summarize_work(work: RunTimes) -> Summary:
         replicas=replica_count(file),
         engines={each["engine"]: _engine(each, file, over_time, span_s, wall_s) for each in engines},
         stages={each["stage"]: msgspec.convert(each, StageSummary) for each in _in_order(calls, file)},
-        error_examples=dict(db.stream(ERROR_EXAMPLES)),
+        error_examples=dict(db.stream(ERROR_EXAMPLES)) if sums["failed"] else {},
     )
 
 

@@ -5,13 +5,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from pipeline.analysis.facts import EngineFacts, engine_facts, of_engines, replica_count
 from pipeline.analysis.headline import Headline, engines_table, facts_table, headline, limit, stages_table, summary_of
 from pipeline.analysis.ledger import read_ledger
 from pipeline.analysis.steps import count_steps
-from pipeline.analysis.summary import Summary
+from pipeline.analysis.summary import Summary, summarize_work
 from pipeline.analysis.tables import Table, plain, plain_percent
 from pipeline.analysis.time.latency import latencies
 from pipeline.analysis.time.occupancy import occupancy
@@ -68,8 +68,11 @@ def run_figures(folder: Path, db: Query) -> RunFigures:
     """The figures of the run in `folder`, which is open in `db`; raises `InputError` where its trace cannot be read."""
     run, work = RunFile.read(folder), read_work(db)
     stages = [node.name for node in run.plan.stages()]
-    over_time, summary, counts = occupancy(work, BINS), summary_of(folder, work), count_steps(db)
-    told, tables, sections = headline(summary), [facts_table(summary), engines_table(summary), stages_table(summary)], []
+    over_time, counts = occupancy(work, BINS), count_steps(db)
+    summary = summary_of(folder, summarize_work(work, over_time))
+    told, sections = headline(summary), []
+    head = Table(told.head, ("", "", ""), tuple(map(structs.astuple, told.rows)))
+    tables = [head, facts_table(summary), engines_table(summary), stages_table(summary)]
     if any(each.total_busy_s for each in over_time.engines.values()):
         sections = [
             Section(title="Every problem over time", charts=[draw_chains(read_gantt(db), stages)]),
@@ -85,7 +88,7 @@ def run_figures(folder: Path, db: Query) -> RunFigures:
         notices=[*notices(run, summary.status or run.status), *warnings],
         tiles=list(_tiles(summary, told)),
         sections=sections,
-        facts=Section(title="Facts", tables=[_head(told), *tables], folded=True),
+        facts=Section(title="Facts", tables=tables, folded=True),
     )
 
 
@@ -99,10 +102,6 @@ def _tiles(s: Summary, told: Headline) -> Iterator[Tile]:
     yield Tile("acceptance", plain_percent(s.acceptance_rate), texts.get("drafting", "no step was verified"))
     what, *why = re.split(r": | \(", (limit(s) or "").rstrip(")"), maxsplit=1)
     yield Tile("bottleneck", what or "-", why[0] if why else "the figures show none")
-
-
-def _head(told: Headline) -> Table:
-    return Table(told.head, ("", "", ""), tuple((row.name, row.figure, row.text) for row in told.rows))
 
 
 def settings(run: RunFile) -> Section:

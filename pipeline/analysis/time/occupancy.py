@@ -107,7 +107,7 @@ def occupancy(work: RunTimes, bins: int = BINS) -> Occupancy:
         full=min(options.batch_size * replica_count(work.run), _most_at_once(lives)),
         last_admission=int(lives.start.max(initial=0)),
     )
-    sums = walk.occupancy_sums(rules, lives, work.calls)
+    sums = walk.occupancy_sums(rules, lives, work.read_calls())
     (live, in_flight, waiting), span_s = np.split(sums.open / np.maximum(np.diff(edges), 1), [1, 1 + len(work.engines)]), work.span / 1e9
     parts = [_parts(each) for each in sums.spent]
     overlap_s = float(sums.overlap.sum() / 1e9)

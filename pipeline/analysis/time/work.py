@@ -7,7 +7,6 @@ there are, next to the tables of the run folder:
 - `flights`, a row for each call: `ready`, `submit` and `end`, next to the columns of `calls`; and `timed`, the same with its `chain`.
 """
 
-from functools import cached_property
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -96,7 +95,7 @@ FROM (SELECT engine, min({READY}) AS first, max(end_unix_ns) AS last FROM calls 
 _SEEN_IN_CHAINS = "SELECT min(start_unix_ns) AS first, max(end_unix_ns) AS last FROM chains"
 
 
-class RunTimes(Struct, frozen=True, kw_only=True, dict=True):
+class RunTimes(Struct, frozen=True, kw_only=True):
     """A run on the axis of its work."""
 
     db: Query
@@ -110,9 +109,8 @@ class RunTimes(Struct, frozen=True, kw_only=True, dict=True):
     """Roles: those of the plan, then others that calls name."""
     lives: Lives
 
-    @cached_property
-    def calls(self) -> Calls:
-        """All calls of the run, read when first asked for."""
+    def read_calls(self) -> Calls:
+        """All calls of the run, which take much memory."""
         return Calls(**self.db.columns(CALLS, engines=list(self.engines)))
 
 
