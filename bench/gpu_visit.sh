@@ -5,8 +5,8 @@
 #   bash bench/gpu_visit.sh [PART...]           there; results go to bench/results/gpu-PART.json
 #
 # The parts, in the order in which they are done where none is named: what everything else depends on comes first, and vLLM last.
-# interference and mps: how two processes share the card, in time slices and under CUDA MPS. contract: the torch engine's tests. runs:
-# whole runs on it. engines: two engines of vLLM on the card. map: runs by batch size. vllm: a run on vLLM. vllm-contract: its tests.
+# interference and mps: how two processes share the card, in time slices and under CUDA MPS. runs: whole runs on the torch engine.
+# map: runs by batch size. vllm: a run on vLLM.
 #
 # PYTHON names the interpreter that has torch, LIMIT the seconds that a part may take. OUT, where set, is a folder that gets a copy of the
 # results.
@@ -26,7 +26,7 @@ if [ ! -e "$home/ready" ]; then
   touch "$home/ready"
 fi
 status=0
-[ $# -gt 0 ] || set -- interference mps contract runs engines map vllm vllm-contract
+[ $# -gt 0 ] || set -- interference mps runs map vllm
 for part in "$@"; do
   timeout "${LIMIT:-540}" "$python" -m bench.gpu.visit "$part" || { status=$?; echo "$part ended with $status" >&2; }
   [ -z "${OUT:-}" ] || cp -f bench/results/gpu-*.json "$OUT"/

@@ -5,10 +5,9 @@ from pathlib import Path
 
 import pytest
 from click import ClickException
-from click.testing import CliRunner
 from msgspec import structs
 
-from bench import figures, runs, sharing, speed_ups
+from bench import figures, runs, sharing
 from bench.gpu import page as gpu_page
 from pipeline.options import RunOptions
 from pipeline.run.run import run
@@ -19,22 +18,7 @@ UNITS = r"(?:%|s|us|ms|MB|MiB|GiB|times|points|minutes|tokens/s|problems/s|reque
 FIGURE = re.compile(rf"(?<![\w@=<>.-])\d[\d.,]*\s?{UNITS}(?![\w/])")
 DOCS = [path.relative_to(ROOT).as_posix() for path in figures.docs()]
 MINI = """
-mini = { command = "mini", minutes = 0 }
-foreign = { command = "mini", minutes = 0, needs = "no_such_package" }
-broken = { command = "broken", minutes = 0 }
-page = { command = "mini", page = "page.md", minutes = 0 }
-"""
-SCRIPT = """
-import sys
-from pathlib import Path
-sys.path.insert(0, {root!r})
-from bench.figures import Recording
-
-def table(results):
-    return results["said"]
-
-if __name__ == "__main__":
-    Recording("mini", Path.cwd()).write(Path(sys.argv[-1]), {{"said": "it took 3 s"}})
+page = { command = "runs", page = "page.md" }
 """
 
 
@@ -48,13 +32,13 @@ def typed_in(text: str, sentences: bool = True) -> list[str]:
 @pytest.mark.parametrize("name", DOCS)
 def test_docs_have_what_the_results_files_have_and_no_figure_is_typed_in(name: str) -> None:
     text = (ROOT / name).read_text()
-    assert figures.rendered(text) == text, "`python bench/figures.py --render` writes it"
+    assert figures.rendered(text) == text, "`python bench/figures.py` writes it"
     assert text.count("<!-- figures:") == len(figures.BLOCK.findall(text)), "a marker is not closed"
     assert typed_in(text, sentences=not name.startswith("docs/")) == []  # a guide says what is set, such as limits
 
 
 def test_every_results_file_is_declared_and_every_table_shown() -> None:
-    known, views = figures.declared(), gpu_page.VIEWS.keys() | sharing.VIEWS.keys() | speed_ups.VIEWS.keys()
+    known, views = figures.declared(), gpu_page.VIEWS.keys() | sharing.VIEWS.keys()
     shown = {name for doc in DOCS for name in figures.BLOCK.findall((ROOT / doc).read_text())}
     brought = {f"gpu-{part}" for part in gpu_page.PARTS}
     assert {path.stem for path in (ROOT / figures.RESULTS).iterdir()} <= known.keys() | brought
@@ -70,41 +54,26 @@ def test_pages_and_their_pictures_are_as_their_scripts_wrote_them() -> None:
             continue
         if page_of := getattr(figures._script(figure.script, ROOT), "page_of", None):
             text, pictures = (ROOT / figure.page).read_text(), ROOT / "bench" / name
-            assert page_of(figures.results_of(name)) == text, "`python bench/figures.py --render` writes it"
+            assert page_of(figures.results_of(name)) == text, "`python bench/figures.py` writes it"
             drawn = re.findall(rf"\]\(({name}/[^)]+)\)", text)
             assert sorted(drawn) == sorted(f"{name}/{path.name}" for path in pictures.glob("*"))
         else:
             assert figures.page_digest(ROOT / figure.page) == figures.results_of(name)["measured"]["page"], f"{figure.page} was edited"
 
 
-@pytest.mark.slow
-def test_measuring_writes_the_docs_and_says_what_was_not_measured(tmp_path: Path) -> None:
+def test_what_is_recorded_is_written_into_the_docs(tmp_path: Path) -> None:
     (tmp_path / "bench/results").mkdir(parents=True)
     (tmp_path / "bench/figures.toml").write_text(MINI)
-    (tmp_path / "bench/mini.py").write_text(SCRIPT.format(root=str(ROOT)))
-    (tmp_path / "bench/broken.py").write_text("raise SystemExit(3)\n")
-    readme = tmp_path / "README.md"
-    readme.write_text("# Speed\n\n<!-- figures: mini -->\ntyped in: 2 s\n<!-- /figures -->\n\nThe end.\n")
-
-    def command(*arguments: str) -> tuple[int, str]:
-        result = CliRunner().invoke(figures.main, [*arguments, "--root", str(tmp_path)])
-        return result.exit_code, result.output
-
-    assert command("foreign") == (0, "foreign: left out, no_such_package is not installed\n")
-    assert command("--render")[0] == 0
-    assert "Not measured yet: `python bench/figures.py mini`" in readme.read_text()
-    code, said = command("broken", "mini")
-    assert (code, "not measured: broken; why stands above" in said) == (1, True)
-    assert "it took 3 s\n<!-- /figures -->\n\nThe end.\n" in (text := readme.read_text())
-    assert "typed in" not in text
-    assert "`python -m bench.mini`" in text
-    assert "at no commit" in text
-    figures.Recording("page", tmp_path).write(tmp_path / figures.RESULTS / "page.json", {"said": ""}, "# Speed\n")
+    (readme := tmp_path / "README.md").write_text("The start.\n\n<!-- figures: page -->\ntyped in: 2 s\n<!-- /figures -->\n\nThe end.\n")
+    figures.render(tmp_path)
+    assert "Not measured yet: `python -m bench.runs`" in readme.read_text()
+    recording = figures.Recording("runs", tmp_path)
+    recording.write(tmp_path / figures.RESULTS / "page.json", {"said": ""}, "# Speed\n")
+    assert re.search(r"`python -m bench.runs.*` at no commit.*<!-- /figures -->\n\nThe end", readme.read_text(), re.DOTALL)
     assert figures.results_of("page", tmp_path)["measured"]["page"] == figures.page_digest(tmp_path / "page.md")
-    assert "nonsense: no such table; bench/figures.toml has broken, foreign, mini, page" in command("nonsense")[1]
     readme.write_text("<!-- figures: nonsense -->\n<!-- /figures -->\n")
-    assert "figures: nonsense: no such table" in command("--render")[1]
-    assert [line.split()[0] for line in command("--list")[1].splitlines()] == ["mini", "foreign", "broken", "page"]
+    with pytest.raises(ClickException, match="figures: nonsense: no such table"):
+        figures.render(tmp_path)
 
 
 @pytest.mark.slow

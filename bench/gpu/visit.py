@@ -2,12 +2,9 @@
 
     python -m bench.gpu.visit interference    iterations of two processes on one GPU, alone and together, in time slices
     python -m bench.gpu.visit mps             the same under a CUDA MPS daemon
-    python -m bench.gpu.visit contract        the tests of the torch engine, on CUDA
     python -m bench.gpu.visit runs            whole runs of the bundled pair on CUDA, with their answers
-    python -m bench.gpu.visit engines         two engines, alone and together; --sharing mps: under MPS
     python -m bench.gpu.visit map             batch sizes on vLLM with random weights of real shapes
     python -m bench.gpu.visit vllm            a run on vLLM's CUDA build, and what it says of itself
-    python -m bench.gpu.visit vllm-contract   the tests of engine vllm, there
 
 Each part writes bench/results/gpu-PART.json, which says on which device, with which driver and versions. Without a GPU every part
 runs on the CPU with toy shapes (`--tiny`), which shows that it works and measures nothing.
@@ -27,9 +24,7 @@ from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any, TypeAlias
-from xml.etree import ElementTree
 
-import anyio
 import click
 import pyarrow.parquet as pq
 from msgspec import Struct, structs
@@ -143,33 +138,6 @@ def missing() -> None:
         normal = re.sub(r"[-_.]+", "_", name).lower()
         if any(path.name.lower().startswith(f"{normal}-") for path in (HOME / "wheels").glob("*.whl")):
             click.echo(name)
-
-
-@main.command()
-def contract() -> None:
-    """The contract tests and those of the torch engine; its device is CUDA where there is one."""
-    _test("contract", "torch", "tests/engines/test_contract.py", "tests/engines/test_torch.py", "tests/engines/test_torch_sampling.py")
-
-
-def _test(part: str, marker: str, *files: str) -> None:
-    """Run the tests of these files that are marked so, and write how many there were and which failed."""
-    report = HOME / f"{part}.xml"
-    HOME.mkdir(parents=True, exist_ok=True)
-    workers = str((os.cpu_count() or 2) // 2)
-    pytest = [sys.executable, "-m", "pytest", "-q", "-n", workers, "-p", "no:cacheprovider"]
-    command = [*pytest, "-m", marker, f"--junitxml={report}", *files]
-    done = subprocess.run(command, cwd=ROOT)
-    if not report.exists():
-        raise click.ClickException(f"pytest ended with {done.returncode} and left no report")
-    cases = list(ElementTree.parse(report).getroot().iter("testcase"))
-    failed = {f"{case.get('classname')}::{case.get('name')}": _first_line(case) for case in cases if _first_line(case)}
-    write(part, {"tests": len(cases), "failed": failed})
-
-
-def _first_line(case: ElementTree.Element) -> str:
-    found = case.find("failure")
-    found = case.find("error") if found is None else found
-    return "" if found is None else (found.get("message") or "failed").splitlines()[0]
 
 
 @main.command()
@@ -300,23 +268,6 @@ class _Decoder:
         return line.strip()
 
 
-@main.command()
-@click.option("--tiny", is_flag=True, help="Toy shapes.")
-@click.option("--backend", type=click.Choice(["torch", "vllm"]), default="vllm", show_default=True)
-@click.option("--sharing", type=click.Choice(["time_slices", "mps"]), default="time_slices", show_default=True)
-@click.option("--seconds", default=3.0, show_default=True, help="Of each load.")
-def engines(tiny: bool, backend: str, sharing: str, seconds: float) -> None:
-    """Tokens a second of two engines on the GPU, alone and together, with random weights of real shapes."""
-    from bench.gpu import engines as gpu_engines
-
-    name = f"engines-{backend}-{sharing}{'-tiny' if tiny else ''}"
-    file = _engines(name, backend, 64, tiny)
-    with _sharing(sharing) as environment:
-        os.environ.update(environment)  # the engines' processes inherit it
-        rows = anyio.run(gpu_engines.measure, file, seconds)
-    write(name, {"backend": backend, "sharing": sharing, "rows": rows})
-
-
 def _engines(name: str, backend: str, seqs: int, tiny: bool) -> Path:
     """An engines file of both shapes without weights, for that many sequences at once."""
     if backend == "vllm":
@@ -392,14 +343,6 @@ def vllm() -> None:
     found = _pipeline(*files, "--limit", "64", "--output", str(out), "--json")
     facts = json.loads((out / "run.json").read_text())["engine_facts"]
     write("vllm", {name: found.get(name) for name in ("accuracy", "wall_time_s", "problems_per_s", "failed")} | {"facts": facts})
-
-
-@main.command("vllm-contract")
-def vllm_contract() -> None:
-    """The tests of engine vllm, which start engines on the GPU where there is one."""
-    _install_vllm()
-    files = ("tests/engines/test_contract.py", "tests/engines/test_vllm.py", "tests/engines/test_vllm_terms.py")
-    _test("vllm-contract", "vllm", *files, "tests/engines/test_vllm_worker.py")
 
 
 def _install_vllm() -> None:
