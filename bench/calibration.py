@@ -30,21 +30,19 @@ from bench import sharing, token_level
 from bench.figures import KEPT, RESULTS, ROOT, Results, begin, origin, page_digest, results_of
 from bench.runs import swept, whole, write_problems
 from bench.scaling import TABLE_6, TABLE_6_PROBLEMS
+from pipeline.analysis.curves import Measured, curves, ranged, read_points, spread
 from pipeline.analysis.facts import sentence, stated
-from pipeline.analysis.points import Point, curves, read_points, spread
 from pipeline.analysis.summary import summarize
-from pipeline.analysis.sweep_tables import ranged
 from pipeline.analysis.tables import Table, markdown_table
 from pipeline.calibration.calibrate import calibrate, engines_file, fit_lines
 from pipeline.calibration.recorded import CORRELATION, accuracy_for
 from pipeline.engines.sim.roofline import Roofline
 from pipeline.engines.sim.spec import SimSpec
-from pipeline.graph.files import setting, written
+from pipeline.graph.files import setting
 from pipeline.options import RunOptions
 from pipeline.run.prepare import load_plan
 from pipeline.run.run import run
-from pipeline.store.run_file import RunFile
-from pipeline.sweep.plan import SweepOptions
+from pipeline.study.systems import Matrix
 
 ENGINES = ROOT / "graphs/engines"
 A100_BYTES_PER_S = 2.039e12
@@ -52,7 +50,7 @@ A100_BYTES_PER_S = 2.039e12
 STEP_TOKENS = 40
 """Of a step: the papers do not print it."""
 SINGLE_PROBLEMS = 24
-FITTED = ("speccot candidates=5, pipelined", (1, 64))
+FITTED = ("speccot candidates=5", (1, 64))
 """The curve and the batch sizes that the fit sees."""
 RECORDED_AT = 8
 """Batch size of the runs whose text is replayed."""
@@ -270,18 +268,18 @@ def table_6(folder: Path) -> tuple[Table, dict[str, dict[int, float]]]:
 
 def predicted(measured: Path) -> tuple[list[str], dict[str, float]]:
     """The section of the page, and the median errors that are stated next to simulated speeds."""
-    points = read_points(measured / "points.parquet")
-    if failed := sum(point.failed for point in points):
+    points = read_points(measured)[""]
+    if failed := sum(point.run.ends.failed for point in points):
         raise click.ClickException(f"{measured}: {failed} chains failed; nothing is fitted to such runs")
     found = curves(points)
     name, sizes = FITTED
-    runs = [measured / "runs" / found[name][size][0].folder for size in sizes]
+    runs = [measured / "runs" / found[name][size][0].label.folder for size in sizes]
     calibration = calibrate(runs)
     with tempfile.TemporaryDirectory(prefix="predictions-") as folder:
         engines = Path(folder) / "calibration.yaml"
         engines.write_text(engines_file(calibration))
-        replayed = dict(_replayed(found, measured, engines, Path(folder)))
-        own = dict(_own_text(found, measured, engines, Path(folder)))
+        replayed = dict(_replayed(found, engines, Path(folder)))
+        own = dict(_own_text(found, engines, Path(folder)))
     shown, errors = _predictions(found, replayed, own)
     held = [key for key in errors if key not in {(name, size) for size in sizes}]
     medians = {which: float(np.median([abs(errors[key][place]) for key in held])) for place, which in enumerate(STATED)}
@@ -329,12 +327,11 @@ def write_sections() -> None:
     state(token_level_error=found["token_level_error"])
 
 
-def _replayed(found: dict[str, dict[int, list[Point]]], measured: Path, engines: Path, folder: Path) -> Iterator[tuple[Key, float]]:
+def _replayed(found: dict[str, dict[int, list[Measured]]], engines: Path, folder: Path) -> Iterator[tuple[Key, float]]:
     """Wall seconds of every point with the text that its system said at `RECORDED_AT`."""
-    for curve in found.values():
-        recorded = measured / "runs" / curve[RECORDED_AT][0].folder
-        card = RunFile.read(recorded)
-        for size, points in curve.items():
+    for name, curve in found.items():
+        [recorded], card = curve[RECORDED_AT][0].run.folders, curve[RECORDED_AT][0].run.file
+        for size in curve:
             settings = [setting(param, value) for param, value in card.plan.params.items()]
             settings += [setting(f"engines.{role}.replay", str(recorded)) for role in card.plan.engines]
             options = RunOptions(
@@ -343,44 +340,40 @@ def _replayed(found: dict[str, dict[int, list[Point]]], measured: Path, engines:
                 engines=engines,
                 settings=tuple(settings),
                 batch_size=size,
-                schedule=points[0].schedule,  # type: ignore[arg-type]
+                schedule=card.options.schedule,
                 limit=card.options.limit,
                 output=folder / f"{recorded.name}-{size}",
             )
-            yield (points[0].curve, size), float(whole(run(options)).run.wall_time_s or 0)
+            yield (name, size), float(whole(run(options)).run.wall_time_s or 0)
 
 
-def _own_text(found: dict[str, dict[int, list[Point]]], measured: Path, engines: Path, folder: Path) -> Iterator[tuple[Key, float]]:
-    """The same with the text of the fitted engines: a sweep over as many simulated problems."""
-    every = [point for curve in found.values() for points in curve.values() for point in points]
-    varied: dict[str, Any] = {}
-    for point in every:
-        for param, value in point.params.items():
-            varied.setdefault(param, {})[written(value)] = None
-    options = SweepOptions(
-        graphs=tuple(ROOT / f"graphs/{graph}.yaml" for graph in dict.fromkeys(point.graph for point in every if not point.baseline)),
-        input=write_problems(folder / "problems.parquet", max(point.problems for point in every)),
-        batch_sizes=tuple(sorted({point.batch_size for point in every})),
-        schedules=tuple(dict.fromkeys(point.schedule for point in every)),  # type: ignore[arg-type]
-        vary={param: tuple(values) for param, values in varied.items()},
-        engines=(engines,),
-        output=folder / "sweep",
+def _own_text(found: dict[str, dict[int, list[Measured]]], engines: Path, folder: Path) -> Iterator[tuple[Key, float]]:
+    """The same with the text of the fitted engines: the sweep of `bench/scaling.py` over as many simulated problems."""
+    runs = [points[0].run for curve in found.values() for points in curve.values()]
+    problems = write_problems(folder / "problems.parquet", max(each.problems for each in runs))
+    graphs = tuple(ROOT / f"graphs/{graph}.yaml" for graph in ("speccot", "specreason"))
+    matrix = Matrix(
+        shared=RunOptions(graph=graphs[0], input=(str(problems),), engines=engines, output=folder / "sweep"),
+        graphs=graphs,
+        batch_sizes=tuple(sorted({each.file.options.batch_size for each in runs})),
+        schedules=tuple(dict.fromkeys(each.file.options.schedule for each in runs)),
+        vary={"candidates": ("1", "5")},
     )
-    yield from (((point.curve, point.batch_size), point.wall_s) for point in swept(options, "own text"))
+    yield from (((point.label.curve, point.label.batch_size), point.run.wall_time_s or 0.0) for point in swept(matrix, "own text"))
 
 
 def _predictions(
-    found: dict[str, dict[int, list[Point]]], replayed: dict[Key, float], own: dict[Key, float]
+    found: dict[str, dict[int, list[Measured]]], replayed: dict[Key, float], own: dict[Key, float]
 ) -> tuple[Table, dict[Key, tuple[float, float]]]:
     rows, errors = [], {}
     for name, curve in found.items():
         for size, points in curve.items():
-            wall = statistics.median(point.wall_s for point in points)
+            wall = statistics.median(point.run.wall_time_s or 0.0 for point in points)
             both = (replayed[name, size], own[name, size])
             errors[name, size] = (both[0] / wall - 1, both[1] / wall - 1)
             seen = " (fitted)" if name == FITTED[0] and size in FITTED[1] else ""
             cells = [cell for value, error in zip(both, errors[name, size], strict=True) for cell in (f"{value:.3g}", f"{error:+.0%}")]
-            rows.append((f"{name}{seen}", str(size), ranged(spread(point.wall_s for point in points)), *cells))
+            rows.append((f"{name}{seen}", str(size), ranged(spread(point.run.wall_time_s for point in points)), *cells))
     columns = ("curve", "batch size", "measured s", "predicted s, recorded text", "error", "predicted s, own text", "error")
     return Table("Wall time of a measured sweep, and of the fitted engines on virtual time", columns, tuple(rows)), errors
 

@@ -23,13 +23,12 @@ from bench.figures import RESULTS, ROOT, Results, begin, go_on, grid, origin, re
 from bench.runs import say, whole, write_problems
 from pipeline.analysis.compare import Comparison, Run, compare, read_runs
 from pipeline.analysis.facts import stated
-from pipeline.analysis.studies import Place
 from pipeline.analysis.tables import number, percent, plain
-from pipeline.graph.files import shown
+from pipeline.options import RunOptions
 from pipeline.run.observer import Observer
-from pipeline.sweep.plan import PlannedPoint, SweepPlan
-from pipeline.sweep.study import StudyOptions, plan_study
-from pipeline.sweep.sweep import SweepResult, carry_out
+from pipeline.study.points import Point, Study
+from pipeline.study.run import SweepResult, carry_out
+from pipeline.study.study_file import read_study
 
 STUDY = ROOT / "bench/papers.yaml"
 PAGE = ROOT / "bench/papers.md"
@@ -54,46 +53,43 @@ second. Repeated runs stand with their mean times; *noise* is the factor within 
 lie. Do not compare the times of the kind `quality`: other work may have run beside them."""
 
 
-def planned(folder: Path, *, small: bool) -> SweepPlan:
-    """The runs, one after the other, as it is their time that counts; writes the problems of the simulated ones."""
+def planned(folder: Path, *, small: bool) -> Study:
+    """The runs; writes the problems of the simulated ones."""
     write_problems(ROOT / "build/simulated-problems.parquet", 128)
-    return plan_study(StudyOptions(file=STUDY, small=small, output=folder, resume=folder.exists(), workers=1))
+    return read_study(STUDY, RunOptions(graph=STUDY, input=(), output=folder, resume=folder.exists()), small=small)
 
 
-def families(plan: SweepPlan) -> dict[str, dict[str, list[PlannedPoint]]]:
+def families(study: Study) -> dict[str, dict[str, list[Point]]]:
     """By `SITE KIND` the points of each system, several where it is run again: the graph with what was varied, its batch size where that
     is one of several, and its engines where it is on several."""
-    assert plan.study is not None
-    points = {point.name: point for point in plan.points}
-    members: dict[str, dict[str, Place]] = {}
-    for heading, places in plan.study.groups.items():
-        members.setdefault(heading.partition(", ")[0].partition(":")[0], {}).update(places)
-    found: dict[str, dict[str, list[PlannedPoint]]] = {}
-    for family, places in members.items():
-        named = {name: (_system(points[name], place), points[name].coordinates.batch_size, place.engines) for name, place in places.items()}
-        several = {system for system, _, engines in named.values() if any(one == system and on != engines for one, _, on in named.values())}
-        sizes = {size for _, size, _ in named.values()}
-        for name, (system, size, engines) in named.items():
-            key = system + (f" b{size}" if len(sizes) > 1 else "") + (f" on {engines}" if system in several else "")
-            found.setdefault(family, {}).setdefault(key, []).append(points[name])
+    members: dict[str, dict[str, Point]] = {}
+    for heading, points in study.groups.items():
+        members.setdefault(heading.partition(", ")[0].partition(":")[0], {}).update({point.folder: point for point in points})
+    found: dict[str, dict[str, list[Point]]] = {}
+    for family, same in members.items():
+        labels = [point.label for point in same.values()]
+        sizes, places = {each.batch_size for each in labels}, {(each.system, each.engines) for each in labels}
+        for point in same.values():
+            system, size, engines = point.label.system, point.label.batch_size, point.label.engines
+            several = sum(name == system for name, _ in places) > 1
+            key = system + (f" b{size}" if len(sizes) > 1 else "") + (f" on {engines}" if several else "")
+            found.setdefault(family, {}).setdefault(key, []).append(point)
     return found
 
 
-def _system(point: PlannedPoint, place: Place) -> str:
-    return f"{point.coordinates.graph} {shown(place.params)}".strip()
-
-
-def read_sites(plan: SweepPlan, result: SweepResult) -> list[dict[str, Any]]:
-    """All sites with the runs of `plan` that were made, as the results file has them."""
+def read_sites(study: Study, result: SweepResult) -> list[dict[str, Any]]:
+    """All sites with the runs of `study` that were made, as the results file has them."""
     made = {point.folder: result.folder / "runs" / point.folder for point in result.points}
     tables = dict(zip(made, read_runs(list(made.values())), strict=True)) if made else {}
-    return [site for family, systems in families(plan).items() if (site := _site(family, systems, tables))]
+    return [site for family, systems in families(study).items() if (site := _site(family, systems, tables))]
 
 
-def _site(family: str, systems: Mapping[str, Sequence[PlannedPoint]], tables: Mapping[str, Run]) -> dict[str, Any] | None:
+def _site(family: str, systems: Mapping[str, Sequence[Point]], tables: Mapping[str, Run]) -> dict[str, Any] | None:
     name, _, kind = family.rpartition(" ")
     runs = {
-        system: [tables[each.name] for each in points] for system, points in systems.items() if all(each.name in tables for each in points)
+        system: [tables[each.folder] for each in points]
+        for system, points in systems.items()
+        if all(each.folder in tables for each in points)
     }
     if not runs:
         return None
@@ -149,21 +145,20 @@ def page_of(results: Results) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def possible(plan: SweepPlan, only: Sequence[str]) -> Iterator[PlannedPoint]:
-    """The points that can be run here: of the families `only`, if there are any, and without vLLM where that is not installed."""
-    wanted = {
-        each.name for family, systems in families(plan).items() if not only or family in only for same in systems.values() for each in same
-    }
-    vllm = find_spec("vllm") is not None
-    for point in plan.points:
-        if point.name in wanted and (vllm or not any(spec.backend == "vllm" for spec in point.system.engines.values())):
-            yield point
+def possible(study: Study, only: Sequence[str]) -> Study:
+    """What can be run here: the families `only`, if there are any, and nothing with vLLM where that is not installed."""
+    chosen = (points for family, systems in families(study).items() if not only or family in only for points in systems.values())
+    wanted, vllm = {point.folder for points in chosen for point in points}, find_spec("vllm") is not None
+
+    def here(point: Point) -> bool:
+        return point.folder in wanted and (vllm or not any(spec.backend == "vllm" for spec in point.plan.engines.values()))
+
+    return structs.replace(study, groups={heading: tuple(filter(here, points)) for heading, points in study.groups.items()})
 
 
-def made(plan: SweepPlan, only: Sequence[str] = ()) -> SweepResult:
+def made(study: Study, only: Sequence[str] = ()) -> SweepResult:
     """Make the runs that are missing."""
-    plan = structs.replace(plan, points=list(possible(plan, only)))
-    return whole(carry_out(plan, Observer(tell=say), lambda number, of, point: say(f"{number}/{of} {point.folder}")))
+    return whole(carry_out(possible(study, only), Observer(tell=say), lambda at, of, point, run: say(f"{at}/{of} {point.folder}")))
 
 
 @click.command()

@@ -12,12 +12,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from bench.figures import ROOT
-from pipeline.analysis.points import Point
+from pipeline.analysis.curves import Measured, read_points
 from pipeline.engines.sim.text import sim_answer
 from pipeline.run.observer import Observer
 from pipeline.run.run import SessionResult
-from pipeline.sweep.plan import SweepOptions
-from pipeline.sweep.sweep import SweepResult, sweep
+from pipeline.store.run_file import RunFile
+from pipeline.study.points import Point, plan_sweep
+from pipeline.study.run import SweepResult, carry_out
+from pipeline.study.systems import Matrix
 
 R = TypeVar("R", SessionResult, SweepResult)
 ARITH = ROOT / "datasets/arith/test.parquet"
@@ -43,13 +45,13 @@ def whole(result: R, name: str = "") -> R:
     return result
 
 
-def swept(options: SweepOptions, name: str) -> list[Point]:
-    """All points of the sweep of `options`, called `name`, those of earlier starts included."""
+def swept(matrix: Matrix, name: str) -> list[Measured]:
+    """All points of a sweep, called `name`, those of earlier starts included."""
 
-    def done(number: int, planned: int, point: Point) -> None:
-        say(f"{name} {number}/{planned}: {point.curve}, batch size {point.batch_size}, {point.wall_s:.1f} s")
+    def done(number: int, planned: int, point: Point, run: RunFile) -> None:
+        say(f"{name} {number}/{planned}: {point.label.curve}, batch size {point.label.batch_size}, {run.wall_time_s:.1f} s")
 
-    return whole(sweep(options, Observer(tell=say), done), name).points
+    return read_points(whole(carry_out(plan_sweep(matrix), Observer(tell=say), done), name).folder)[""]
 
 
 def spent(command: Sequence[str]) -> tuple[dict[str, float], str]:

@@ -8,7 +8,7 @@ and from that bench/scaling.md and its charts (they need Chromium, which kaleido
 """
 
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import click
@@ -16,9 +16,10 @@ from msgspec import Struct, convert, to_builtins
 
 from bench.figures import RESULTS, ROOT, Results, go_on, grid, origin, percent, results_of
 from bench.runs import ARITH, swept, write_problems
+from pipeline.analysis.curves import Measured
 from pipeline.analysis.facts import stated
-from pipeline.analysis.points import Point
-from pipeline.sweep.plan import SweepOptions
+from pipeline.options import RunOptions
+from pipeline.study.systems import Matrix
 
 BUILD = ROOT / "build/scaling"
 BATCH_SIZES = (1, 8, 32, 64, 128)
@@ -72,22 +73,26 @@ SETUPS = {
 }
 
 
-def run_sweep(name: str, setup: Setup, problems: int, repeats: int) -> list[Point]:
+def run_sweep(name: str, setup: Setup, problems: int, repeats: int) -> list[Measured]:
     """All points of one setup, those of earlier starts included."""
-    options = SweepOptions(
-        graphs=(ROOT / "graphs/speccot.yaml", ROOT / "graphs/specreason.yaml"),
-        input=write_problems(BUILD / "problems.parquet", SIMULATED_PROBLEMS) if setup.simulated else ARITH,
-        batch_sizes=BATCH_SIZES,
-        schedules=("pipelined", "lockstep"),
-        vary={"candidates": ("1", "5")},
-        repeats=repeats,
-        engines=() if setup.engines is None else (setup.engines,),
+    shared = RunOptions(
+        graph=ROOT / "graphs/speccot.yaml",
+        input=(str(write_problems(BUILD / "problems.parquet", SIMULATED_PROBLEMS) if setup.simulated else ARITH),),
+        engines=setup.engines,
         settings=setup.settings,
         limit=None if setup.simulated else problems,
         output=BUILD / name,
         resume=True,
     )
-    return swept(options, name)
+    matrix = Matrix(
+        shared=shared,
+        graphs=(shared.graph, ROOT / "graphs/specreason.yaml"),
+        batch_sizes=BATCH_SIZES,
+        schedules=("pipelined", "lockstep"),
+        vary={"candidates": ("1", "5")},
+        repeats=repeats,
+    )
+    return swept(matrix, name)
 
 
 # The page.
@@ -121,29 +126,30 @@ class Swept(Struct, frozen=True, kw_only=True):
     curves: list[Curve]
 
 
-def swept_of(points: Sequence[Point]) -> Swept:
+def swept_of(points: Sequence[Measured]) -> Swept:
     """What the page shows of the points of one sweep."""
-    by_system: dict[str, dict[int, list[Point]]] = {}
-    for point in sorted(points, key=lambda point: not point.baseline):
-        name = "target alone" if point.baseline else f"{point.system}, {point.schedule}"
-        by_system.setdefault(name, {}).setdefault(point.batch_size, []).append(point)
-    repeats = 1 + max(point.repeat for point in points)
-    return Swept(problems=points[0].problems, repeats=repeats, curves=[_curve(name, found) for name, found in by_system.items()])
+    by_system: dict[str, dict[int, list[Measured]]] = {}
+    for point in sorted(points, key=lambda point: not point.label.baseline):
+        name = "target alone" if point.label.baseline else f"{point.label.system}, {point.label.schedule}"
+        by_system.setdefault(name, {}).setdefault(point.label.batch_size, []).append(point)
+    repeats = 1 + max(point.label.repeat for point in points)
+    return Swept(problems=points[0].run.problems, repeats=repeats, curves=[_curve(name, found) for name, found in by_system.items()])
 
 
-def _curve(name: str, sizes: Mapping[int, Sequence[Point]]) -> Curve:
-    def medians(field: str) -> dict[int, float]:
-        return {size: statistics.median(getattr(point, field) for point in points) for size, points in sorted(sizes.items())}
+def _curve(name: str, sizes: Mapping[int, Sequence[Measured]]) -> Curve:
+    def medians(value: Callable[[Measured], float | None]) -> dict[int, float]:
+        return {size: statistics.median(value(point) or 0.0 for point in points) for size, points in sorted(sizes.items())}
 
-    first = sizes[min(sizes)][0]
+    first = sizes[min(sizes)][0].run
+    fallbacks = first.figures["fallback_rate"].value
     return Curve(
         name=name,
-        cores=sum(facts.cores or 0 for facts in first.facts.values()),
-        acceptance_rate=None if first.acceptance_rate is None else medians("acceptance_rate")[min(sizes)],
-        accuracy=medians("accuracy")[min(sizes)],
-        problems_per_s={size: sorted(point.problems_per_s or 0 for point in points) for size, points in sorted(sizes.items())},
-        wall_s=medians("wall_s"),
-        kept_tokens_per_s=medians("kept_tokens_per_s"),
+        cores=first.resources.cores,
+        acceptance_rate=None if fallbacks is None else 1 - fallbacks,
+        accuracy=first.figures["accuracy"].value or 0.0,
+        problems_per_s={size: sorted(point.run.problems_per_s or 0 for point in points) for size, points in sorted(sizes.items())},
+        wall_s=medians(lambda point: point.run.wall_time_s),
+        kept_tokens_per_s=medians(lambda point: point.run.kept_tokens_per_s),
     )
 
 

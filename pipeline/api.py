@@ -66,7 +66,7 @@ from pipeline.store.folder import PROBLEMS
 from pipeline.store.rows import CallRow, ChainRow, StepRow, table_of
 from pipeline.store.run_file import RunFile
 from pipeline.store.store import read_rows, read_table
-from pipeline.sweep.baseline import BaselinePlan, plan_baseline
+from pipeline.study.systems import System, run_baseline
 
 if TYPE_CHECKING:
     import pandas
@@ -272,7 +272,7 @@ class _SolveCall(Struct, frozen=True, kw_only=True):
     run: Prepared
     engines: Mapping[str, Any] | None
     """Engines that the caller has opened, by role; None where the run opens its own."""
-    baseline: BaselinePlan | None
+    baseline: System | None
     """The run of the target alone that follows."""
     said: Sequence[str]
     """Notices about the engines that were chosen, or that the target alone gets."""
@@ -353,7 +353,7 @@ def _called(graph: Graph, problems: Input, options: RunKeywords) -> Iterator[_So
         }
         valid = _valid({**given, **values})
         rows = None if names else rows_in_memory(problems, valid.limit)
-        baseline = plan_baseline(valid) if valid.baseline else None
+        baseline = run_baseline(valid) if valid.baseline else None
         with prepare(valid, plan, rows, virtual=None if opened is None else False, on_disk=False) as run:
             yield _SolveCall(run=run, engines=opened, baseline=baseline, said=said)
 

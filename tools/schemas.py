@@ -18,7 +18,7 @@ from pipeline.graph.load import PARAM_PATTERN, PARAMS
 from pipeline.graph.plugins import engine_specs, stage_specs
 from pipeline.graph.prompts import Prompts
 from pipeline.graph.spec import GraphSpec
-from pipeline.sweep.study_file import StudySpec
+from pipeline.study.study_file import StudySpec
 
 FOLDER = Path(__file__).parent.parent / "graphs/schemas"
 REF = "#/$defs/"
@@ -45,8 +45,17 @@ def schemas() -> dict[str, dict[str, Any]]:
         "graph": _file("graph", graph["GraphSpec"], graph),
         "engines": _file("engines", file, _components(*engines.values()) | {"EngineSpec": _by_tag("backend", engines)}),
         "prompts": _file("prompts", {"$ref": f"{REF}Prompts"}, _components(Prompts)),
-        "study": _file("study", {"$ref": f"{REF}StudySpec"}, _components(StudySpec)),
+        "study": _file("study", {"$ref": f"{REF}StudySpec", "required": ["title"]}, _study()),
     }
+
+
+def _study() -> dict[str, dict[str, Any]]:
+    """The parts of a study file: of its keys each may be in a part, or in the small form."""
+    parts = _components(StudySpec)
+    del parts["StudySpec"]["required"]
+    keys = parts["StudySpec"]["properties"]
+    keys["small"]["$ref"] = keys["parts"]["additionalProperties"]["$ref"] = f"{REF}StudySpec"
+    return parts
 
 
 def _file(name: str, top: Mapping[str, Any], parts: Mapping[str, Any]) -> dict[str, Any]:

@@ -26,11 +26,11 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import click
-import pyarrow.parquet as pq
 from msgspec import Struct, structs
 
 from bench.gpu.decoder import CONTEXT, SHAPES, config
 from bench.gpu.packages import CARRIED, vllm_archive, wheels
+from pipeline.analysis.curves import SWEEP, read_points
 from pipeline.store.query import Query
 
 ROOT = Path(__file__).parent.parent.parent
@@ -307,9 +307,8 @@ def cells(tiny: bool, backend: str, sharing: str, batch_sizes: str, tokens: int)
 
 def _measured(sweep: Path) -> dict[str, Any]:
     """The points of a sweep that were finished, and the times of the calls of each run, also of one that was not."""
-    keep = ("system", "batch_size", "chains", "failed", "wall_s", "problems_per_s", "kept_tokens_per_s", "acceptance_rate")
-    path = sweep / "points.parquet"
-    points = [{name: row[name] for name in keep} for row in pq.read_table(path).to_pylist()] if path.exists() else []
+    found = read_points(sweep)[""] if (sweep / SWEEP).exists() else []
+    points = [{"system": each.label.system, "batch_size": each.label.batch_size, **each.run.decided()} for each in found]
     return {"points": points, "calls": {run.name: _calls(run) for run in sorted((sweep / "runs").iterdir())}}
 
 

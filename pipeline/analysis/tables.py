@@ -34,6 +34,8 @@ class Table(Struct, frozen=True):
     rows: tuple[tuple[str, ...], ...]
     note: str = ""
     """What to know when reading it."""
+    bold: tuple[int, ...] = ()
+    """The numbers of rows that stand out."""
 
 
 class NamedQuery(Struct, frozen=True):
@@ -136,7 +138,8 @@ def markdown_table(table: Table) -> str:
     lines = [f"**{table.title}**", ""]
     lines.append("| " + " | ".join(map(_cell, table.columns)) + " |")
     lines.append("|" + "---|" * len(table.columns))
-    lines += ["| " + " | ".join(map(_cell, row)) + " |" for row in table.rows]
+    for place, row in enumerate(table.rows):
+        lines.append("| " + " | ".join(f"**{_cell(cell)}**" if place in table.bold else _cell(cell) for cell in row) + " |")
     return "\n".join([*lines, "", table.note] if table.note else lines)
 
 

@@ -33,7 +33,7 @@ KINDS = {
     "prompts": "prompts, for the param `prompts` of a graph",
     "rewards": "process reward models, for `score --prm`",
     "training": "training files, for `train`",
-    "studies": "the papers' tables and figures as plans of runs, for `study`",
+    "studies": "the papers' tables and figures as plans of runs, for `sweep`",
     "data": "recipes of data sets, for `prepare`",
     "tables": "tables of the papers, for `compare --table`",
 }

@@ -61,8 +61,8 @@ def print_table(table: Table, console: PlainConsole) -> None:
         number = place > 0 and all(not row[place] or row[place][0] in "-+0123456789" for row in table.rows)
         style = "bold" if place == 0 else ""
         shown.add_column(name, style=style, justify="right" if number else "left", no_wrap=number or place == 0, overflow="fold")
-    for row in table.rows:
-        shown.add_row(*row)
+    for place, row in enumerate(table.rows):
+        shown.add_row(*row, style="bold" if place in table.bold else "")
     wide = console.options.update(max_width=ANY_WIDTH)
     if console.measure(shown, options=wide).minimum <= console.width or len(table.columns) < 3:
         console.print(shown)

@@ -27,7 +27,7 @@ from pipeline.run.prepare import Prepared
 from pipeline.run.run import SessionResult
 from pipeline.run.run import run as start
 from pipeline.store.kept_problems import solved_problems
-from pipeline.sweep.baseline import BaselinePlan, plan_baseline
+from pipeline.study.systems import System, run_baseline
 
 
 def solve_and_exit(options: RunOptions, named: Located | None, as_json: bool, metrics: Address, plan: Plan | None = None) -> NoReturn:
@@ -40,7 +40,7 @@ def solve_and_exit(options: RunOptions, named: Located | None, as_json: bool, me
     options = structs.replace(options, baseline=options.baseline or there)
     if options.baseline and named is not None and named.url:
         raise UsageError("--baseline: needs a run folder on this machine")
-    baseline = plan_baseline(options) if options.baseline else None
+    baseline = run_baseline(options) if options.baseline else None
     with live.restored_handlers(), rare_collection(), _quiet_stdout(options), _observed(metrics, options) as observer:
         solve = partial(start, observer=observer, attend=live.stop_on_signal, command=sys.argv)
         results, code = solved(solve, options, baseline, plan)
@@ -61,7 +61,7 @@ def solve_and_exit(options: RunOptions, named: Located | None, as_json: bool, me
 
 
 def solved(
-    solve: Callable[..., SessionResult], options: RunOptions, baseline: BaselinePlan | None, plan: Plan | None = None
+    solve: Callable[..., SessionResult], options: RunOptions, baseline: System | None, plan: Plan | None = None
 ) -> tuple[list[SessionResult], int]:
     """The results of a run and, where that is over, of its baseline, with the exit code. Raises `Interrupted` before the run began."""
     try:

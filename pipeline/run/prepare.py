@@ -105,7 +105,7 @@ def prepare(
         held = hold_output(options.output, resume=options.resume)
     with held as folder, TemporaryDirectory(prefix="problems-") if folder is None else nullcontext(folder) as place:
         old = RunFile.read(folder) if folder is not None and (folder / FILE).exists() else None
-        kept = _read(options, Path(place), problems) if old is None else _kept(Path(place), old, known)
+        kept = keep_input(options, Path(place), problems) if old is None else _kept(Path(place), old, known)
         if old is None:
             check_toys(plan, options, kept)
         on_replicas = _on_replicas(options, folder)
@@ -189,7 +189,7 @@ def _kept(folder: Path, old: RunFile, known: RunOptions) -> Problems:
     return Problems(folder, known.input[0], old.input.sha256, known.limit)
 
 
-def _read(options: RunOptions, folder: Path, problems: Problems | Iterable[Record] | None) -> Problems:
+def keep_input(options: RunOptions, folder: Path, problems: Problems | Iterable[Record] | None = None) -> Problems:
     """The problems of a new run, put into its folder."""
     columns, part, told = options.columns, options.part, list[str]()
     if isinstance(problems, Problems):

@@ -6,17 +6,15 @@ dashed on further engines files.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import cycle
-from operator import attrgetter
 
 from pipeline.analysis.compare import Comparison
+from pipeline.analysis.curves import Curve, Measured, Spread, crossing, curves, label_of, ratios, spread
 from pipeline.analysis.facts import of_answers
-from pipeline.analysis.points import Point, Spread, baselines, called, crossing, curves, spread
 from pipeline.show.charts import SERIES, SHARE
 from pipeline.show.plot import Chart, ChartAxis, Mark, Panel, up_to
 
 INK = "ink"
-Value = Callable[[Point], float | None]
-Curve = dict[int, list[Point]]
+Value = Callable[[Measured], float | None]
 Looks = Mapping[str, tuple[str, bool]]
 
 
@@ -40,51 +38,41 @@ def latency_and_accuracy(comparison: Comparison) -> Chart | None:
     return Chart(title="Accuracy against latency, by run", x=up_to(far, title="seconds per problem"), panels=[panel])
 
 
-def sweep_charts(points: Sequence[Point]) -> Iterator[Chart]:
+def sweep_charts(points: Sequence[Measured]) -> Iterator[Chart]:
     """All charts that the points have data for, the most important first."""
     found = curves(points)
     looks = _looks(found)
-    yield plotted("Throughput by batch size", found, looks, attrgetter("problems_per_s"), "problems/s", log=True)
+    yield plotted("Throughput by batch size", found, looks, lambda point: point.run.problems_per_s, "problems/s", log=True)
     if len(found) > 1:
-        yield over_target(found, looks)
-    if any(point.chain_p50_s is not None for point in points):
-        yield plotted("Chain latency, median", found, looks, attrgetter("chain_p50_s"), "seconds", log=True)
+        yield over_baseline(found, looks)
+    yield plotted("Time of a problem", found, looks, lambda point: point.run.figures["latency_s"].value, "seconds", log=True)
     shares: list[tuple[str, str, Value]] = [
-        *((f"Utilization of {role}", "busy", _busy(role)) for role in sorted({role for point in points for role in point.busy_share})),
-        ("Acceptance rate", "of verified steps", attrgetter("acceptance_rate")),
-        (of_answers("Accuracy", points[0].answers), "right", attrgetter("accuracy")),
-        ("Tail", "of the wall time", lambda point: point.tail_s / point.timed_s if point.timed_s else None),
+        ("Fallback rate", "of verified steps", lambda point: point.run.figures["fallback_rate"].value),
+        ("Accuracy", "right", lambda point: None if point.run.answers == "simulated" else point.run.figures["accuracy"].value),
+        ("Tail", "of the wall time", lambda point: point.tail_s / point.run.wall_time_s if point.run.wall_time_s else None),
     ]
     for title, axis, value in shares:
         if any(value(point) is not None for point in points):
             yield plotted(title, found, looks, value, axis, share=True)
 
 
-def _busy(role: str) -> Value:
-    return lambda point: point.busy_share.get(role)
-
-
-def over_target(found: Mapping[str, Curve], looks: Looks) -> Chart:
-    """Throughput of each curve over the target's at the same batch size, with a dot where it passes 1."""
+def over_baseline(found: Mapping[str, Curve], looks: Looks) -> Chart:
+    """Throughput of each curve over the best baseline's at the same batch size, with a dot where it passes 1."""
     x, marks, high = _sizes(found), list[Mark](), 1.0
-    for name, alone in baselines(found).items():
-        if (where := crossing(found[name], found[alone])) is not None:
-            marks += _line(name, where.ratios, *looks[name])
-            high = max(high, *(ratio.high for ratio in where.ratios.values()))
-            if where.at is not None:
-                marks.append(Mark(kind="dots", hue=looks[name][0], x=[where.at], y=[1], width=12))
+    for name in found:
+        if over := ratios(name, found):
+            marks += _line(name, over, *looks[name])
+            high = max(high, *(ratio.high for ratio in over.values()))
+            if (at := crossing(over)) is not None:
+                marks.append(Mark(kind="dots", hue=looks[name][0], x=[at], y=[1], width=12))
     one = Mark(kind="line", hue=INK, x=[x.low, x.high], y=[1, 1], width=1)
-    baseline = _baseline(found)
-    panel = Panel(y=up_to(high, title=f"times {baseline}"), marks=[one, *marks], height=280)
+    panel = Panel(y=up_to(high, title="times the best baseline"), marks=[one, *marks], height=280)
     return Chart(
-        title=f"Speed-up over {baseline}", x=x, panels=[panel], note="Above 1 the system is faster; large dots mark where it breaks even."
+        title="Throughput over the best baseline",
+        x=x,
+        panels=[panel],
+        note="Above 1 the system is faster; large dots mark where it breaks even.",
     )
-
-
-def _baseline(found: Mapping[str, Curve]) -> str:
-    """What the others are compared with: the target alone, or that on the same engines file."""
-    names = {called(alone, found) for alone in baselines(found).values()}
-    return names.pop() if len(names) == 1 else "the target on the same engines"
 
 
 def plotted(
@@ -118,7 +106,7 @@ def _line(name: str, values: Mapping[int, Spread], hue: str, dashed: bool) -> It
 def _looks(found: Mapping[str, Curve]) -> dict[str, tuple[str, bool]]:
     """Colour of each curve, and whether it is dashed: the same in all charts."""
     hues = cycle(SERIES)
-    targets = [name for name, curve in found.items() if next(iter(curve.values()))[0].baseline]
+    targets = [name for name, curve in found.items() if label_of(curve).baseline]
     return {name: (INK, name != targets[0]) if name in targets else (next(hues), False) for name in found}
 
 

@@ -1,18 +1,16 @@
 """Runs and sweeps as one page: run folders or the folder of a sweep enter, HTML leaves."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from msgspec import Struct, structs
+from msgspec import Struct
 
 from pipeline.analysis.compare import SIMULATED, compare, pooled_runs, read_runs, sentences, simulated, speeds
+from pipeline.analysis.curves import SWEEP, Measured, advice, read_card, read_points, study_tables, sweep_table, unlike
 from pipeline.analysis.papers import paper_table
-from pipeline.analysis.points import Point, read_points
 from pipeline.analysis.progress import RunState, run_state
-from pipeline.analysis.studies import SWEEP, Study, grouped, read_study, study_tables
-from pipeline.analysis.sweep_tables import crossings, sweep_tables
 from pipeline.analysis.tables import Table
-from pipeline.errors import InputError, UsageError
+from pipeline.errors import UsageError
 from pipeline.show.curves import latency_and_accuracy, sweep_charts
 from pipeline.show.page import page
 from pipeline.show.problems import AskedChains, FoundChains, chain_page, worth_reading
@@ -21,10 +19,6 @@ from pipeline.show.transcripts import Transcript, read_transcripts
 from pipeline.store.query import Query
 from pipeline.store.run_file import RunFile
 
-CACHE_KEPT = (
-    "An engine of this sweep could not reset its prefix cache between points: later points may have hit prompts of earlier ones and "
-    "look faster than they are."
-)
 LISTED, READ = 1_000, 30
 """Problems of a run that a file lists, and those of them that it has in full."""
 
@@ -90,51 +84,29 @@ def comparison(runs: Sequence[Path]) -> Section:
 
 
 def is_sweep(folder: Path) -> bool:
-    """Whether `folder` was made by `pipeline sweep` or `pipeline study`."""
+    """Whether `folder` was made by `pipeline sweep`."""
     return (folder / SWEEP).is_file()
 
 
 def sweep_sections(folder: Path) -> tuple[str, list[Section]]:
     """The title and the sections of a page on the sweep in `folder`; raises `InputError` where it holds no points."""
-    if not (folder / "points.parquet").is_file():
-        raise InputError(str(folder), "has no finished point: there is nothing to show")
-    points, study = read_points(folder / "points.parquet"), read_study(folder)
-    if study is None:
-        return f"Sweep {folder.resolve().name}", [sweep_section(points)]
-    return f"Study {study.name}", [_study_section(folder, study, points), *_groups(study, points)]
+    groups, card = read_points(folder), read_card(folder)
+    sections = [sweep_section(points, heading) for heading, points in groups.items()]
+    if not card.title:
+        return f"Sweep {folder.resolve().name}", sections
+    parts = list(study_tables(folder))
+    tables = [part for part in parts if isinstance(part, Table)]
+    first = Section(title=card.title, text=[part for part in parts if isinstance(part, str)], tables=tables)
+    return f"Study {card.title}", [first, *sections]
 
 
-def _study_section(folder: Path, study: Study, points: list[Point]) -> Section:
-    """A section with the papers' tables of a study."""
-    parts = list(study_tables(folder, study, points))
-    said = [part for part in parts if isinstance(part, str)]
-    return Section(title=study.heading, text=said, tables=[part for part in parts if isinstance(part, Table)])
-
-
-def _groups(study: Study, points: list[Point]) -> Iterator[Section]:
-    """A section for the points of a study that are compared with each other; without figures where there is one batch size."""
-    for heading, members in grouped(study, points).items():
-        section = structs.replace(sweep_section(members), title=heading)
-        several = len({point.batch_size for point in members}) > 1
-        yield section if several else structs.replace(section, charts=())
-
-
-def sweep_section(points: list[Point]) -> Section:
-    """A section on a sweep: where curves cross the target alone, their figures and tables."""
+def sweep_section(points: Sequence[Measured], heading: str = "") -> Section:
+    """A section on points that are compared: where curves cross the best baseline, their table, and charts of several batch sizes."""
+    several = len({point.label.batch_size for point in points}) > 1
     return Section(
-        title="Throughput by batch size",
-        notices=[
-            *([SIMULATED] if any(point.simulated for point in points) else []),
-            *([CACHE_KEPT] if any(point.cache_kept for point in points) else []),
-        ],
-        text=[_about(points), *crossings(points)],
-        charts=list(sweep_charts(points)),
-        tables=sweep_tables(points),
+        title=heading or "Throughput by batch size",
+        notices=[SIMULATED] if any(point.run.file.virtual_time for point in points) else [],
+        text=[*advice(points), *unlike(points)],
+        charts=list(sweep_charts(points)) if several else [],
+        tables=[sweep_table(points)],
     )
-
-
-def _about(points: list[Point]) -> str:
-    chains, repeats = max(point.chains for point in points), 1 + max(point.repeat for point in points)
-    runs = f"{repeats} interleaved runs each" if repeats > 1 else "one run each"
-    warm = "" if points[0].simulated else "; engines were warmed up, prefix caches reset between points"
-    return f"{len(points)} points of {chains:,} chains, {runs}{warm}."

@@ -17,7 +17,7 @@ from pipeline.options import RunOptions
 from pipeline.run.prepare import load_plan
 from pipeline.run.run import run
 from pipeline.store.run_file import Host
-from pipeline.sweep.baseline import plan_baseline
+from pipeline.study.systems import run_baseline
 from tests.support.paths import ROOT, SIM
 from tests.support.run_files import RUN
 from tests.support.runs import solve, write_problems
@@ -213,7 +213,7 @@ def test_a_run_is_compared_with_the_run_of_the_target_alone_next_to_it(tmp_path:
     result = solve(tmp_path)
     assert summary_of(result.folder).baseline is None
     given = RunOptions(graph=ROOT / "graphs/speccot.yaml", engines=SIM, input=(str(write_problems(tmp_path)),))
-    options = plan_baseline(given).next_to(result.folder)
+    options = run_baseline(given).next_to(result.folder)
     assert options.output == baseline_folder(result.folder) == tmp_path / "run-target"
     alone = run(options)
     assert (alone.exit_code, alone.run.plan.name) == (0, "target")

@@ -14,7 +14,7 @@ from pipeline.analysis.papers import paper_table
 from pipeline.analysis.tables import named_queries
 from pipeline.errors import UsageError
 from pipeline.store.query import Query
-from pipeline.sweep.plan import SweepPlan
+from pipeline.study.points import Study
 from tests.analysis.conftest import run_of
 from tests.support.changed import write_rewards
 from tests.support.golden import whole
@@ -85,16 +85,16 @@ def test_what_cannot_be_made_is_said(runs: list[Run], tmp_path: Path) -> None:
 
 
 @pytest.fixture(name="plan", scope="module")
-def _plan(tmp_path_factory: pytest.TempPathFactory) -> SweepPlan:
+def _plan(tmp_path_factory: pytest.TempPathFactory) -> Study:
     return papers.planned(tmp_path_factory.mktemp("papers") / "study", small=True)
 
 
-def test_latencies_are_taken_one_problem_at_a_time_on_equal_cores(plan: SweepPlan) -> None:
+def test_latencies_are_taken_one_problem_at_a_time_on_equal_cores(plan: Study) -> None:
     for family, systems in papers.families(plan).items():
         if family.rpartition(" ")[2] in ("latency", "inside"):
             points = [point for same in systems.values() for point in same]
-            assert {point.coordinates.batch_size for point in points} == {1}
-            real = [spec for point in points for spec in point.system.engines.values() if spec.backend == "torch"]
+            assert {point.label.batch_size for point in points} == {1}
+            real = [spec for point in points for spec in point.plan.engines.values() if spec.backend == "torch"]
             assert all(getattr(spec, "core", None) == 1 for spec in real)
 
 
@@ -109,10 +109,10 @@ def test_repeated_runs_are_one_with_their_mean_times_and_say_how_far_clocks_are_
     assert papers.noise_of([same[:1], others[:1]]) is None
 
 
-def test_the_page_has_what_was_run_and_runs_are_made_once(plan: SweepPlan) -> None:
+def test_the_page_has_what_was_run_and_runs_are_made_once(plan: Study) -> None:
     only = ["2,4xA100/GSM8K cards", "2xA6000/MATH latency"]
     result = papers.made(plan, only)
-    assert {point.engines for point in result.points} == {"sim-2xa100-gsm8k", "sim-4xa100-gsm8k", "sim-2xa6000-math"}
+    assert {point.label.engines for point in result.points} == {"sim-2xa100-gsm8k", "sim-4xa100-gsm8k", "sim-2xa6000-math"}
     sites = papers.read_sites(plan, result)
     [cards] = [each for each in sites if each["kind"] == "cards"]
     assert {row.split(" | ")[0] for row in cards["rows"]} == {
@@ -124,6 +124,6 @@ def test_the_page_has_what_was_run_and_runs_are_made_once(plan: SweepPlan) -> No
     assert "**sim 2xA6000/MATH, latency**: batch size 1, 4 problems, simulated\n\n| system |" in page
     assert page.count("this simulator is off by") == 1
     started = {path: path.stat().st_mtime_ns for path in (result.folder / "runs").glob("*/run.json")}
-    again = papers.made(structs.replace(plan, options=structs.replace(plan.options, resume=True)), only)
+    again = papers.made(structs.replace(plan, folder=structs.replace(plan.folder, resume=True)), only)
     assert len(again.points) == len(result.points)
     assert {path: path.stat().st_mtime_ns for path in (result.folder / "runs").glob("*/run.json")} == started

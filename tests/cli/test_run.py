@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+from pipeline.sweep.baseline import plan_baseline
 
 from pipeline.cli.solve import solved
 from pipeline.errors import Interrupted
@@ -16,7 +17,6 @@ from pipeline.options import RunOptions
 from pipeline.run.run import SessionResult, run
 from pipeline.store.kept_problems import Problems
 from pipeline.store.run_file import RunFile
-from pipeline.sweep.baseline import plan_baseline
 from tests.support.commands import pipeline, spawned
 from tests.support.fuzzing import command
 from tests.support.paths import ROOT, SIM, TEST_SET

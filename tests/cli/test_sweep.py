@@ -1,70 +1,111 @@
-"""`pipeline sweep`: tables on stdout, one sentence for every wrong option."""
+"""`pipeline sweep`: one table and one line of advice, study files, a choice of settings, and one sentence for every wrong option."""
 
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
 from pipeline.cli.main import run_command
-from pipeline.cli.study.sweep import sweep
-from tests.support.paths import SIM
+from pipeline.graph.load import load_preset
+from tests.support.paths import ROOT, SIM
 from tests.support.runs import write_problems
 
-ROOT = Path(__file__).parent.parent.parent
 SPECCOT = str(ROOT / "graphs/speccot.yaml")
+SHORT = ["--set", "engines.*.text.steps_mean=3"]
+STUDY = f"""
+title: Two systems
+source: Nobody, table 9
+systems: [speccot]
+engines: [{SIM}]
+set: {{"engines.*.text.steps_mean": 3}}
+data: [arith]
+limit: 6
+batch_sizes: [1, 4]
+tables: [speccot-6]
+"""
 
 
 @pytest.mark.slow
-def test_a_sweep_prints_its_tables_and_the_crossing(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    problems = str(write_problems(tmp_path, 6))
-    folder = tmp_path / "sweep"
-    arguments = ["sweep", SPECCOT, "--input", problems, "--engines", str(SIM), "--batch-size", "1,4", "--output", str(folder)]
+def test_a_sweep_prints_one_table_and_where_it_pays(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    problems, folder = str(write_problems(tmp_path, 6)), tmp_path / "sweep"
+    arguments = ["sweep", SPECCOT, "--input", problems, "--engines", str(SIM), "--batch-size", "1,4", "--output", str(folder), *SHORT]
     arguments += ["--baseline-engines", "sim-2xh100-eagle3"]
+    assert run_command([*arguments, "--dry-run"]) == 0
+    out, _ = capfd.readouterr()
+    assert "speccot: target, speccot, target on sim-2xh100-eagle3" not in out
+    assert "6 runs, 6 of them simulated. Tables: none." in out
+    assert not folder.exists()
     assert run_command(arguments) == 0
     out, err = capfd.readouterr()
-    assert "**target (simulated)**" in out
-    assert "**target on sim-2xh100-eagle3 (simulated)**" in out
-    eagle, verdict, error = out.splitlines()[-3:]
-    assert eagle.startswith("target on sim-2xh100-eagle3: faster than the target alone at batch size")
-    assert verdict.startswith("speccot, pipelined: faster than the target alone at batch size")
-    assert verdict.endswith("(not alike: max_steps is 256, the baseline has none).")
-    assert error.startswith("Simulated; on our measured points this simulator is off by a median of ")
-    assert error.endswith("of printed ones on average.")
-    assert "1/6 " in err
-    assert "target has the memory of the engines that it does not use: --set engines.target.kv_cache_tokens=298611" in err
-    assert '"engines.target.kv_cache_tokens=298611"' in (folder / "sweep.json").read_text()
-    assert f"6 of 6 points in {folder}" in err
+    assert out.count("Throughput by batch size") == 1
+    assert "(best baseline)" in out
+    assert "|" not in out, "Markdown is for files"
+    assert "speccot against target on sim-2xh100-eagle3: " in " ".join(out.split())
+    assert "this simulator is off by a median of" in " ".join(out.split())
+    assert f"{folder}/report.html" in out.replace("\n", "")
+    assert "6 problems are few for batch size 4" in err
+    assert "target: given the unused memory of the other engines (--set engines.target.kv_cache_tokens=298611)" in err
+    assert "warning: speccot against target: max_steps is 256, the baseline has none" in err
+    assert "6/6 " in err
     assert run_command([*arguments, "--resume"]) == 0
-    assert "1/6" not in capfd.readouterr().err
+    again = capfd.readouterr()
+    assert (again.out, "6/6" in again.err) == (out, False)
 
 
 @pytest.mark.slow
-def test_placements_of_the_engines_are_compared_by_one_command(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    problems = str(write_problems(tmp_path, 6))
-    files = [part for name in ("sim-2xh100", "sim-2xh100-own") for part in ("--engines", name)]
-    arguments = ["sweep", SPECCOT, "--input", problems, *files, "--batch-size", "4", "--output", str(tmp_path / "sweep")]
-    assert run_command(arguments) == 0
+def test_a_study_file_prints_what_it_would_run_and_then_its_table(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    file, folder = tmp_path / "mine.yaml", tmp_path / "out"
+    file.write_text(STUDY)
+    assert run_command(["sweep", str(file), "--dry-run"]) == 0
     out, _ = capfd.readouterr()
-    for name in ("sim-2xh100", "sim-2xh100-own"):
-        assert f"**target on {name} (simulated)**" in out
-        assert f"**speccot on {name}, pipelined (simulated)**" in out
-        assert f"| speccot, pipelined | 4 | {name} | " in out
-    more = "1,180 TFLOP/s, simulated (h100-0, h100-1), the target alone 590 TFLOP/s, simulated (h100-1)."
-    assert f"speccot on sim-2xh100-own, pipelined had {more}" in out
+    assert out.splitlines()[0] == "Two systems (Nobody, table 9)"
+    assert "arith limit=6: target, speccot; batch size 1, 4: 4 runs" in out
+    assert "4 runs, 4 of them simulated. Tables: speccot-6." in out
+    assert run_command(["sweep", str(file), "--output", str(folder)]) == 0
+    out, err = capfd.readouterr()
+    assert out.startswith("Wall time and throughput by batch size (SpecCoT table 6")
+    assert "speccot over arith limit=6, batch size 4: 6 chains in " in err
+    assert "<title>Study Two systems (Nobody, table 9)</title>" in (folder / "report.html").read_text()
+    assert run_command(["sweep", str(file), "--limit", "3"]) == 2
+    assert "--limit: a study file says that itself; leave it out" in capfd.readouterr().err
+    assert run_command(["sweep", str(file), SPECCOT]) == 2
+    assert "is a study file; name it alone" in capfd.readouterr().err
+
+
+@pytest.mark.slow
+def test_settings_that_lose_little_are_written_as_a_preset_else_the_exit_code_is_1(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    problems, folder = str(write_problems(tmp_path, 40)), tmp_path / "sweep"
+    arguments = ["sweep", SPECCOT, "-i", problems, "--engines", str(SIM), "--batch-size", "4", "--vary", "candidates=1,2", *SHORT]
+    assert run_command([*arguments, "--max-loss", "90%", "-o", str(folder)]) == 0
+    chosen, command = capfd.readouterr().out.splitlines()[-2:]
+    assert "of accuracy at most (95 %). Report accuracy on other problems." in chosen
+    assert command.startswith(f"pipeline run {SPECCOT} INPUT --preset {folder}/chosen.yaml --batch-size 4 --set 'engines.*.text")
+    assert load_preset(folder / "chosen.yaml").set["candidates"] in (1, 2)
+    assert run_command([*arguments, "--max-loss", "0.0001", "-o", str(folder), "--resume"]) == 1
+    assert "error: --max-loss 0.01%: no settings are shown to lose less; " in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (["--batch-size", "1,x"], "'x' is not a valid integer"),
-        (["--batch-size", "0"], "0 is not in the range"),
+        (["--batch-size", "1,x"], "'x' is not a whole number"),
+        (["--batch-size", "0"], "0 is not between"),
         (["--batch-size", "1,1"], "names a value twice"),
-        (["--batch-size", "1", "--schedule", "pipelined,sideways"], "'sideways' is not one of"),
-        (["--batch-size", "1", "--vary", "candidates"], "expected NAME=VALUE,VALUE,..., for example candidates=1,2,5"),
-        (["--batch-size", "1", "--vary", "candidates=1,,2"], "expected NAME=VALUE"),
+        (["--schedule", "pipelined,sideways"], "'sideways' is not one of"),
+        (["--vary", "candidates"], "expected NAME=VALUE,VALUE,..., for example candidates=1,2,5"),
+        (["--vary", "candidates=1,,2"], "expected NAME=VALUE"),
+        (["--max-loss", "200%"], "expected a share between 0 and 1, for example 1% or 0.01"),
+        (["--input", "one/mine.csv", "--input", "two/mine.csv"], "two data sets have the same name"),
     ],
 )
-def test_a_wrong_option_is_one_sentence(changes: list[str], message: str) -> None:
-    result = CliRunner().invoke(sweep, [SPECCOT, "--input", "problems.csv", *changes])
-    assert result.exit_code == 2
-    assert message in result.output
+def test_a_wrong_option_is_one_sentence(changes: list[str], message: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert run_command(["sweep", SPECCOT, "--input", "problems.csv", *changes]) == 2
+    assert message in capfd.readouterr().err
+
+
+def test_a_name_of_no_graph_is_refused(capfd: pytest.CaptureFixture[str]) -> None:
+    assert run_command(["sweep", "specreasn-7"]) == 2
+    assert "no graph is named `specreasn-7`" in capfd.readouterr().err
+    assert run_command(["sweep", "speccot"]) == 2
+    assert "name a file or a data set with --input, such as arith" in capfd.readouterr().err

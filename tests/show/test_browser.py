@@ -17,9 +17,9 @@ from pipeline.store.folder import hold
 from pipeline.store.rows import ChainRow
 from pipeline.store.store import RunStore
 from tests.support.patience import HANGS_S
-from tests.support.points import POINTS, sweep_folder
 from tests.support.rows import blank
 from tests.support.shown_runs import HOSTILE
+from tests.support.sweeps import sweep
 
 pytestmark = pytest.mark.browser
 PATHS = ("/", "/run?run=speccot", "/run?run=sweep%2F%3Cb%3Erun", "/chain?run=speccot&chain=p3%230", "/run?run=damaged")
@@ -75,7 +75,7 @@ def names(page: Any) -> list[str]:
 def test_no_page_runs_over_its_edge_and_all_are_readable(
     opened: Open, page_of: Callable[..., str], ran: Path, alone: Path, tmp_path: Path, width: int, scheme: str
 ) -> None:
-    for path in (*PATHS, page_of(ran, alone), page_of(sweep_folder(tmp_path / "sweep", POINTS))):
+    for path in (*PATHS, page_of(ran, alone), page_of(sweep(tmp_path).folder)):
         page = opened(path, width, scheme)
         page.evaluate("document.querySelectorAll('details').forEach((each) => { each.open = true; })")
         assert page.evaluate("document.scrollingElement.scrollWidth") <= width, path[:80]

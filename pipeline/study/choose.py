@@ -1,0 +1,111 @@
+"""The settings to use: the measured points of a sweep over a validation set enter, the fastest whose accuracy is good enough leaves.
+
+The loss is the accuracy of the baseline minus that of a point, over the same problems. Its interval is Tango's score interval for paired
+shares (Tango 1998, "Equivalence test and confidence interval for the difference in proportions for the paired-sample design", Statistics in
+Medicine 17), one-sided at 95 %, by Bonferroni for all points together.
+"""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import NormalDist
+
+import numpy as np
+from msgspec import Struct
+
+from pipeline.analysis.curves import Measured, best_baseline, curves
+from pipeline.errors import UsageError
+from pipeline.graph.files import read_setting, written
+
+MOST_PROBLEMS = 10_000_000
+
+
+class Pairs(Struct, frozen=True):
+    """How the answers of two runs over the same problems differ."""
+
+    problems: int
+    lost: int
+    """Problems that the baseline alone has right."""
+    won: int
+    """Problems that the point alone has right."""
+
+    def most(self, z: float) -> float:
+        """The upper end of the loss, -1 to 1, with a deviate `z`: the largest loss whose score test is not rejected."""
+        low, high = (self.lost - self.won) / self.problems, 1.0
+        for _ in range(50):
+            middle = (low + high) / 2
+            low, high = (middle, high) if -self._score(middle) <= z else (low, middle)
+        return high
+
+    def needed(self, limit: float, z: float) -> int | None:
+        """How many problems with the same shares would have their loss below `limit`; None where no number would."""
+        times = 1
+        while Pairs(self.problems * times, self.lost * times, self.won * times).most(z) > limit:
+            times *= 2
+            if self.problems * times > MOST_PROBLEMS or (self.lost - self.won) / self.problems >= limit:
+                return None
+        low, high = self.problems * times // 2, self.problems * times
+        while high - low > 1:
+            middle = (low + high) // 2
+            share = middle / self.problems
+            enough = Pairs(middle, round(self.lost * share), round(self.won * share)).most(z) <= limit
+            low, high = (low, middle) if enough else (middle, high)
+        return high
+
+    def _score(self, loss: float) -> float:
+        """Tango's score statistic of this loss."""
+        n, b, c = self.problems, self.lost, self.won
+        linear = -b - c + (2 * n - b + c) * loss
+        q = (math.sqrt(linear * linear + 8 * n * c * loss * (1 - loss)) - linear) / (4 * n)
+        variance = n * (2 * q + loss * (1 - loss))
+        return (b - c - n * loss) / math.sqrt(variance) if variance > 0 else math.copysign(math.inf, b - c - n * loss)
+
+
+class Chosen(Struct, frozen=True, kw_only=True):
+    """What was chosen."""
+
+    point: Measured | None
+    """The fastest point whose loss is small enough; null where there is none."""
+    most: float | None = None
+    """The upper end of its loss."""
+    needed: int | None = None
+    """Without one, how many problems the closest point would need; null where its loss is too large on any number."""
+
+
+def choose(points: Sequence[Measured], max_loss: float) -> Chosen:
+    """The fastest point but the baselines whose loss is at most `max_loss`, 0 to 1; raises `UsageError` where problems have several
+    samples, or no reference answers."""
+    found, pairs = curves(points), list[tuple[Measured, Pairs]]()
+    for name, curve in found.items():
+        for size, here in curve.items():
+            alone = best_baseline(name, found, size)
+            if not here[0].label.baseline and alone is not None and here[0].run.problems_per_s is not None:
+                pairs.append((here[0], _pairs(here[0], found[alone][size][0])))
+    if not pairs:
+        raise UsageError("--max-loss: no point finished beside the target alone")
+    z = NormalDist().inv_cdf(1 - 0.05 / len(pairs))
+    fit = [(point, most) for point, each in pairs if (most := each.most(z)) <= max_loss]
+    if not fit:
+        return Chosen(point=None, needed=min(filter(None, (each.needed(max_loss, z) for _, each in pairs)), default=None))
+    point, most = max(fit, key=lambda each: each[0].run.problems_per_s or 0.0)
+    return Chosen(point=point, most=most)
+
+
+def _pairs(point: Measured, alone: Measured) -> Pairs:
+    ours, theirs = point.run.sums, alone.run.sums
+    _, mine, other = np.intersect1d(ours["problem"], theirs["problem"], assume_unique=True, return_indices=True)
+    graded, right, was_right = ours["graded"][mine] * theirs["graded"][other], ours["right"][mine], theirs["right"][other]
+    if graded.max(initial=0) > 1:
+        raise UsageError("--max-loss: needs one sample a problem; add --samples 1")
+    if not graded.any():
+        raise UsageError("--max-loss: needs problems with a reference answer")
+    both = graded > 0
+    return Pairs(int(both.sum()), int((was_right > right)[both].sum()), int((right > was_right)[both].sum()))
+
+
+def write_preset(chosen: Measured, file: Path) -> None:
+    """Write the params of a chosen point, and what was set of its stages, as a preset file."""
+    run = chosen.run.file
+    stages = dict(read_setting(each)[:2] for each in run.options.settings if each.startswith("stages."))
+    text = written({"set": run.plan.params | stages}, default_flow_style=False)
+    file.write_text(f"# Chosen by pipeline sweep on {', '.join(run.options.input)}.\n{text}\n")

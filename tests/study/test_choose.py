@@ -1,0 +1,97 @@
+"""The settings that lose little: Tango's interval against the score test that defines it, and the fastest point that is chosen."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.analysis.curves import Measured, read_points
+from pipeline.errors import UsageError
+from pipeline.graph.load import load_preset
+from pipeline.study.choose import Pairs, choose, write_preset
+from tests.support.sweeps import sweep
+
+Z = 1.6448536
+
+
+def score(pairs: Pairs, loss: float) -> float:
+    """The score statistic of a loss, with the share that the point alone has right as likely as can be, found on a grid."""
+    shares = np.linspace(max(0.0, -loss), (1 - loss) / 2, 200_001)[1:-1]
+    n, lost, won = pairs.problems, pairs.lost, pairs.won
+    likelihood = lost * np.log(shares + loss) + won * np.log(shares) + (n - lost - won) * np.log1p(-2 * shares - loss)
+    share = shares[np.argmax(likelihood)]
+    return (lost - won - n * loss) / math.sqrt(n * (2 * share + loss * (1 - loss)))
+
+
+@given(problems=st.integers(20, 400), parts=st.tuples(st.floats(0.02, 0.4), st.floats(0.02, 0.4)))
+def test_the_upper_end_is_where_the_score_test_begins_to_reject(problems: int, parts: tuple[float, float]) -> None:
+    pairs = Pairs(problems, *(math.ceil(problems * part) for part in parts))
+    most = pairs.most(Z)
+    assert (pairs.lost - pairs.won) / problems < most < 1
+    assert score(pairs, most) == pytest.approx(-Z, abs=0.01)
+
+
+def test_no_difference_in_n_problems_is_a_loss_of_little_more_than_wilson_s() -> None:
+    assert Pairs(100, 0, 0).most(Z) == pytest.approx(Z * Z / (100 + Z * Z))
+    assert Pairs(10, 10, 0).most(Z) == pytest.approx(1)
+
+
+@given(lost=st.integers(0, 10), won=st.integers(0, 10), limit=st.floats(0.005, 0.2))
+def test_as_many_problems_as_are_needed_would_do(lost: int, won: int, limit: float) -> None:
+    pairs = Pairs(100, lost, won)
+    needed = pairs.needed(limit, Z)
+    if needed is None:
+        assert (lost - won) / 100 >= limit - 0.001
+    elif pairs.most(Z) > limit:
+        assert needed > 100
+        share = 2 * needed / 100
+        assert Pairs(2 * needed, round(lost * share), round(won * share)).most(Z) <= limit
+
+
+@pytest.fixture(scope="module")
+def points(tmp_path_factory: pytest.TempPathFactory) -> list[Measured]:
+    folder = tmp_path_factory.mktemp("choose")
+    [found] = read_points(sweep(folder, vary={"candidates": ("1", "5")}, batch_sizes=(4,)).folder).values()
+    return found
+
+
+def graded(point: Measured, right: list[int], rate: float) -> Measured:
+    """The point with other answers and wall time."""
+    sums = point.run.sums | {"graded": np.ones(len(right)), "right": np.array(right, float), "problem": np.arange(len(right))}
+    values = {name: getattr(point.run, name) for name in point.run.__struct_fields__}
+    run = type(point.run)(**values | {"sums": sums, "mean_wall_time_s": 12 / rate})
+    return Measured(label=point.label, run=run, tail_s=0.0, steady_problems_per_s=None)
+
+
+@pytest.mark.slow
+def test_the_fastest_point_that_loses_little_is_chosen_and_written_as_a_preset(points: list[Measured], tmp_path: Path) -> None:
+    target, one, five = points
+    every, lossy = [1] * 400, [1] * 380 + [0] * 20
+    made = [graded(target, every, 1), graded(one, lossy, 9), graded(five, every, 3)]
+    found = choose(made, 0.02)
+    assert found.point is made[2]
+    assert found.most == pytest.approx(Pairs(400, 0, 0).most(1.959964))  # 5 % for two points
+    assert choose(made, 0.1).point is made[1]
+    none = choose(made, 0.001)
+    assert (none.point, none.needed) == (None, Pairs(400, 0, 0).needed(0.001, 1.959964))
+    assert choose([made[0], made[1]], 0.01).needed is None
+    write_preset(five, tmp_path / "chosen.yaml")
+    assert load_preset(tmp_path / "chosen.yaml").set == five.run.file.plan.params
+
+
+@pytest.mark.slow
+def test_several_samples_or_no_answers_are_refused(points: list[Measured]) -> None:
+    target, one, _ = points
+    with pytest.raises(UsageError, match="--max-loss: needs one sample a problem"):
+        choose([_doubled(each) for each in (target, one)], 0.01)
+    with pytest.raises(UsageError, match="no point finished beside the target alone"):
+        choose([target], 0.01)
+
+
+def _doubled(point: Measured) -> Measured:
+    point = graded(point, [1] * 40, 1)
+    point.run.sums["graded"] *= 2
+    return point
