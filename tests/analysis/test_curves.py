@@ -20,10 +20,8 @@ from pipeline.analysis.curves import (
     unlike,
     verdict,
 )
-from pipeline.analysis.time.occupancy import tail_s
-from pipeline.analysis.time.work import read_work
+from pipeline.analysis.summary import summarize
 from pipeline.errors import InputError
-from pipeline.store.query import Query
 from tests.analysis.conftest import run_of
 from tests.support.sweeps import sweep
 
@@ -110,8 +108,7 @@ def test_a_point_is_what_its_run_was(tmp_path: Path) -> None:
     [points] = read_points(folder).values()
     for each in points:
         [run] = each.run.folders
-        with Query(run) as db:
-            assert each.tail_s == pytest.approx(tail_s(read_work(db)))
+        assert each.tail_s == pytest.approx(summarize(run).tail_time_s)
         before = 12 - 3  # when the tail begins, three chains are live: the fourth has just ended
         assert each.run.wall_time_s is not None
         assert each.run.problems_per_s == pytest.approx(12 / each.run.wall_time_s)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from pipeline.sweep.baseline import plan_baseline
+from pipeline.study.systems import run_baseline
 
 from pipeline.cli.solve import solved
 from pipeline.errors import Interrupted
@@ -70,7 +70,7 @@ def test_what_is_solved_is_kept_where_its_baseline_is_interrupted(tmp_path: Path
             raise Interrupted
         return run(given, problems=problems)
 
-    results, code = solved(solve, options, plan_baseline(options))
+    results, code = solved(solve, options, run_baseline(options))
     assert ([each.done for each in results], code) == ([2], 130)
 
 
