@@ -8,7 +8,6 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -148,8 +147,6 @@ def read_resume_state(folder: Path, run: RunFile, samples: int, retry_failed: bo
     ended. Raises `InputError` where the tables cannot be read.
     """
     RunStore(folder).recover()
-    if retry_failed:
-        _forget_mismatched(folder, run)
     sessions = [each.started_unix_ns for each in run.sessions]
     with Query(folder) as query:
         query.execute("CREATE TEMP TABLE ended AS FROM chains WHERE stop_reason NOT IN $again", again=taken_again(retry_failed))
@@ -180,24 +177,5 @@ def read_resume_state(folder: Path, run: RunFile, samples: int, retry_failed: bo
 
 def drop_unfinished(folder: Path, retry_failed: bool) -> None:
     """Remove from `chains` the rows of those that are to be solved again."""
-    RunStore(folder).rewrite("chains", partial(_without, "stop_reason", taken_again(retry_failed)))
-
-
-def _forget_mismatched(folder: Path, run: RunFile) -> None:
-    """Remove all rows of the chains that failed because a resumed step came out differently, so that they begin anew.
-
-    Rows that rest on others go first, and the `run.json` of a finished run says before that it was interrupted, so that the run can
-    be resumed if this is cut short.
-    """
-    with Query(folder) as query:
-        found = query.stream("SELECT chain_id FROM chains WHERE error_type = $mismatch", mismatch=ResumeMismatch.__name__)
-        chains = [chain for (chain,) in found]
-    if chains and run.status == "finished":
-        structs.replace(run, status="interrupted").write(folder)
-    for table in ("rewards", "chains", "steps", "calls") if chains else ():
-        RunStore(folder).rewrite(table, partial(_without, "chain_id", chains))
-
-
-def _without(column: str, values: Sequence[str], rows: pa.Table) -> pa.Table:
-    """The `rows` that have none of the `values` in this column."""
-    return rows.filter(pc.invert(pc.is_in(rows[column], pa.array(values, pa.string()))))
+    again = pa.array(taken_again(retry_failed), pa.string())
+    RunStore(folder).rewrite("chains", lambda rows: rows.filter(pc.invert(pc.is_in(rows["stop_reason"], again))))

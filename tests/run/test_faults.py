@@ -25,9 +25,7 @@ from pipeline.run.observer import Observer
 from pipeline.run.prepare import load_plan, prepare, resume_options
 from pipeline.run.run import SessionResult, run
 from pipeline.run.run import solve as solve_run
-from pipeline.store.run_file import RunFile
 from tests.run.conftest import Recorded
-from tests.support.changed import change_rows
 from tests.support.commands import COMMAND
 from tests.support.golden import golden_run
 from tests.support.hanging_together import check_hangs_together
@@ -225,21 +223,3 @@ def test_what_a_kill_leaves_between_two_file_operations_goes_on(varying: Path, t
         folder = history.put(moment, tmp_path / str(number))
         resumed(folder, tmp_path / "problems.jsonl", varying, batch_size=3)
         check_hangs_together(folder, 4)
-
-
-def test_chains_whose_steps_came_out_differently_begin_anew_when_failed_ones_are_retried(
-    problems: Path, varying: Path, tmp_path: Path
-) -> None:
-    folder = tmp_path / "run"
-    assert resumed(folder, problems, varying) == 0
-    change_rows(folder, "chains", lambda row: MISMATCH if row["input_row"] < 4 else {})
-    record = RunFile.read(folder)
-    structs.replace(record, totals=structs.replace(record.totals, chains_done=CHAINS - 3, chains_failed=3)).write(folder)
-    before = {row["chain_id"]: row["answer"] for row in rows(folder, "chains")}
-    assert resumed(folder, problems, varying, retry_failed=True) == 0
-    check_hangs_together(folder, CHAINS)
-    again = {row["chain_id"]: row["answer"] for row in rows(folder, "chains")}
-    assert len([chain for chain in before if again[chain] != before[chain]]) == 3
-
-
-MISMATCH = {"stop_reason": "error", "error_type": "ResumeMismatch", "error_message": "step 3 differs", "answer": None}
