@@ -26,6 +26,7 @@ from pipeline.store.rows import RewardRow
 from pipeline.store.store import RunStore
 from tests.support.commands import pipeline
 from tests.support.rows import blank
+from tests.support.run_files import write_run_json
 from tests.support.runs import SolveTestSet
 
 ROOT = Path(__file__).parent.parent
@@ -152,7 +153,7 @@ def test_means_are_over_steps_and_count_a_text_as_often_as_it_was_drafted(tmp_pa
         (1, "fallback", [(0.25, False)], 0.75),
         (2, "fallback", [], 0.5),
     )
-    with RunStore(tmp_path).rewards() as add:
+    with RunStore(write_run_json(tmp_path)).rewards() as add:
         for index, decision, drafted, written in said:
             place = {"chain_id": "p#0", "step_index": index, "decision": decision}
             rows = [{"candidate_index": i, "reward": reward, "selected": is_it} for i, (reward, is_it) in enumerate(drafted)]
@@ -250,11 +251,12 @@ def test_what_is_printed() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--prm", ROOT / "graphs/engines/tiny.yaml"), "tiny.yaml, line 4: $: unknown key `draft`"),
-        (("--prm", PRM), "run.json: cannot be read: no such file or directory; expected a run folder"),
+        (("run", "--prm", ROOT / "graphs/engines/tiny.yaml"), "tiny.yaml, line 4: $: unknown key `draft`"),
+        (("none", "--prm", PRM), "none: no such directory; expected a run folder"),
     ],
 )
 def test_the_command_refuses_what_is_wrong(tmp_path: Path, arguments: tuple[str | Path, ...], message: str) -> None:
-    refused = CliRunner().invoke(command.score, [str(tmp_path), *map(str, arguments)]).exception
+    write_run_json(tmp_path / "run")
+    refused = CliRunner().invoke(command.score, [f"{tmp_path}/{arguments[0]}", *map(str, arguments[1:])]).exception
     assert isinstance(refused, UsageError)
     assert message in str(refused)

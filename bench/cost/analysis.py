@@ -64,7 +64,7 @@ def repeated(seed: Path, folder: Path, copies: int) -> int:
         rows = pa.Table.from_batches(read_batches(seed, name)).replace_schema_metadata(None)
         (folder / name).mkdir(parents=True)
         for copy in range(copies):
-            copied = _copy(rows, copy, length).cast(labelled(rows.schema, card["folder_id"], name, copy))
+            copied = _copy(rows, copy, length).cast(labelled(rows.schema, card["folder_id"]))
             write_part(folder / name / f"part-{copy:05}.parquet", copied.combine_chunks())
     (folder / "run.json").write_text(json.dumps(_longer(card, copies, length)))
     return count_rows(folder, "calls")

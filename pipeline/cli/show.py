@@ -31,7 +31,7 @@ from pipeline.cli.terminal import output, print_line, print_notice, print_page
 from pipeline.errors import InputError, MissingExtra, UsageError, boundary, did_you_mean
 from pipeline.files import whole_file
 from pipeline.show.transcripts import ShownCandidate, ShownStep, Transcript, read_transcripts, unused_drafts
-from pipeline.store.folder import FILE, check_folder
+from pipeline.store.folder import FILE
 from pipeline.store.query import Query, check_readable
 from pipeline.store.run_file import RunFile
 from pipeline.text import one_line
@@ -102,7 +102,6 @@ def show(run: Located, problem: str | None, sample: int, candidates: bool, faile
         raise UsageError(f"--{'candidates' if candidates else 'sample'}: only with CHAIN; name a problem")
     if problem is not None and as_json:
         raise UsageError("--json: not with CHAIN; for its steps as data use `pipeline export --as steps`")
-    check_folder(run.path)
     if not (run.path / FILE).exists() and (runs := run_folders(run.path, depth=1)):
         if asked:
             raise UsageError(f"{run}: a folder of runs; name one of them, such as {runs[0]}")

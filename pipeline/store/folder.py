@@ -86,11 +86,10 @@ def _check_output(folder: Path, card: str, resume: bool | None) -> None:
         found = _found(folder)
     if resume and card in found:
         return
-    if FILE in found:
-        remedy = "add --resume to resume it, or choose" if card == FILE and resume is not None else "choose"
-        raise UsageError(f"{folder}: already contains a run; {remedy} another directory with --output")
     if not found <= BEFORE_A_RUN:
-        raise UsageError(f"{folder}: already exists; choose another directory with --output")
+        what = "contains a run" if FILE in found else "exists"
+        remedy = "add --resume to resume it, or choose" if FILE in found and card == FILE and resume is not None else "choose"
+        raise UsageError(f"{folder}: already {what}; {remedy} another directory with --output")
 
 
 def _found(folder: Path) -> set[str]:
@@ -111,18 +110,11 @@ def _at_work(folder: Path) -> str:
     return f"process {holder or 'unknown'} is at work in it; wait for its end"
 
 
-def check_folder(run: Path) -> None:
-    """Raise `InputError` unless `run` is a folder."""
-    if not run.is_dir():
-        what = "not a directory" if run.exists() else "no such directory"
-        raise InputError(str(run), f"{what}; expected a run folder")
-
-
 def check_run(folder: Path) -> None:
     """Raise `InputError` unless a run has begun in `folder`."""
-    check_folder(folder)
     if not (folder / FILE).exists():
-        raise InputError(str(folder), f"holds no run; expected a run folder, with {FILE}")
+        what = "holds no run" if folder.is_dir() else "not a directory" if folder.exists() else "no such directory"
+        raise InputError(str(folder), f"{what}; expected a run folder")
 
 
 def is_held(folder: Path) -> bool:
@@ -133,8 +125,8 @@ def is_held(folder: Path) -> bool:
 
 
 def folder_id(folder: Path) -> str:
-    """The random name of a run folder; empty where it has no `run.json`. Raises `InputError` for one that cannot be read."""
-    return str(read_card(folder).get("folder_id", "")) if os.path.lexists(folder / FILE) else ""
+    """The random name of a run folder; raises `InputError` as `read_card` does."""
+    return str(read_card(folder).get("folder_id", ""))
 
 
 def read_card(folder: Path) -> dict[str, Any]:

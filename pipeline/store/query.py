@@ -25,7 +25,7 @@ import pyarrow as pa
 from msgspec import Struct
 
 from pipeline.errors import InputError, OutOfMemory, UsageError
-from pipeline.store.folder import check_folder, check_run, folder_id
+from pipeline.store.folder import check_run, folder_id
 from pipeline.store.rows import ROWS, schema_of
 from pipeline.store.store import REPLICA, check_parts, own_files, read_file, shards_of
 from pipeline.system.machine import core_count, memory
@@ -83,7 +83,7 @@ class Query:
             self.names = run_names(folders)
             """The names of the runs, as in the column `run`."""
             for folder in folders:
-                check_folder(folder)
+                check_run(folder)
                 folder_id(folder)
             self._views = {table: self._view(table) for table in TABLES if folders}
             self._unverified: list[tuple[list[Path], set[str]]] = []
@@ -276,8 +276,6 @@ def query(*runs: str | Path) -> Query:
 
     The views are `calls`, `steps`, `chains`, `problems` and `rewards`. Raises `InputError` where a folder is no run folder.
     """
-    for run in map(Path, runs):
-        check_run(run)
     return Query(*map(Path, runs))
 
 

@@ -1,15 +1,15 @@
 """The tables of a run folder: rows are appended to write-ahead files, which become parts; both are read.
 
-    calls/part-00000.parquet    labelled RUN/calls/00000
-    calls/part-00001.parquet    labelled RUN/calls/00001
-    calls/wal-00002.arrows      labelled RUN/calls/00002, until it is part 2
+    calls/part-00000.parquet
+    calls/part-00001.parquet
+    calls/wal-00002.arrows      until it is part 2
 
 A row is in a write-ahead file, durable, when `append` returns. A write-ahead file that is full, or that a dead process left, becomes the
 part of its number and goes only then: at every moment each row is in one of the two. Making a part takes a second, so `make_parts` may work
 in one thread while another appends.
 
-The numbers of a table begin at 0 and have no gap. A file says in its schema where it belongs, so one that is missing, or that comes from
-elsewhere, is noticed without a list of the files. The pages of a part have checksums, which are verified whenever pyarrow reads them.
+The numbers of a table begin at 0 and have no gap, and the schema of a file names its run, so a file that is missing, or that comes from
+another run, is noticed without a list of the files. The pages of a part have checksums, which are verified whenever pyarrow reads them.
 
 Whoever writes holds the folder (`store.folder`). Readers write nothing and take no lock, so a run may continue meanwhile.
 """
@@ -38,13 +38,13 @@ from msgspec import Struct
 
 from pipeline.errors import InputError, RunFolderError, boundary, reason
 from pipeline.files import new_file, sync_folder
-from pipeline.store.folder import PROBLEMS, folder_id
+from pipeline.store.folder import FILE, PROBLEMS, folder_id
 from pipeline.store.rows import ROWS, TABLES, columns_of, schema_of, with_values
 from pipeline.store.wal import Wal, read_wal
 from pipeline.system.machine import core_count
 
-Row = TypeVar("Row", bound=Struct)
 Add = Callable[[pa.RecordBatch], None]
+Row = TypeVar("Row", bound=Struct)
 PART_BYTES = 32 << 20
 """A write-ahead file becomes a part when it has this many bytes."""
 GROUP_ROWS = 8192
@@ -60,7 +60,8 @@ KEPT = "problems"
 REPLICA = "replica"
 SHARDS = "shards"
 """The folder in a run folder that holds its shards while a run on replicas is not finished; its rows are there until then."""
-_LABEL = b"pipeline.file"
+_RUN = b"pipeline.run"
+"""The key of the run's `folder_id` in the metadata of a schema."""
 _NAME = re.compile(r"(?:part|wal)-(\d{5,})\.(?:parquet|arrows)")
 _UNIQUE = ("_text", "_message", "request_id")
 """Endings of the names of columns whose strings hardly ever repeat; the other columns of strings are dictionary-encoded."""
@@ -76,8 +77,8 @@ class RunStore:
     def __init__(self, folder: Path, tables: Iterable[str] = TABLES, sync_every_s: float = 0.0) -> None:
         """With `sync_every_s` an `append` syncs its table only that many seconds after the last sync: for simulated time, in which
         a day's appends come within a minute. Rows that are not synced survive the end of the process, but not of the machine."""
-        self.folder, self.id = folder, folder_id(folder) or new_folder_id()
-        """`id`: the random name of the folder, by `run.json`; a new one where there is none."""
+        self.folder, self.id = folder, folder_id(folder) if (folder / FILE).exists() else new_folder_id()
+        """`id`: that of `run.json`; a new one where there is none."""
         self._names, self._sync_every_s = tuple(tables), sync_every_s
         self._tables: dict[str, _Table] = {}
         self._making_parts = threading.Lock()
@@ -100,7 +101,7 @@ class RunStore:
         into = self._tables[table]
         with _written(self.folder / table):
             for start in range(0, len(rows), ROWS_AT_ONCE):
-                into.wal = into.wal or Wal(self._path(table, into.number, "wal"), self._schema(table, into.number))
+                into.wal = into.wal or Wal(self._path(table, into.number, "wal"), self._schema(table))
                 into.wal.append(columns_of(schema_of(ROWS[table]), rows[start : start + ROWS_AT_ONCE]))
                 if into.wal.size >= PART_BYTES:
                     into.end()
@@ -156,7 +157,7 @@ class RunStore:
     def rewards(self) -> Iterator[Callable[[Sequence[Struct]], None]]:
         """Write the table `rewards` anew, as one part: yields what adds rows. Unless the body ends well an earlier table stays."""
         with self._new_part("rewards", 0) as add:
-            yield lambda rows: add(columns_of(self._schema("rewards", 0), rows))
+            yield lambda rows: add(columns_of(self._schema("rewards"), rows))
 
     def merge(self, folders: Sequence[Path], run_id: str, *, replicas: bool = False) -> None:
         """Write every table that all of the run folders have into this one as rows of the run `run_id`. What a merge left here that was
@@ -196,13 +197,13 @@ class RunStore:
                 wal.unlink()
 
     def _new_part(self, table: str, number: int) -> AbstractContextManager[Add]:
-        return new_part(self._path(table, number, "part"), self._schema(table, number))
+        return new_part(self._path(table, number, "part"), self._schema(table))
 
     def _path(self, table: str, number: int, kind: str) -> Path:
         return self.folder / table / f"{kind}-{number:05}.{'arrows' if kind == 'wal' else 'parquet'}"
 
-    def _schema(self, table: str, number: int) -> pa.Schema:
-        return labelled(schema_of(ROWS[table]), self.id, table, number)
+    def _schema(self, table: str) -> pa.Schema:
+        return labelled(schema_of(ROWS[table]), self.id)
 
 
 class _Table(Struct):
@@ -261,15 +262,15 @@ def new_part(path: Path, schema: pa.Schema) -> Iterator[Add]:
 
 
 def write_part(path: Path, rows: pa.Table) -> None:
-    """Write a part of `rows`, whose schema has its label, over any of its name. Raises `RunFolderError`."""
+    """Write a part of `rows`, whose schema names its run, over any of its name. Raises `RunFolderError`."""
     with new_part(path, rows.schema) as add:
         for batch in rows.to_batches(GROUP_ROWS):
             add(batch)
 
 
-def labelled(schema: pa.Schema, run_id: str, table: str, number: int) -> pa.Schema:
-    """`schema` with the label of a file in its metadata."""
-    return schema.with_metadata({_LABEL: f"{run_id}/{table}/{number:05}".encode()})
+def labelled(schema: pa.Schema, run: str) -> pa.Schema:
+    """`schema` with the `folder_id` of a run in its metadata."""
+    return schema.with_metadata({_RUN: run.encode()})
 
 
 def number_of(file: Path) -> int:
@@ -278,16 +279,10 @@ def number_of(file: Path) -> int:
     return int(found[1]) if found else -1
 
 
-def _place_of(file: Path) -> str:
-    """What the label of a file ends in that belongs where it is: all of it where there is a `run.json`. That of the problems has none."""
-    return "" if file.name == PROBLEMS else f"{folder_id(file.parent.parent)}/{file.parent.name}/{number_of(file):05}"
-
-
-def _check_label(file: Path, schema: pa.Schema, place: str) -> None:
-    """Raise `InputError` for a file that is labelled for another place."""
-    label = (schema.metadata or {}).get(_LABEL, b"").decode()
-    if not label.endswith(place):
-        raise InputError(str(file), f"does not belong here: it is labelled {label or 'as nothing of a run'}; {REMEDY}")
+def _check_run(file: Path, schema: pa.Schema) -> None:
+    """Raise `InputError` for a file of a table that is not of the run in whose folder it is."""
+    if (schema.metadata or {}).get(_RUN, b"").decode() != folder_id(file.parent.parent):
+        raise InputError(str(file), f"is not of this run; {REMEDY}")
 
 
 def shards_of(run: Path, table: str = "") -> list[Path]:
@@ -322,7 +317,7 @@ def own_files(run: Path, table: str) -> list[Path]:
 
 
 def check_parts(parts: Sequence[Path], columns: Sequence[str] = ()) -> None:
-    """Verify the labels of parts and the checksums of these columns, each once in a process. Raises `InputError`."""
+    """Verify the runs of parts and the checksums of these columns, each once in a process. Raises `InputError`."""
 
     def check(part: Path) -> None:
         with readable(part):
@@ -355,7 +350,8 @@ def readable(file: Path) -> Iterator[None]:
 def open_part(part: Path) -> Iterator[pq.ParquetFile]:
     """The Parquet file of a part, whose pages are verified as they are read. Raises `InputError`, `OSError` or an Arrow error."""
     with pq.ParquetFile(part, pre_buffer=False, page_checksum_verification=True) as file:
-        _check_label(part, file.schema_arrow, _place_of(part))
+        if part.name != PROBLEMS:
+            _check_run(part, file.schema_arrow)
         yield file
 
 
@@ -363,10 +359,9 @@ def read_file(file: Path, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
     """The rows of a part, or of a write-ahead file, or of the part that this has become since it was looked for."""
     with readable(file):
         if file.suffix != ".parquet":
-            place = _place_of(file)
             try:
                 for batch in read_wal(file):
-                    _check_label(file, batch.schema, place)
+                    _check_run(file, batch.schema)
                     yield batch.select(list(columns))
                 return
             except FileNotFoundError:
@@ -400,12 +395,12 @@ def read_batches(run: Path, table: str, columns: Sequence[str] = ()) -> Iterator
     return (batch for file in table_files(run, table) for batch in read_file(file, names))
 
 
+def read_rows(run: Path, row: type[Row], table: str) -> list[Row]:
+    """A whole table in memory as Structs of the type `row`. Raises `InputError` as `read_batches` does."""
+    return [msgspec.convert(each, row) for each in read_table(run, table).to_pylist()]
+
+
 def read_table(run: Path, table: str) -> pa.Table:
     """A whole table in memory. Raises `InputError` as `read_batches` does."""
     schema = schema_of(ROWS[table])
     return pa.Table.from_batches((batch.cast(schema) for batch in read_batches(run, table)), schema=schema)
-
-
-def read_rows(run: Path, row: type[Row], table: str) -> list[Row]:
-    """A whole table in memory as Structs of the type `row`. Raises `InputError` as `read_batches` does."""
-    return [msgspec.convert(each, row) for each in read_table(run, table).to_pylist()]

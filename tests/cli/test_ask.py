@@ -129,7 +129,7 @@ def test_the_sentence_says_how_many_times_as_fast(source: Path, tmp_path: Path) 
     [
         (["nowhere"], "nowhere: no such directory; expected a run folder"),
         (["other.csv"], "other.csv: not a directory; expected a run folder"),
-        (["empty"], "empty: holds no run; expected a run folder, with run.json"),
+        (["empty"], "empty: holds no run; expected a run folder"),
         (["unfinished"], "unfinished"),
         (["damaged"], "damaged/chains/part-00000.parquet: "),
         (["text"], "text/run.json: "),
@@ -168,7 +168,7 @@ def test_a_query_prints_a_table_or_json_or_writes_a_file(run: Path, tmp_path: Pa
 
 
 def test_the_folder_of_a_sweep_stands_for_its_runs(tmp_path: Path) -> None:
-    refused(pipeline("query", tmp_path, "FROM steps"), f"error: {tmp_path}: holds no run; expected a run folder, with run.json\n")
+    refused(pipeline("query", tmp_path, "FROM steps"), f"error: {tmp_path}: holds no run; expected a run folder\n")
     for name in ("one", "other"):
         store = RunStore(write_run_json(tmp_path / "sweep/runs" / name))
         store.append("steps", [blank(StepRow)])
@@ -290,5 +290,5 @@ def test_a_folder_with_a_part_of_another_run_is_refused(tmp_path: Path, command:
     part = tmp_path / "run/chains/part-00001.parquet"
     shutil.copy(tmp_path / "other/chains/part-00001.parquet", part)
     done = pipeline(*command.split(), tmp_path / "run")
-    says = f"error: {part}: does not belong here: it is labelled "
+    says = f"error: {part}: is not of this run; "
     assert (done.returncode, done.stderr.splitlines()[-1].startswith(says)) == (2, True), done.stderr

@@ -29,6 +29,7 @@ from pipeline.store.recorder import open_recorder
 from pipeline.store.resume import ResumeState
 from pipeline.store.store import RunStore
 from tests.support.paths import ROOT, SIM
+from tests.support.run_files import write_run_json
 from tests.support.runs import rows
 
 pytestmark = pytest.mark.anyio
@@ -90,7 +91,8 @@ def mute(request: Request, calls: int, attempts: int) -> Completion:
 
 async def execute(folder: Path, graph: Path, schedule: str = "pipelined", draft: Act = well, settings: tuple[str, ...] = ()) -> None:
     plan = load_plan(graph, SIM, settings)
-    async with open_engines(plan.engines) as opened, open_recorder(RunStore(folder), virtual=True) as recorder:
+    store = RunStore(write_run_json(folder))
+    async with open_engines(plan.engines) as opened, open_recorder(store, virtual=True) as recorder:
         engines: dict[str, Any] = dict(opened) | {"draft": Acting(opened["draft"], draft)}
         builders = {role: PromptBuilder(engine.tokenizer) for role, engine in engines.items()}
         clock = Clock(time.time_ns())

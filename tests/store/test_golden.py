@@ -128,8 +128,6 @@ def test_a_run_that_was_killed_at_any_moment_ends_as_one_that_was_not(
 
 CALLS, STEPS, NEXT = "calls/wal-00000.arrows", "steps/wal-00000.arrows", "calls/wal-00001.arrows"
 GARBAGE: dict[str, Callable[[Files, Files], Files]] = {
-    "copied": lambda ours, other: ours | {NEXT: ours[CALLS]},
-    "swapped": lambda ours, other: ours | {CALLS: ours[STEPS], STEPS: ours[CALLS]},
     "added from another run": lambda ours, other: ours | {NEXT: other[CALLS]},
     "replaced by another run's": lambda ours, other: ours | {CALLS: other[CALLS]},
     "deleted": lambda ours, other: {name: content for name, content in ours.items() if name != CALLS},

@@ -29,7 +29,7 @@ def chains(*numbers: int, **fields: Any) -> list[ChainRow]:
 @pytest.fixture
 def running(tmp_path: Path) -> RunStore:
     """A run in progress: two rows are in a part, two in a write-ahead file."""
-    store = RunStore(tmp_path / "it's [1]*")
+    store = RunStore(write_run_json(tmp_path / "it's [1]*"))
     store.append("chains", chains(0, 1, correct=True))
     store.close()
     store = RunStore(tmp_path / "it's [1]*")
@@ -57,7 +57,7 @@ def test_tables_that_are_not_there_are_empty(tmp_path: Path) -> None:
 
 def test_several_folders_are_one_set_of_tables(tmp_path: Path) -> None:
     for name, number in (("a/run", 1), ("b/run", 2), ("c/other", 3)):
-        store = RunStore(tmp_path / name)
+        store = RunStore(write_run_json(tmp_path / name))
         store.append("chains", chains(*range(number)))
         store.close()
     with Query(tmp_path / "a/run", tmp_path / "b/run", tmp_path / "c/other") as asked:
@@ -90,6 +90,6 @@ def test_a_run_that_is_given_twice_is_not_counted_twice(running: RunStore) -> No
     ],
 )
 def test_users_queries_are_refused_in_a_sentence(tmp_path: Path, sql: str, said: str) -> None:
-    with Query(tmp_path) as asked, pytest.raises(UsageError, match=f"^SQL: .*{said[:30]}") as caught:
+    with Query(write_run_json(tmp_path)) as asked, pytest.raises(UsageError, match=f"^SQL: .*{said[:30]}") as caught:
         asked.select(sql)
     assert said in str(caught.value)

@@ -20,11 +20,17 @@ from pipeline.store.rows import CallRow, ChainRow, StepRow
 from pipeline.store.store import RunStore
 from tests.support.patience import HANGS_S
 from tests.support.rows import blank
+from tests.support.run_files import write_run_json
 
 pytestmark = pytest.mark.anyio
 REAL = pytest.mark.parametrize("anyio_backend", ["asyncio"])
 BOTH = pytest.mark.parametrize("virtual", [True, False])
 """Simulated time on the real clock writes in the loop, real time in a thread."""
+
+
+@pytest.fixture(autouse=True)
+def _run(tmp_path: Path) -> None:
+    write_run_json(tmp_path)
 
 
 def rows_of(folder: Path, *tables: str) -> list[int]:

@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -34,6 +33,11 @@ def indices(folder: Path) -> list[int]:
 
 def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
+
+
+@pytest.fixture(autouse=True)
+def _run(tmp_path: Path) -> None:
+    write_run_json(tmp_path, folder_id="ours")
 
 
 @pytest.fixture
@@ -68,17 +72,6 @@ def test_what_goes_in_comes_out(tmp_path: Path) -> None:
 
 def _tuple(value: Any) -> Any:
     return tuple(map(_tuple, value)) if isinstance(value, list) else value
-
-
-def test_others_open_the_folder(tmp_path: Path) -> None:
-    store = RunStore(tmp_path)
-    store.append("steps", [blank(StepRow, decision="accepted", step_token_ids=(1, 2)), blank(StepRow, decision="fallback")])
-    store.close()
-    query = f"select decision, len(step_token_ids) from read_parquet('{tmp_path}/steps/part-*.parquet')"
-    assert duckdb.sql(query).fetchall() == [("accepted", 2), ("fallback", 0)]
-    file = pq.ParquetFile(tmp_path / "steps" / "part-00000.parquet")
-    chunk = file.metadata.row_group(0).column(file.schema_arrow.names.index("decision"))
-    assert (chunk.compression, chunk.has_dictionary_page) == ("ZSTD", True)
 
 
 def test_a_store_without_rows_leaves_three_empty_tables(tmp_path: Path) -> None:
@@ -151,12 +144,13 @@ def test_a_table_is_rewritten_where_it_changes(tmp_path: Path) -> None:
 
 
 def test_a_part_whose_writing_fails_leaves_the_earlier_one(tmp_path: Path) -> None:
-    schema, path = schema_of(CallRow), tmp_path / "part-00000.parquet"
+    schema, path = schema_of(CallRow), tmp_path / "calls/part-00000.parquet"
     for reading in (InputError("p.csv", "is damaged"), KeyboardInterrupt()):
+        path.parent.mkdir(exist_ok=True)
         path.write_text("earlier")
         with pytest.raises(type(reading)), new_part(path, schema):
             raise reading
-        assert (names(tmp_path), path.read_text()) == ([path.name], "earlier")
+        assert (names(path.parent), path.read_text()) == ([path.name], "earlier")
 
 
 @contextmanager
@@ -284,30 +278,23 @@ def test_the_pages_that_are_read_are_verified(tmp_path: Path) -> None:
                 query.scalar("SELECT count(*) FROM more WHERE len(output_token_ids) > $most", most=1)
 
 
-def copied(folder: Path, source: str, target: str) -> None:
-    (folder / target).parent.mkdir(exist_ok=True)
-    shutil.copy(folder / source, folder / target)
-
-
 EDITS: dict[str, tuple[Callable[[Path], object], str]] = {
     "a gap": (
         lambda run: (run / "calls/part-00000.parquet").unlink(),
         r"calls: part-00000\.parquet is missing, and part-00001\.parquet is there; put the files of the run back from a copy, or start a ",
     ),
-    "a copy": (
-        lambda run: copied(run, "calls/part-00001.parquet", "calls/part-00002.parquet"),
-        r"part-00002\.parquet: does not belong here",
+    "another run": (lambda run: write_run_json(run, folder_id="other"), r"part-00000\.parquet: is not of this run; put the files"),
+    "no run": (
+        lambda run: pq.write_table(pa.table({"a": [1]}), run / "calls/part-00001.parquet"),
+        r"part-00001\.parquet: is not of this run",
     ),
-    "another table": (lambda run: copied(run, "steps/part-00000.parquet", "calls/part-00000.parquet"), "is labelled .*/steps/00000; put"),
-    "another run": (lambda run: write_run_json(run, folder_id="other"), "does not belong here: it is labelled"),
-    "no label": (lambda run: pq.write_table(pa.table({"a": [1]}), run / "calls/part-00001.parquet"), "as nothing of a run"),
     "cut": (lambda run: os.truncate(run / "calls/part-00000.parquet", 4000), r"part-00000\.parquet: cannot be read: "),
     "empty": (lambda run: os.truncate(run / "calls/part-00000.parquet", 0), r"part-00000\.parquet: cannot be read: "),
 }
 
 
 @pytest.mark.parametrize("edit", EDITS)
-def test_what_does_not_belong_is_refused_by_name(tmp_path: Path, edit: str) -> None:
+def test_what_is_not_of_the_run_is_refused_by_name(tmp_path: Path, edit: str) -> None:
     for index in range(2):
         store = RunStore(tmp_path)
         store.append("calls", [blank(CallRow, call_index=index)])

@@ -59,13 +59,13 @@ def write(folder: Path, *, card: Mapping[str, Any] = {}, closed: bool = True, **
 
     One that is not `closed` is that of a killed run.
     """
-    store = RunStore(folder)
+    store = RunStore(write_run_json(folder, **{"sessions": []} | card))
     for table, rows in tables.items():
         ordered = sorted(rows, key=lambda row: row.end_unix_ns) if table == "calls" else rows  # type: ignore[attr-defined]
         store.append(table, ordered)
     if closed:
         store.close()
-    return write_run_json(folder, **{"sessions": []} | card)
+    return folder
 
 
 def plan_of(**stages: StageSpec) -> Plan:
