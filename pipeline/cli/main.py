@@ -48,7 +48,7 @@ COMMANDS = {
         "export": CommandEntry("export answers, tables, training data or traces", "ask:export"),
     },
     "Study": {
-        "sweep": CommandEntry("compare throughput by batch size with the target alone; run a study file", "sweep:sweep", solves=True),
+        "sweep": CommandEntry("compare throughput by batch size; run a study file", "sweep:sweep", solves=True),
         "calibrate": CommandEntry("fit the simulator to runs", "grade:calibrate"),
         "grade": CommandEntry("grade the answers of a run again", "grade:grade"),
         "score": CommandEntry("score the steps of a run with a reward model", "grade:score"),

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from pipeline.study.systems import run_baseline
 
 from pipeline.cli.solve import solved
 from pipeline.errors import Interrupted
@@ -17,6 +16,7 @@ from pipeline.options import RunOptions
 from pipeline.run.run import SessionResult, run
 from pipeline.store.kept_problems import Problems
 from pipeline.store.run_file import RunFile
+from pipeline.study.systems import run_baseline
 from tests.support.commands import pipeline, spawned
 from tests.support.fuzzing import command
 from tests.support.paths import ROOT, SIM, TEST_SET
