@@ -256,7 +256,7 @@ async def solve_async(graph: Graph, problems: Input, **options: Unpack[RunKeywor
         call = await anyio.to_thread.run_sync(stack.enter_context, _called(graph, problems, options))
         if call.run.nothing_to_do:
             return
-        virtual = call.run.virtual_time  # its clock would jump while the run waits for the reader
+        virtual = call.run.record.virtual_time  # its clock would jump while the run waits for the reader
         chains = ChainStream(asyncio.get_running_loop(), math.inf if virtual else UNREAD)
         async with in_thread(partial(_streamed, call, chains, stack.pop_all()), virtual=virtual) as ended:
             while (row := await chains.next()) is not None:
@@ -300,7 +300,7 @@ def _solved(call: _SolveCall, trace: bool) -> Result:
     if run.nothing_to_do:
         return _result(run.record, run, kept, told)
     observer = Observer(sink=kept, tell=told.append)
-    virtual = run.virtual_time and not run.on_replicas
+    virtual = run.record.virtual_time and not run.on_replicas
     with start_blocking_portal("asyncio", loop_options(virtual)) as portal:
         ended = portal.call(call.carry_out, observer)
     result = _result(ended.run, run, kept, told)

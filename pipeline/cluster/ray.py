@@ -22,9 +22,6 @@ from pipeline.errors import ReplicaLost, UsageError, reason
 from pipeline.graph.plan import Plan
 from pipeline.options import RunOptions
 
-HERE = "ray"
-"""The cluster that `RAY_ADDRESS` names, or that runs on this machine."""
-
 
 @asynccontextmanager
 async def actors(plan: Plan, options: RunOptions) -> AsyncIterator[Launch]:
@@ -43,8 +40,8 @@ def _connected(cluster: str) -> Iterator[None]:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     logging.getLogger("ray").setLevel(logging.CRITICAL)  # what a person should know of it, the run says itself
     try:
-        with warnings.catch_warnings(action="ignore"):
-            ray.init(address="auto" if cluster == HERE else cluster, log_to_driver=False, configure_logging=False)
+        with warnings.catch_warnings(action="ignore"):  # `ray`: that which `RAY_ADDRESS` names, or that runs here
+            ray.init(address="auto" if cluster == "ray" else cluster, log_to_driver=False, configure_logging=False)
     except Exception as error:  # Ray raises errors of many kinds
         raise UsageError(f"--cluster {cluster}: cannot connect: {reason(error)}") from error
     try:

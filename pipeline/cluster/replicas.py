@@ -19,12 +19,12 @@ from pathlib import Path
 
 import anyio
 import anyio.to_thread
-from msgspec import Struct, structs
+from msgspec import structs
 
 from pipeline.cluster.merge import merged_sessions
 from pipeline.cluster.worker import CLOSE_S, ShardJob, ShardReport, ShardWorker
 from pipeline.engine import added
-from pipeline.errors import EngineDead, Interrupted, MissingExtra, OutOfMemory, PipelineError, ReplicaLost, RunError, UsageError, reason
+from pipeline.errors import EngineDead, Interrupted, MissingExtra, OutOfMemory, PipelineError, ReplicaLost, RunError, UsageError
 from pipeline.graph.spec import EngineSpec
 from pipeline.options import RunOptions, shard_of
 from pipeline.run.loop import Stop
@@ -35,7 +35,7 @@ from pipeline.runtime.clock import backoff_s
 from pipeline.store.folder import FILE
 from pipeline.store.run_file import RunFile, Session
 from pipeline.store.store import SHARDS, RunStore, shards_of
-from pipeline.system.machine import Gpu, Machine, core_count, look
+from pipeline.system.machine import Machine, look
 from pipeline.system.worker_process import Program, WorkerProcess, end_with_parent, leave_signals
 
 Poll = Callable[[], Awaitable[ShardReport]]
@@ -44,33 +44,23 @@ Launch = Callable[[ShardJob, int], AbstractAsyncContextManager[Poll]]
 """`launch(job, place)` starts a worker on the devices of a place, and ends it with the context; raises `ReplicaLost`."""
 POLL_S = 0.2
 """Seconds between two reports of a worker."""
-LOSSES = (ReplicaLost, EngineDead, OutOfMemory)
-"""Errors after which a worker is started again; others would only come again."""
 MAX_DEATHS = 3
 """Workers of a shard that may die in a row without a chain that ended in between."""
 
 
-class DeviceShare(Struct, frozen=True, kw_only=True):
-    """The devices of one replica."""
-
-    gpus: tuple[Gpu, ...] = ()
-    cores: tuple[int, ...] = ()
-    """CPU cores by their numbers; empty: any."""
-
-
-def divided(specs: Mapping[str, EngineSpec], machine: Machine, count: int) -> list[DeviceShare]:
-    """The devices of `machine` for `count` replicas with engines of these `specs`: as many GPUs each as these name or, without any, equal
-    parts of the cores. The engines file counts from 0 in each share. Raises `UsageError` where there are too few."""
+def divided(specs: Mapping[str, EngineSpec], machine: Machine, count: int) -> list[Machine]:
+    """The parts of `machine` for `count` replicas with engines of these `specs`: as many GPUs each as these name or, without any, equal
+    shares of the cores. The engines file counts from 0 in each part. Raises `UsageError` where there are too few."""
     each = max((gpu + 1 for spec in specs.values() for gpu in spec.gpus), default=0) if machine.gpus else 0
     there, cores = len(machine.gpus), machine.cores
     if each * count > there:
         needs = f"each replica needs {each} GPU{'s' * (each > 1)}, but this machine has {there}"
         raise UsageError(f"--replicas {count}: {needs}; use at most {there // each}, or other devices in the engines file")
     if each:
-        return [DeviceShare(gpus=machine.gpus[n * each : (n + 1) * each]) for n in range(count)]
+        return [structs.replace(machine, gpus=machine.gpus[n * each : (n + 1) * each]) for n in range(count)]
     if len(cores) < count:
         raise UsageError(f"--replicas {count}: this machine has {len(cores)} CPU cores, not one for each replica; use at most {len(cores)}")
-    return [DeviceShare(cores=cores[n * len(cores) // count : (n + 1) * len(cores) // count]) for n in range(count)]
+    return [structs.replace(machine, cores=cores[n * len(cores) // count : (n + 1) * len(cores) // count]) for n in range(count)]
 
 
 async def solve_on_replicas(ready: Prepared, observer: Observer, stop: Stop | None = None) -> SessionResult:
@@ -86,11 +76,12 @@ async def solve_on_replicas(ready: Prepared, observer: Observer, stop: Stop | No
             raise MissingExtra(f"--cluster {options.cluster}", "ray", "ray") from error
         async with actors(ready.plan, options) as launch:
             return await Fleet(launch, ready, observer).run(options.replicas, stop)
-    if ready.virtual_time:  # on simulated time it makes no difference how many of them compute at once
-        shares: Sequence[DeviceShare] = [DeviceShare()] * min(options.replicas, core_count())
+    machine = await anyio.to_thread.run_sync(look)
+    if ready.record.virtual_time:  # it makes no difference then how many of them compute at once
+        parts = [machine] * min(options.replicas, len(machine.cores))
     else:
-        shares = divided(ready.plan.engines, await anyio.to_thread.run_sync(look), options.replicas)
-    return await Fleet(partial(worker_process, shares), ready, observer).run(len(shares), stop)
+        parts = divided(ready.plan.engines, machine, options.replicas)
+    return await Fleet(partial(worker_process, parts), ready, observer).run(len(parts), stop)
 
 
 class Fleet:
@@ -139,13 +130,13 @@ class Fleet:
     async def _keep(self, shard: Path, place: int) -> None:
         """Solve a shard; a worker that dies is started again, unless that happens again and again."""
         ready, deaths = self._ready, 0
-        job = ShardJob(self._options(shard), ready.plan, ready.problems, ready.virtual_time, self._started_unix_ns)
+        job = ShardJob(self._options(shard), ready.plan, ready.problems, ready.record.virtual_time, self._started_unix_ns)
         while True:
             before = self._over[shard]
             try:
                 async with self._launch(job, place) as poll:
                     return await self._attend(shard, poll)
-            except LOSSES as loss:
+            except (ReplicaLost, EngineDead, OutOfMemory) as loss:  # others would only come again
                 deaths = 1 if self._over[shard] > before else deaths + 1
                 if deaths == MAX_DEATHS:
                     raise RunError(f"replica {shard.name} died {MAX_DEATHS} times in a row: {loss}") from loss
@@ -195,7 +186,7 @@ class Fleet:
         if done:
             (folder / SHARDS).rename(folder / f".{SHARDS}")
             shutil.rmtree(folder / f".{SHARDS}")
-        return SessionResult(folder=folder, run=record, error=error, fail_on_error=ready.options.fail_on_error)
+        return SessionResult(folder=folder, run=record, error=error)
 
     def _is_over(self, shard: Path, retry_failed: bool) -> bool:
         options = structs.replace(self._options(shard), retry_failed=retry_failed)
@@ -230,20 +221,16 @@ def _divided(folder: Path, count: int) -> list[Path]:
 
 
 @asynccontextmanager
-async def worker_process(shares: Sequence[DeviceShare], job: ShardJob, place: int) -> AsyncIterator[Poll]:
-    """A worker in a process with the devices of its place among `shares`."""
-    share = shares[place]
-    names = ",".join(gpu.cuda_name for gpu in share.gpus)
+async def worker_process(parts: Sequence[Machine], job: ShardJob, place: int) -> AsyncIterator[Poll]:
+    """A worker in a process with the devices of its place among the `parts` of this machine."""
+    names = ",".join(gpu.cuda_name for gpu in parts[place].gpus)
     program = Program(
         module="pipeline.cluster.replicas",
-        arguments=(",".join(map(str, share.cores)),),
+        arguments=(",".join(map(str, parts[place].cores)),),
         environment={"CUDA_VISIBLE_DEVICES": names, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"} if names else {},
         shutdown_s=CLOSE_S,
     )
-    try:
-        process = WorkerProcess(program)
-    except OSError as error:
-        raise ReplicaLost(f"its process cannot be started: {reason(error)}") from error
+    process = WorkerProcess(program)
     connection = Connection(os.dup(process.socket.fileno()))
 
     def exchange(message: ShardJob | None) -> ShardReport:
@@ -270,11 +257,11 @@ async def worker_process(shares: Sequence[DeviceShare], job: ShardJob, place: in
 
 
 def main() -> None:
-    """Be a worker in a process; the numbers of its cores are separated by commas, none: any core."""
+    """Be a worker in a process; the numbers of its cores are separated by commas."""
     leave_signals()
     connection = Connection(int(sys.argv[1]))
     end_with_parent(CLOSE_S)
-    if sys.argv[2] and hasattr(os, "sched_setaffinity"):
+    if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, map(int, sys.argv[2].split(",")))  # before libraries count the cores
     with suppress(EOFError, OSError):
         worker = ShardWorker(connection.recv())

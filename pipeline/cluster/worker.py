@@ -71,18 +71,16 @@ class ShardWorker:
         """How the run is."""
         ended = self._solved.done()
         told, self._told = self._told, []
-        over = self._progress[0].over if self._progress else None
-        return ShardReport(over=over, told=told, ended=ended, error=self._error() if ended else None)
+        over, error = self._progress[0].over if self._progress else None, self._solved.exception() if ended else None
+        if not isinstance(error, PipelineError | None):
+            error = ReplicaLost(f"{type(error).__name__}: {error}")
+        return ShardReport(over=over, told=told, ended=ended, error=error)
 
     def abort(self) -> None:
         """Stop the run, and wait until it has ended."""
         self._portal.call(self._stop.abort)
         wait([self._solved])
         self._thread.__exit__(None, None, None)
-
-    def _error(self) -> PipelineError | None:
-        error = self._solved.exception()
-        return error if isinstance(error, PipelineError | None) else ReplicaLost(f"{type(error).__name__}: {error}")
 
     async def _solve(self, job: ShardJob) -> None:
         assert job.options.output is not None

@@ -12,15 +12,12 @@ from pipeline.run.prepare import Prepared
 from pipeline.runtime.executor import Executor
 from pipeline.runtime.rows import RowSink
 
-Starting = Callable[[Mapping[str, EngineSpec]], AbstractContextManager[Listener]]
-"""Displays how the engines of these specs start, until its context manager ends; that gives what hears them."""
-
 
 class Observer(Struct, frozen=True, kw_only=True):
     """Callbacks during a run; by default they do nothing."""
 
-    starting: Starting = lambda specs: nullcontext(Listener())
-    """Displays the start of the engines."""
+    starting: Callable[[Mapping[str, EngineSpec]], AbstractContextManager[Listener]] = lambda specs: nullcontext(Listener())
+    """Displays how the engines of these specs start, until its context manager ends; that gives what hears them."""
     ready: Callable[[Prepared], object] = lambda ready: None
     """Is called with a run that was checked, before its engines are opened."""
     watch: Callable[[Prepared, Executor], AbstractContextManager[Any]] = lambda run, work: nullcontext()

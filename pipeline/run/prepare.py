@@ -30,7 +30,7 @@ from pipeline.graph.spec import OpenSpec
 from pipeline.options import ABOUT, MAY_DRIFT, RunOptions
 from pipeline.remote.inputs import fetch_problems
 from pipeline.store.folder import FILE, hold_default, hold_output
-from pipeline.store.kept_problems import Problems, keep_problems, solved_problems
+from pipeline.store.kept_problems import Problems, keep_problems
 from pipeline.store.resume import ResumeState, read_resume_state
 from pipeline.store.run_file import RunFile, host, versions
 from pipeline.store.store import KEPT, has_table, new_folder_id, shards_of
@@ -48,7 +48,6 @@ class Prepared(Struct, frozen=True, kw_only=True):
     options: RunOptions
     plan: Plan
     problems: Problems
-    virtual_time: bool
     folder: Path | None = None
     """None for a run that writes nothing to disk."""
     record: RunFile
@@ -108,14 +107,14 @@ def prepare(
         kept = keep_input(options, Path(place), problems) if old is None else _kept(Path(place), old, known)
         if old is None:
             check_toys(plan, options, kept)
-        on_replicas = _on_replicas(options, folder)
+        begun = (Path(place) / "calls").exists()  # as in one process
+        on_replicas = bool(shards_of(Path(place))) or ((options.cluster is not None or options.replicas > 1) and not begun)
         if on_replicas:
             check_replicas(options, plan, kept)
         run = Prepared(
             options=options,
             plan=plan,
             problems=kept,
-            virtual_time=virtual,
             folder=folder,
             record=RunFile(
                 folder_id=new_folder_id(),
@@ -162,7 +161,7 @@ def _resumed(run: Prepared, old: RunFile) -> Prepared:
     if refused := [clause for name, clause in differences if name not in MAY_DRIFT]:
         raise UsageError(f"{folder}: cannot be resumed: {'; '.join(refused)}; start a new run")
     if is_over(old, run.options):
-        return structs.replace(run, record=old, nothing_to_do=True)
+        return structs.replace(run, record=structs.replace(old, options=record.options), nothing_to_do=True)
     state = read_resume_state(folder, old, most, run.options.retry_failed)
     *before, last = old.sessions
     if last.status == "running":  # it was killed: it ended with the last call in the trace
@@ -179,14 +178,21 @@ def is_over(old: RunFile, options: RunOptions) -> bool:
 
 
 def _kept(folder: Path, old: RunFile, known: RunOptions) -> Problems:
-    """The problems in the folder of the run `old`, up to the limit of the options as they are recorded."""
+    """The problems in the folder of the run `old`, up to the limit of the options as they are recorded. Raises `UsageError` where they name
+    others, the run is a server's, or it needs functions that this process does not know."""
     if known.input != old.options.input:
         given, then = (", ".join(names) for names in (known.input, old.options.input))
         raise UsageError(f"{folder}: cannot be resumed: --input is {given}, was {then}; start a new run")
     if not has_table(folder, KEPT):
         raise InputError(str(folder), "lacks its problems.parquet; put it back from a copy, or start a new run")
-    check_resumable(folder, old)
-    return Problems(folder, known.input[0], old.input.sha256, known.limit)
+    if old.options.served:
+        raise UsageError(f"{folder}: is the run of a server, which cannot be resumed")
+    kept = Problems(folder, known.input[0], old.input.sha256, known.limit)
+    unknown = [f"the judge {name!r}" for name in sorted(_kinds(old.plan) - stage_kinds().keys())]
+    unknown += [f"the grader {name!r}" for name in sorted(kept.graders.difference(GRADER_KINDS, grader_names()))]
+    if unknown:
+        raise _only_from_python(folder, f"{' and '.join(unknown)}, not known here; continue in Python, where they are defined, with")
+    return kept
 
 
 def keep_input(options: RunOptions, folder: Path, problems: Problems | Iterable[Record] | None = None) -> Problems:
@@ -216,12 +222,6 @@ def check_toys(plan: Plan, options: RunOptions, problems: Problems) -> None:
         raise UsageError(f"{what}; pass --model ROLE=NAME for each role, or --engines tiny to have the toys try")
 
 
-def _on_replicas(options: RunOptions, folder: Path | None) -> bool:
-    if folder is not None and shards_of(folder):
-        return True
-    return (options.cluster is not None or options.replicas > 1) and not (folder is not None and (folder / "calls").exists())
-
-
 def check_replicas(options: RunOptions, plan: Plan, problems: Problems) -> None:
     """Raise `UsageError` if a run needs this process, or on a cluster engines of this machine."""
     other = "--replicas" if options.cluster is None else "--cluster"
@@ -246,17 +246,6 @@ def resume_options(folder: Path) -> RunOptions:
     if any(isinstance(spec, OpenSpec) for spec in old.plan.engines.values()):
         raise _only_from_python(folder, "engines that are in no file; continue with")
     return structs.replace(old.options, output=folder, resume=True)
-
-
-def check_resumable(folder: Path, old: RunFile) -> None:
-    """Raise `UsageError` where the run `old` in `folder` is a server's, which has no more problems, or needs functions that this process
-    does not know."""
-    if old.options.served:
-        raise UsageError(f"{folder}: is the run of a server, which cannot be resumed")
-    unknown = [f"the judge {name!r}" for name in sorted(_kinds(old.plan) - stage_kinds().keys())]
-    graders = solved_problems(folder, old).graders.difference(GRADER_KINDS, grader_names())
-    if unknown := unknown + [f"the grader {name!r}" for name in sorted(graders)]:
-        raise _only_from_python(folder, f"{' and '.join(unknown)}, not known here; continue in Python, where they are defined, with")
 
 
 def _only_from_python(folder: Path, what: str) -> InputError:

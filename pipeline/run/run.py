@@ -62,8 +62,6 @@ class SessionResult(Struct, frozen=True, kw_only=True):
     """What ended the session before all chains were over."""
     nothing_to_do: bool = False
     """The run was to be resumed and was finished already."""
-    fail_on_error: float = 0.0
-    """The share of the chains that may fail."""
 
     @property
     def done(self) -> int:
@@ -82,7 +80,7 @@ class SessionResult(Struct, frozen=True, kw_only=True):
             return 130
         if self.run.status == "failed":
             return 1
-        return 3 if failed_too_often(self.done, self.failed, self.fail_on_error) else 0
+        return 3 if failed_too_often(self.done, self.failed, self.run.options.fail_on_error) else 0
 
 
 def failed_too_often(done: int, failed: int, share: float) -> bool:
@@ -108,12 +106,12 @@ def run(
     observer = observer or Observer()
     with prepare(options, plan, problems, command=command) as ready:
         if ready.nothing_to_do:
-            return SessionResult(folder=ready.folder, run=ready.record, nothing_to_do=True, fail_on_error=options.fail_on_error)
+            return SessionResult(folder=ready.folder, run=ready.record, nothing_to_do=True)
         observer.ready(ready)
         for sentence in ready.told:
             observer.tell(sentence)
         # What carries it out elsewhere waits in real time for simulated time to pass there.
-        virtual = ready.virtual_time and not ready.on_replicas
+        virtual = ready.record.virtual_time and not ready.on_replicas
         return in_loop(partial(attended, partial(solver_of(ready), ready, observer), attend), virtual=virtual)
 
 
@@ -134,9 +132,9 @@ async def solve(
     input does. Raises the error that keeps any chain from starting."""
     opening, specs = time.monotonic(), run.plan.engines
     async with opened_engines(specs, observer) if engines is None else nullcontext(engines) as found:
-        opened = {role: found[role] for role in specs}
-        fitted = await fit(run, opened, observer.tell)
-        return await _carry_out(run, begin(run, opened, time.monotonic() - opening), fitted, observer, stop or Stop(), feed)
+        fitted = await fit(run, {role: found[role] for role in specs}, observer.tell)
+        session = Session(started_unix_ns=run.begins_unix_ns(), startup_s=time.monotonic() - opening)
+        return await _carry_out(run, session, fitted, observer, stop or Stop(), feed)
 
 
 @asynccontextmanager
@@ -162,19 +160,6 @@ async def fit(run: Prepared, engines: Mapping[str, Engine], tell: Callable[[str]
     return Fitted(plan, engines, builders, build_stages(plan, builders, str(run.options.graph), cannot=cannot))
 
 
-def begin(run: Prepared, engines: Mapping[str, Engine], startup_s: float) -> RunFile:
-    """The record of the run with a new session on open `engines`, which is written. Raises `RunFolderError`."""
-    record = run.record
-    if run.folder is not None and record.sessions:
-        drop_unfinished(run.folder, run.options.retry_failed)
-    session = Session(started_unix_ns=run.begins_unix_ns(), startup_s=startup_s)
-    facts = {role: {**each.facts, "max_model_len": each.max_model_len, "vocab_size": each.vocab_size} for role, each in engines.items()}
-    record = structs.replace(record, sessions=(*record.sessions, session), engine_facts=facts)
-    if run.folder is not None:
-        record.write(run.folder)
-    return record
-
-
 def finish(run: Prepared, record: RunFile, error: BaseException | None, totals: Totals, **measured: Any) -> RunFile:
     """The record of the run at the end of a session, which is written; one that was cancelled from outside is `interrupted`. `measured` are
     fields of the session."""
@@ -193,14 +178,21 @@ def finish(run: Prepared, record: RunFile, error: BaseException | None, totals: 
     return record
 
 
-async def _carry_out(run: Prepared, record: RunFile, fitted: Fitted, observer: Observer, stop: Stop, feed: Feed | None) -> SessionResult:
-    """Solve chains until all are over, an engine or the folder is lost, or the run is stopped; then write the end into `run.json`."""
+async def _carry_out(run: Prepared, session: Session, fitted: Fitted, observer: Observer, stop: Stop, feed: Feed | None) -> SessionResult:
+    """Solve chains in a new session until all are over, an engine or the folder is lost, or the run is stopped. Begin and end are written
+    into `run.json`."""
     plan, options, engines = run.plan, run.options, fitted.engines
-    clock = Clock(record.sessions[-1].started_unix_ns, asyncio.get_running_loop().time)
+    facts = {role: {**each.facts, "max_model_len": each.max_model_len, "vocab_size": each.vocab_size} for role, each in engines.items()}
+    record = structs.replace(run.record, sessions=(*run.record.sessions, session), engine_facts=facts)
+    if run.folder is not None:
+        if run.record.sessions:
+            drop_unfinished(run.folder, options.retry_failed)
+        record.write(run.folder)
+    clock = Clock(session.started_unix_ns, asyncio.get_running_loop().time)
     by_cache = options.admission == "cache"
     admission = _admission(cache_limits(plan, record.engine_facts), observer) if by_cache else None
     rooms = call_tokens(plan, record.engine_facts) if by_cache else {}
-    settings = Settings(seed=options.seed, cache_tokens=rooms, virtual_time=run.virtual_time)
+    settings = Settings(seed=options.seed, cache_tokens=rooms, virtual_time=run.record.virtual_time)
     progress = Progress(plan, run.resume_state, observer.tell, clock, admission)
     schedule = SCHEDULES[options.schedule](options.batch_size, admission)
     cpu, before = time.process_time(), {role: engine.statistics() for role, engine in engines.items()}
@@ -213,7 +205,7 @@ async def _carry_out(run: Prepared, record: RunFile, fitted: Fitted, observer: O
                 recording = Recording(run_id=record.run_id, rows=rows, progress=progress, clock=clock, resume_state=run.resume_state)
                 work = Executor(fitted, schedule, recording, settings)
                 samples = SampleCounts(options.samples, run.record.input.samples)
-                chains: Feed = InputFeed(iter(run.problems), samples, run.resume_state.is_over, threads=not run.virtual_time)
+                chains: Feed = InputFeed(iter(run.problems), samples, run.resume_state.is_over, threads=not run.record.virtual_time)
                 if feed is not None and recorder is not None:
                     chains = _KeptFeed(feed, recorder)
                 with observer.watch(run, work), stop.draining(work.drain):
@@ -231,7 +223,7 @@ async def _carry_out(run: Prepared, record: RunFile, fitted: Fitted, observer: O
         record = finish(run, record, error, progress.totals(), ended_unix_ns=ended_ns, orchestrator_cpu_s=cpu, engine_statistics=spent)
     stop.over()
     assert error is None or isinstance(error, PipelineError)
-    return SessionResult(folder=run.folder, run=record, error=error, fail_on_error=options.fail_on_error)
+    return SessionResult(folder=run.folder, run=record, error=error)
 
 
 def _admission(limits: Mapping[str, CacheLimit | None], observer: Observer) -> Admission | None:
@@ -246,7 +238,7 @@ def _admission(limits: Mapping[str, CacheLimit | None], observer: Observer) -> A
 async def _open_rows(stack: AsyncExitStack, run: Prepared, observer: Observer, progress: Progress) -> tuple[RowSink, Recorder | None]:
     """What takes the rows of the trace until `stack` ends: they are graded, counted, and given to the run folder and the observer, if there
     are any."""
-    virtual, served = run.virtual_time, run.options.served
+    virtual, served = run.record.virtual_time, run.options.served
     grader = stack.enter_context(Grader() if virtual else Grader(default_workers(), nice=BESIDE_ENGINES))
     sinks: list[RowSink] = [progress, *filter(None, [observer.sink])]
     recorder = None

@@ -13,7 +13,7 @@ import psutil
 import pytest
 from msgspec import structs
 
-from pipeline.cluster.replicas import DeviceShare, Fleet, Poll, divided, worker_process
+from pipeline.cluster.replicas import Fleet, Poll, divided, worker_process
 from pipeline.cluster.worker import ShardJob
 from pipeline.errors import ReplicaLost, RunFolderError, UsageError
 from pipeline.options import Shard
@@ -25,7 +25,7 @@ from pipeline.store.query import Query
 from pipeline.store.rows import ChainRow
 from pipeline.store.run_file import RunFile
 from pipeline.store.store import RunStore, read_rows
-from pipeline.system.machine import GIB, Gpu, Machine, core_count
+from pipeline.system.machine import GIB, Gpu, Machine, core_count, look
 from tests.cluster.conftest import CHAINS, check_whole, in_real_time, waiting, when
 from tests.support.commands import begun, pipeline, spawned
 from tests.support.hanging_together import check_hangs_together
@@ -115,7 +115,7 @@ class TestProcesses:
 
     def test_three_deaths_in_a_row_end_the_run_and_resume_goes_on(self, folder: Path, alone: SessionResult) -> None:
         told: list[str] = []
-        start = partial(worker_process, [DeviceShare()] * 2)
+        start = partial(worker_process, [look()] * 2)
 
         def launch(job: ShardJob, place: int) -> AbstractAsyncContextManager[Poll]:
             if job.options.shard == "1/2":
@@ -154,7 +154,7 @@ class TestProcesses:
         assert not (folder / "missing").exists()
 
     def test_a_worker_sees_its_gpus_alone(self, folder: Path, alone: SessionResult) -> None:
-        share = DeviceShare(gpus=(Gpu(index=0, cuda_name="3", name="H100"),))
+        share = structs.replace(look(), gpus=(Gpu(index=0, cuda_name="3", name="H100"),))
         seen = list[dict[str, str]]()
         with when(folder / "gpus", 1, lambda: seen.append(workers_of(psutil.Process())[0].environ())):
             in_real_time(waiting(folder, "gpus", replicas=1), solve=partial(_solve_by, partial(worker_process, [share]), 1))

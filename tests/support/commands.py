@@ -46,7 +46,7 @@ def begun(*arguments: str | Path) -> Iterator[subprocess.Popen[str]]:
     assert process.stdout is not None
     assert process.stderr is not None
     try:
-        assert any("engines ready" in line or " replicas: " in line for line in process.stderr)
+        assert any("engines ready" in line or " replicas" in line for line in process.stderr)
         yield process
     finally:
         process.kill()
