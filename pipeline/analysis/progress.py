@@ -15,7 +15,7 @@ from pipeline.analysis.facts import answers, engine_facts
 from pipeline.store.folder import FILE, is_held
 from pipeline.store.rows import UNFINISHED, counted
 from pipeline.store.run_file import RunFile
-from pipeline.store.store import count_rows, read_batches
+from pipeline.store.store import read_batches
 
 WINDOW_S = 30.0
 """Seconds that rates are over."""
@@ -26,75 +26,19 @@ APART_S = 0.5
 COLUMNS = ("stop_reason", "correct", "reference_answer")
 
 
-class RunProgress(Struct, frozen=True, kw_only=True):
-    """What a run folder holds at one moment. Rows are in it within two seconds."""
-
-    run: str
-    state: str
-    """See `state_of`."""
-    chains: int | None
-    """All chains of the run, those that have not begun included; null for a server's as long as they are not known."""
-    done: int
-    failed: int
-    graded: int
-    """Chains that count as right or wrong, see `rows.counted`."""
-    correct: int
-    answers: str | None = None
-    """`simulated` or `recorded` where models do not give the answers; see `resources.answers`."""
-    steps: int
-    calls: int
-
-    @property
-    def over(self) -> int:
-        """Chains that are done or failed."""
-        return self.done + self.failed
-
-    @property
-    def accuracy(self) -> float | None:
-        """Right answers over graded chains, 0 to 1; None where none is graded."""
-        return self.correct / self.graded if self.graded else None
-
-
-def run_progress(folder: Path) -> RunProgress:
-    """How far the run in `folder` is; raises `InputError` where there is none, or it cannot be read."""
-    run = RunFile.read(folder)
+def chains_so_far(folder: Path) -> tuple[int, int, int, int]:
+    """How many chains of a run are done, failed, graded (see `rows.counted`) and right, by their rows."""
     done = failed = graded = correct = 0
-    for count, right, reason, reference in _kinds(folder):
-        done += count * (reason not in UNFINISHED)
-        failed += count * (reason == "error")
-        verdict = counted(right, reason, reference)
-        graded += count * (verdict is not None)
-        correct += count * bool(verdict)
-    state = state_of(folder, run)
-    return RunProgress(
-        run=folder.resolve().name,
-        state=state,
-        chains=chains_of(run, state, done + failed),
-        done=done,
-        failed=failed,
-        graded=graded,
-        correct=correct,
-        answers=answers(engine_facts(run).values()),
-        steps=count_rows(folder, "steps"),
-        calls=count_rows(folder, "calls"),
-    )
-
-
-def _kinds(folder: Path) -> Iterator[tuple[int, bool | None, str, str | None]]:
-    """How many chains ended alike, whether they are right, their stop reason, and a text where they have a reference answer."""
     for batch in read_batches(folder, "chains", COLUMNS):
         has_reference = pc.is_valid(batch.column("reference_answer"))
         kinds = pa.table({"reason": batch.column("stop_reason"), "right": batch.column("correct"), "has_reference": has_reference})
         for kind in kinds.group_by(["reason", "right", "has_reference"]).aggregate([([], "count_all")]).to_pylist():
-            yield kind["count_all"], kind["right"], kind["reason"], "" if kind["has_reference"] else None
-
-
-def chains_of(run: RunFile, state: str, over: int) -> int | None:
-    """The number of chains of a run, at least those that are `over`: more than its input has if a later session had a smaller limit.
-
-    None for a server's that is at work or was killed, as `run.json` has it from the end of a session.
-    """
-    return None if run.options.served and state in ("running", "killed") else max(run.input.chains, over)
+            count, verdict = kind["count_all"], counted(kind["right"], kind["reason"], "" if kind["has_reference"] else None)
+            done += count * (kind["reason"] not in UNFINISHED)
+            failed += count * (kind["reason"] == "error")
+            graded += count * (verdict is not None)
+            correct += count * bool(verdict)
+    return done, failed, graded, correct
 
 
 def state_of(folder: Path, run: RunFile) -> str:
@@ -105,7 +49,7 @@ def state_of(folder: Path, run: RunFile) -> str:
 
 
 class RunState(Struct, frozen=True, kw_only=True):
-    """A run folder in one line."""
+    """A run folder in one line; rows are in it within two seconds."""
 
     folder: str
     graph: str
@@ -116,12 +60,12 @@ class RunState(Struct, frozen=True, kw_only=True):
     """Chains that are over, failed ones included."""
     failed: int
     of: int | None
-    """All chains of the run; null for a server's as long as they are not known."""
+    """All chains of the run, those that have not begun included; null for a server's as long as they are not known."""
     graded: int
     accuracy: float | None
     """Share of right chains, 0 to 1; null without graded ones, and of simulated answers none of which is right."""
     answers: str | None
-    """`simulated` or `recorded` where models do not give the answers; see `resources.answers`."""
+    """`simulated` or `recorded` where models do not give the answers; see `facts.answers`."""
     problems_per_s: float | None
     """Chains a second for each sample of a problem, over all sessions; null where `wall_time_s` is."""
     virtual_time: bool
@@ -158,23 +102,23 @@ def _run_files(folder: Path, depth: int) -> Iterator[tuple[Path, float]]:
                     yield from _run_files(Path(entry.path), depth - 1)
 
 
-def run_state(folder: Path, name: str) -> RunState:
-    """The run in `folder`, called `name`. Raises `InputError` where there is none, or it cannot be read."""
+def run_state(folder: Path, name: str = "") -> RunState:
+    """The run in `folder`, called `name` or as its folder. Raises `InputError` where there is none, or it cannot be read."""
     run = RunFile.read(folder)
     totals, made = run.totals, answers(engine_facts(run).values())
     done, failed, graded, correct = totals.chains_done, totals.chains_failed, totals.graded, totals.correct
     state, seconds = state_of(folder, run), run.wall_time_s
-    if state in ("running", "killed"):  # `run.json` has the totals and the time of sessions that ended by themselves
-        now, seconds = run_progress(folder), None
-        done, failed, graded, correct = now.done, now.failed, now.graded, now.correct
+    unsure = state in ("running", "killed")
+    if unsure:  # `run.json` has the totals and the time of sessions that ended by themselves
+        (done, failed, graded, correct), seconds = chains_so_far(folder), None
     return RunState(
-        folder=name,
+        folder=name or folder.resolve().name,
         graph=run.plan.name,
         models=", ".join(dict.fromkeys(run.plan.models.values())),
         state=state,
         chains=done + failed,
         failed=failed,
-        of=chains_of(run, state, done + failed),
+        of=None if run.options.served and unsure else max(run.input.chains, done + failed),
         graded=graded,
         accuracy=correct / graded if graded and (correct or made != "simulated") else None,
         answers=made,
@@ -209,7 +153,7 @@ class RecentRates:
     """Growing counts over time, of which as many are kept as the rates of the last `WINDOW_S` seconds need."""
 
     def __init__(self, slowest: str) -> None:
-        """`slowest`: the count of which `LEAST_ENDED` are needed for its own rate."""
+        """`slowest`: the count that must grow by `LEAST_ENDED` in the window."""
         self._slowest = slowest
         self._kept: deque[tuple[float, dict[str, float]]] = deque()
 
@@ -219,7 +163,7 @@ class RecentRates:
         if len(kept) > 1 and now - kept[-2][0] < APART_S:
             kept.pop()
         kept.append((now, dict(counts)))
-        while len(kept) > 2 and self._enough():
+        while len(kept) > 2 and now - kept[1][0] >= WINDOW_S and counts[self._slowest] - kept[1][1][self._slowest] >= LEAST_ENDED:
             kept.popleft()
 
     @property
@@ -227,25 +171,9 @@ class RecentRates:
         """The number of looks that are kept."""
         return len(self._kept)
 
-    def last(self, name: str) -> float:
-        """This count at the last look."""
-        return self._kept[-1][1][name]
-
     def per_s(self, name: str) -> float | None:
         """By how much this count grew a second; None before the second look at it."""
         if len(self._kept) < 2:
             return None
-        (then, before), (now, after) = self._start(name), self._kept[-1]
-        return (after[name] - before.get(name, 0.0)) / (now - then) if now > then else None
-
-    def _start(self, name: str) -> tuple[float, dict[str, float]]:
-        """The latest look from which on the window is long enough for this count, or the first one."""
-        if name == self._slowest:
-            return self._kept[0]
-        now = self._kept[-1][0]
-        return next((look for look in reversed(self._kept) if now - look[0] >= WINDOW_S), self._kept[0])
-
-    def _enough(self) -> bool:
-        """True if nothing before the second look is needed any more."""
-        (then, before), (now, after) = self._kept[1], self._kept[-1]
-        return now - then >= WINDOW_S and after[self._slowest] - before[self._slowest] >= LEAST_ENDED
+        (then, before), (now, after) = self._kept[0], self._kept[-1]
+        return (after[name] - before[name]) / (now - then) if now > then else None

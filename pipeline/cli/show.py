@@ -21,7 +21,7 @@ from rich.text import Text
 
 from pipeline.analysis.facts import of_answers
 from pipeline.analysis.headline import engines_table, facts_table, headline, stages_table, summary_of
-from pipeline.analysis.progress import RecentRates, RunProgress, RunState, duration, run_folders, run_progress, run_state
+from pipeline.analysis.progress import RecentRates, RunState, duration, run_folders, run_state
 from pipeline.analysis.tables import Table, plain, plain_percent, size
 from pipeline.cli.commands import option
 from pipeline.cli.console import PlainConsole, print_table
@@ -46,8 +46,6 @@ STYLES = {
 }
 """Colours of steps by their decision; the others, which an engine wrote without a choice, are blue."""
 VERDICTS = {"right": "bold green", "wrong": "bold red", "failed": "bold red"}
-COUNTS = ("over", "steps", "calls")
-"""Counts of a run of which `--follow` prints rates."""
 FOLLOW_S = 2.0
 """Seconds between two looks of `--follow`: rows are in the folder within these."""
 EXAMPLES = 5
@@ -176,12 +174,12 @@ def _cells(state: RunState) -> Iterator[str]:
 
 def _follow(run: Located, as_json: bool) -> None:
     """Print how far the run is until no process is at work on it."""
-    rates = RecentRates("over")
+    rates = RecentRates("chains")
     live = Live(console=PlainConsole(), auto_refresh=False) if sys.stdout.isatty() and not as_json else None
     with live or nullcontext():
         while True:
-            found = run_progress(run.path)
-            rates.look(time.monotonic(), {name: float(getattr(found, name)) for name in COUNTS})
+            found = run_state(run.path)
+            rates.look(time.monotonic(), {"chains": found.chains})
             if as_json:
                 print_page(msgspec.json.encode(found))
             elif live is None:
@@ -193,17 +191,15 @@ def _follow(run: Located, as_json: bool) -> None:
             time.sleep(FOLLOW_S)
 
 
-def _progress_line(found: RunProgress, rates: RecentRates) -> str:
+def _progress_line(found: RunState, rates: RecentRates) -> str:
     """How far the run is, in one line."""
-    of = "" if found.chains is None else f"/{found.chains:,}"
-    parts = [f"{found.run}: {found.state}, {found.over:,}{of} chains", f"{found.failed:,} failed", f"{found.steps:,} steps"]
-    if found.graded:
-        parts.append(of_answers(f"{found.correct:,} of {found.graded:,} right", found.answers))
-    per_s = {name: rates.per_s(name) for name in COUNTS}
-    if per_s["over"] is not None:
-        parts.append(f"{per_s['over']:.3g} problems/s, {per_s['steps']:.3g} steps/s, {per_s['calls']:.3g} calls/s")
-    if per_s["over"] and found.chains is not None:
-        parts.append(f"{duration((found.chains - found.over) / per_s['over'])} left")
+    of = "" if found.of is None else f"/{found.of:,}"
+    parts = [f"{found.folder}: {found.state}, {found.chains:,}{of} chains", f"{found.failed:,} failed"]
+    if found.accuracy is not None:
+        parts.append(of_answers(f"{plain_percent(found.accuracy)} right", found.answers))
+    if per_s := rates.per_s("chains"):
+        parts.append(f"{per_s:.3g} problems/s")
+        parts += [] if found.of is None else [f"{duration((found.of - found.chains) / per_s)} left"]
     return " · ".join(parts)
 
 

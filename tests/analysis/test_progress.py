@@ -1,45 +1,78 @@
-"""Rates of counts that somebody looks at again and again."""
+"""How far runs are: the line of a run folder, and rates of counts that somebody looks at again and again."""
+
+from pathlib import Path
 
 import pytest
 
-from pipeline.analysis.progress import LEAST_ENDED, WINDOW_S, RecentRates
+from pipeline.analysis.progress import LEAST_ENDED, WINDOW_S, RecentRates, run_state
+from pipeline.store.rows import ChainRow
+from pipeline.store.store import RunStore
+from tests.support.rows import blank
+from tests.support.run_files import RUN_JSON, write_run_json
+
+START = RUN_JSON["sessions"][0]["started_unix_ns"]
+ENDED = {"started_unix_ns": START, "status": "finished", "ended_unix_ns": START + 10 * 10**9}
+GOES_ON = {"started_unix_ns": START + 10**12}
 
 
-def ended(chains_per_s: float, seconds: int, every: float = 1.0, rates: RecentRates | None = None, start: float = 0.0) -> RecentRates:
-    """Rates after so many seconds of chains that end at this rate, and ten steps for each."""
-    rates = rates or RecentRates("chains")
-    before = rates.last("chains") if start else 0.0
-    looks = int(seconds / every)
-    for look in range(looks + 1):
-        ended = before + chains_per_s * look * every
-        rates.look(start + look * every, {"chains": ended, "steps": 10 * ended})
-    return rates
+@pytest.mark.parametrize(
+    ("made", "correct", "accuracy", "made_up"),
+    [("model", 0, 0.0, False), ("recorded", 1, 0.25, False), ("simulated", 0, None, True), ("simulated", 1, 0.25, False)],
+)
+def test_accuracy_is_of_the_answers_that_the_engines_state(
+    tmp_path: Path, made: str, correct: int, accuracy: float | None, made_up: bool
+) -> None:
+    totals = {"chains_done": 4, "graded": 4, "correct": correct}
+    write_run_json(tmp_path, totals=totals, engine_facts={"target": {"answers": made}})
+    found = run_state(tmp_path)
+    assert (found.folder, found.accuracy, found.made_up) == (tmp_path.name, accuracy, made_up)
+    assert found.answers == (None if made == "model" else made)
 
 
-def test_nothing_is_known_before_the_second_look() -> None:
+@pytest.mark.parametrize(("status", "time_s", "rate"), [("finished", 10.0, 0.2), ("running", None, None)])
+def test_the_time_of_a_run_that_was_killed_is_not_that_of_its_earlier_session(
+    tmp_path: Path, status: str, time_s: float | None, rate: float | None
+) -> None:
+    sessions = [ENDED] if status == "finished" else [ENDED, GOES_ON]
+    write_run_json(tmp_path, status=status, sessions=sessions, totals={"chains_done": 2})
+    found = run_state(tmp_path, "it")
+    assert (found.folder, found.wall_time_s, found.problems_per_s) == ("it", time_s, rate)
+    assert found.state == {"finished": "finished", "running": "killed"}[status]
+
+
+@pytest.mark.parametrize(("status", "of"), [("running", None), ("interrupted", 2)])
+def test_how_many_chains_a_server_has_is_known_at_its_end(tmp_path: Path, status: str, of: int | None) -> None:
+    write_run_json(tmp_path, status=status, served=True, input=RUN_JSON["input"] | {"rows": 2, "chains": 2})
+    assert run_state(tmp_path).of == of
+
+
+def test_chains_of_a_run_that_did_not_end_are_counted_by_how_they_ended(tmp_path: Path) -> None:
+    ends = [("end", True, "1"), ("end", False, "1"), ("end", None, None)]
+    ends += [("error", None, "1"), ("error", None, None), ("cancelled", None, "1")]
+    store = RunStore(write_run_json(tmp_path, status="running"))
+    for number, (reason, correct, reference) in enumerate(ends * 2):
+        fields = {"stop_reason": reason, "correct": correct, "reference_answer": reference}
+        store.append("chains", [blank(ChainRow, chain_id=f"p{number}#0", input_row=number + 1, **fields)])
+    store.close()
+    found = run_state(tmp_path)
+    assert (found.state, found.chains, found.failed, found.graded, found.accuracy) == ("killed", 10, 4, 6, 2 / 6)
+
+
+def test_rates_are_of_the_last_half_minute() -> None:
     rates = RecentRates("chains")
     rates.look(0.0, {"chains": 0.0})
-    assert rates.per_s("chains") is None
-    rates.look(2.0, {"chains": 1.0})
-    assert rates.per_s("chains") == 0.5
+    assert rates.per_s("chains") is None, "nothing is known before the second look"
+    for second in range(1, 661):
+        ended = float(second if second <= 600 else 600 + 4 * (second - 600))
+        rates.look(float(second), {"chains": ended, "steps": 10 * ended})
+    assert (rates.per_s("chains"), rates.per_s("steps")) == (4.0, 40.0)
 
 
-def test_what_was_before_the_window_does_not_count() -> None:
-    rates = ended(1.0, 600)
-    ended(4.0, 60, rates=rates, start=600.0)
-    assert rates.per_s("chains") == pytest.approx(4.0)
-    assert rates.per_s("steps") == pytest.approx(40.0)
-
-
-def test_of_slow_chains_the_window_is_longer() -> None:
+def test_of_slow_chains_the_window_is_longer_and_little_is_kept() -> None:
     """One chain in ten seconds: the last half minute saw three, too few to tell when the run ends."""
-    rates = RecentRates("chains")
-    for second in range(401):
-        rates.look(float(second), {"chains": float(second // 10), "steps": float(second)})
+    rates, quick = RecentRates("chains"), RecentRates("chains")
+    for look in range(1601):
+        rates.look(look / 4, {"chains": float(look // 40)})
+        quick.look(look / 4, {"chains": look / 2})
     assert rates.per_s("chains") == pytest.approx(0.1, rel=0.15)
-    assert rates.per_s("steps") == 1.0
-
-
-def test_little_is_kept_however_long_it_goes_on() -> None:
-    rates = ended(2.0, 3600, every=0.25)
-    assert rates.kept <= 4 * (WINDOW_S + LEAST_ENDED) + 8
+    assert quick.kept <= 4 * (WINDOW_S + LEAST_ENDED) + 8

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.analysis.progress import run_progress
+from pipeline.analysis.progress import run_state
 from pipeline.cli.live import repeated
 from pipeline.cluster.replicas import solve_on_replicas
 from pipeline.errors import PipelineError
@@ -46,7 +46,7 @@ def when(folder: Path, done: int, act: Callable[[], object]) -> AbstractContextM
 
     def look() -> None:
         with suppress(PipelineError):
-            if not acted.is_set() and run_progress(folder).over >= done:
+            if not acted.is_set() and run_state(folder).chains >= done:
                 acted.set()
                 act()
 
