@@ -53,11 +53,12 @@ LOW = 0.9
 FLAGGED = 0.05
 """Above this share of doubtful verifications a run is flagged."""
 MASSES = f"""
-SELECT count(*) AS verifications, coalesce(avg(score_mass), 0) AS mean, coalesce(quantile_cont(score_mass, 0.05), 0) AS p5,
+SELECT count(*) AS verifications, coalesce(avg(score_mass), 0) AS mean,
        coalesce(avg((score_mass < {LOW})::INT), 0) AS low_share
 FROM steps WHERE score_mass IS NOT NULL AND len(score_probs) > 0
 """
 """Verifications that chose among options: those of functions have no mass."""
+NOT_ONE = "no option had any probability, and every draft was rejected"
 BINS = 20
 """Number of bins of a scale, but for whole numbers, which have one each."""
 OUTLIERS = 0.005
@@ -109,8 +110,6 @@ class OptionMass(Struct, frozen=True):
 
     verifications: int
     mean: float
-    p5: float
-    """5th percentile: 95 % of the verifications have this mass or more."""
     low_share: float
     """Share of the verifications with a mass below `LOW`."""
 
@@ -164,8 +163,6 @@ def option_mass(db: Query) -> OptionMass | None:
 
 
 def mass_sentence(found: OptionMass) -> str:
-    """What was found as one sentence, with a warning where it is `flagged`."""
-    if not found.mean:
-        return "no option had any probability: every draft was rejected; check the judge's prompt (`pipeline graph prompt`)"
-    said = f"{1 - found.mean:.0%} of the probability is on something other than a valid option"
-    return f"{said}: check the judge's prompt (`pipeline graph prompt`)" if found.flagged else said
+    """What was found, where it is `flagged`, as one sentence."""
+    what = f"{1 - found.mean:.0%} of the probability is on something other than a valid option" if found.mean else NOT_ONE
+    return f"{what}: check the judge's prompt (`pipeline graph prompt`)"

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 from msgspec import structs
 
-from pipeline.analysis.headline import facts_table, headline
+from pipeline.analysis.headline import headline
 from pipeline.analysis.summary import EngineSummary, StageSummary, Summary, summarize
 from pipeline.errors import InputError
 from pipeline.store.rows import CallRow, ChainRow, StepRow
@@ -107,7 +107,9 @@ def test_probability_on_valid_options_is_summed_and_flagged(tmp_path: Path) -> N
     found = summarize(tmp_path)
     assert found.option_mass is not None
     assert (found.option_mass.mean, found.option_mass.low_share, found.option_mass.flagged) == (pytest.approx(0.93), 0.1, True)
-    assert dict(facts_table(found).rows)["options"].startswith("7% of the probability is on something other than a valid option: check")
+    assert next(row.text for row in headline(structs.replace(found, verified_steps=10)).rows if row.name == "options").startswith(
+        "7% of the probability is on something other than a valid option: check"
+    )
 
 
 def engine_summary(*values: Any, **others: Any) -> EngineSummary:
