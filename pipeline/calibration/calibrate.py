@@ -24,8 +24,6 @@ from pipeline.text import one_line
 
 MAX_CALLS = 1500
 """The number of calls of each engine that are fitted by default."""
-WORST_ERROR = 0.5
-"""A fit is too bad to predict from where the times of a device's calls are off by more on average, as the mean of |ln|."""
 UNIT_RATES: dict[str, Any] = {"flops_per_s": 1e12, "prompt_flops_per_s": None, "bytes_per_s": 1e12, "overhead_s": 1e-3}
 """Rates of a device before the fit, which does not depend on them."""
 FIELDS = (
@@ -46,11 +44,6 @@ class Calibration(Struct, frozen=True, kw_only=True):
     """The fitted devices by name."""
     calls: dict[str, int]
     """Number of calls that were fitted, by role."""
-
-    @property
-    def bad(self) -> dict[str, float]:
-        """The errors of devices whose fit is worse than `WORST_ERROR`."""
-        return {name: error for name, device in self.devices.items() if not (error := device.fit_error or 0.0) <= WORST_ERROR}
 
 
 def calibrate(folders: Sequence[Path], max_calls: int = MAX_CALLS) -> Calibration:

@@ -9,8 +9,8 @@ import msgspec
 from rich.markup import escape
 from rich.progress import Progress
 
-from pipeline.calibration.calibrate import WORST_ERROR, engines_file, fit_lines
 from pipeline.calibration.calibrate import calibrate as calibrated
+from pipeline.calibration.calibrate import engines_file, fit_lines
 from pipeline.cli.commands import option
 from pipeline.cli.console import PlainConsole
 from pipeline.cli.located import LocalPath, Located, RunFolder
@@ -113,19 +113,13 @@ def calibrate(runs: tuple[Located, ...], output: Path | None) -> None:
     """Fit simulated engines to the traces of RUN..., and report the fit error. A replay of RUN uses the fitted costs.
 
     Give runs at small and at large batch sizes: one batch size alone does not identify all rates. The file keeps the fit error, which is
-    printed with every prediction made from it. No file is written if calls are off by more than 50% on average.
+    printed with every prediction made from it.
     """
     folders = [run.path for run in runs]
     check_readable(*folders)
     found = calibrated(folders)
     for line in fit_lines(found):
         print_line(line)
-    if found.bad:
-        worst = ", ".join(f"calls of {device} are off by {error:.1%}" for device, error in found.bad.items())
-        raise UsageError(
-            f"{worst} on average, more than {WORST_ERROR:.0%}: no file was written; fit runs at a small and a large batch "
-            "size without other load"
-        )
     path = output or (Path() if runs[0].url else folders[0]) / "calibration.yaml"
     with boundary(UsageError, f"--output {path}: cannot be written", foreign=OSError), whole_file(path) as file:
         file.write(engines_file(found).encode())

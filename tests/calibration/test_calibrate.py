@@ -16,7 +16,6 @@ from pipeline.analysis.summary import summarize
 from pipeline.calibration.calibrate import Calibration, calibrate, engines_file
 from pipeline.calibration.fit import error_of, nelder_mead, simulate
 from pipeline.calibration.recorded import CORRELATION, TimedCall, accuracy_for, durations, read_calls, read_texts, undisturbed
-from pipeline.cli.main import run_command
 from pipeline.engines.sim.spec import SimDeviceSpec, SimSpec
 from pipeline.errors import InputError, UsageError
 from pipeline.options import RunOptions
@@ -88,17 +87,6 @@ def test_the_file_gives_about_the_same_run_beside_which_its_error_stands(recorde
     assert error == pytest.approx(fitted.devices[TRUE.name].fit_error, rel=1e-5)
     assert f"off by {error:.1%} on average" in notices(file, "finished")[1]
     assert {spec.parameters for spec in file.plan.engines.values()} == {3.28e10, 1.78e9}  # type: ignore[attr-defined]
-
-
-def test_a_bad_fit_is_not_written(recorded: list[Path], fitted: Calibration, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert fitted.bad == {}
-    monkeypatch.setattr("pipeline.calibration.calibrate.WORST_ERROR", 0.2)
-    folder, output = tmp_path / "run", tmp_path / "fit.yaml"
-    shutil.copytree(recorded[1], folder)
-    one = {"parameters": 1.0, "max_num_batched_tokens": 16, "max_num_seqs": 1}
-    edit_engines(folder, draft={"parameters": 1e14}, target=one)  # rates of one device hardly explain it
-    assert run_command(["calibrate", str(folder), "--output", str(output)]) == 2
-    assert not output.exists()
 
 
 def test_the_least_point_of_a_curved_valley_is_found() -> None:
