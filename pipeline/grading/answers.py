@@ -51,8 +51,6 @@ class Grade(Struct, frozen=True):
 
     correct: bool | None
     """None where there was nothing to compare, or the grader itself failed."""
-    rule: str | None = None
-    """The rule that decided: `equal numbers`, `different letters`; None if the comparison did not finish."""
     why: str | None = None
     """Why the comparison did not finish (a time limit, a lost grader); None if it did."""
 
@@ -113,10 +111,10 @@ def compare_texts(kind: Kind, answer: str, reference: str) -> Grade | None:
     if kind not in GRADER_KINDS:
         return None
     if answer.strip() == reference.strip():
-        return Grade(True, "the same text")
+        return Grade(True)
     letters, options = choice(answer), choice(reference)
     if options and (kind == "letter" or (letters and len(options) == 1)):
-        return _graded("letters", letters == options)
+        return Grade(letters == options)
     if max(len(answer), len(reference)) > LONGEST:
         return Grade(False, why=f"longer than {LONGEST:,} characters")
     mine, theirs = _read(answer), _read(reference)
@@ -124,14 +122,13 @@ def compare_texts(kind: Kind, answer: str, reference: str) -> Grade | None:
     if (a is None or b is None) and (kind == "numeric" or (b is not None and _is_sentence(mine.cleaned))):
         a, b = _figure(answer), _figure(reference)
     if a is not None and b is not None:
-        if 0 < abs(a - b) < precision(theirs.compact):
-            return _graded("numbers, as far as the reference is rounded", True)
-        if a == b or (percent := is_percentage(answer)) == is_percentage(reference):
-            return _graded("numbers", a == b)
-        return _graded("numbers, one of them a percentage", a / 100 == b if percent else a == b / 100)
+        if a == b or abs(a - b) < precision(theirs.compact):
+            return Grade(True)
+        percent, expected = is_percentage(answer), is_percentage(reference)
+        return Grade(percent != expected and (a / 100 == b if percent else a == b / 100))
     if mine.compact == theirs.compact != "":
-        return Grade(True, "the same text in one notation")
-    return Grade(False, "different texts") if kind == "letter" else None
+        return Grade(True)
+    return Grade(False) if kind == "letter" else None
 
 
 def is_percentage(text: str) -> bool:
@@ -201,7 +198,3 @@ def _figure(text: str) -> Fraction | None:
     text = clean(text[:_SENTENCE].rpartition("=")[2])
     found = NUMBER.findall(_LESS.sub(" ", text))
     return _read(found[0]).value if len(found) == 1 and not _BOUND.match(text) else None
-
-
-def _graded(what: str, correct: bool) -> Grade:
-    return Grade(correct, f"{'equal' if correct else 'different'} {what}")

@@ -1,4 +1,4 @@
-"""Whether two mathematical expressions are equal: two texts without wrapping enter, a `Grade` leaves.
+"""Whether two mathematical expressions are equal: two texts without wrapping enter, a truth leaves.
 
 math-verify reads them. Values are compared here, because its own comparison has an absolute tolerance: `10^{-20}` is `5\\cdot 10^{-20}`
 to it. Rational numbers are compared exactly, all others to `DIGITS` significant digits, and expressions with variables at `POINTS`;
@@ -15,7 +15,7 @@ from functools import lru_cache
 from itertools import permutations
 from typing import Any
 
-from pipeline.grading.answers import Grade, precision
+from pipeline.grading.answers import precision
 from pipeline.system.worker_process import without_collections
 
 with without_collections():
@@ -50,15 +50,15 @@ _PLAIN = NormalizationConfig(basic_latex=True, units=False, malformed_operators=
 _EXTRACTION = [LatexExtractionConfig(normalization_config=_PLAIN)]
 
 
-def equal(answer: str, reference: str) -> Grade:
+def equal(answer: str, reference: str) -> bool:
     """Whether two expressions, the answer and the reference, are mathematically equal."""
     said, expected = parsed(answer), parsed(reference)
     if said and expected:
         a, b = said[0], expected[0]
         with suppress(TypeError, ValueError, ArithmeticError, AttributeError, NotImplementedError):  # sympy's, where it cannot tell
-            if (found := _decimals(answer, reference, a, b) or _same(a, b)) is not None:
+            if (found := _decimals(answer, reference, a, b)) is not None or (found := _same(a, b)) is not None:
                 return found
-    return Grade(bool(verify(expected, said, allow_set_relation_comp=True, timeout_seconds=None)), "math-verify")
+    return bool(verify(expected, said, allow_set_relation_comp=True, timeout_seconds=None))
 
 
 @lru_cache(PARSED)
@@ -76,7 +76,7 @@ def _exact(read: Any) -> Any:
     return read
 
 
-def _decimals(answer: str, reference: str, a: Any, b: Any) -> Grade | None:
+def _decimals(answer: str, reference: str, a: Any, b: Any) -> bool | None:
     """Whether a decimal is the rounded value of the other side's number, where that is irrational and the decimal has `LEAST_FIGURES`;
     a reference in double precision may round any number, but only True is sure of it. None where nothing is sure."""
     for text, decimal, other, least in ((answer, a, b, Fraction(0)), (reference, b, a, precision(reference))):
@@ -84,13 +84,13 @@ def _decimals(answer: str, reference: str, a: Any, b: Any) -> Grade | None:
         if not (least or long) or not isinstance(other, Expr) or other.free_symbols or (value := _number(other, {})) is None:
             continue
         if least and abs(value - decimal) < Rational(least):
-            return Grade(True, "a number, and what was computed of it")
+            return True
         if found and long and not value.is_rational:
-            return Grade(bool(abs(value - decimal) <= Rational(1, 2 * 10 ** len(found[1]))), "a decimal, and the number that it may round")
+            return bool(abs(value - decimal) <= Rational(1, 2 * 10 ** len(found[1])))
     return None
 
 
-def _same(a: Any, b: Any) -> Grade | None:
+def _same(a: Any, b: Any) -> bool | None:
     """Whether two parsed things are equal; None where values cannot decide."""
     if isinstance(a, Expr) and isinstance(b, Expr):
         if any(isinstance(each, Symbol) and len(each.name) > 1 for each in (a, b)):
@@ -101,10 +101,10 @@ def _same(a: Any, b: Any) -> Grade | None:
     return _same_sets(a, b)
 
 
-def _same_values(a: Any, b: Any) -> Grade | None:
+def _same_values(a: Any, b: Any) -> bool | None:
     names = sorted(a.free_symbols | b.free_symbols, key=str)
     if not names and None not in (exact := [_rational(each) for each in (a, b)]):
-        return Grade(exact[0] == exact[1], "exact values")
+        return bool(exact[0] == exact[1])
     real, other = 0, list[bool]()
     for point in _points(names):
         left, right = _number(a, point), _number(b, point)
@@ -112,15 +112,12 @@ def _same_values(a: Any, b: Any) -> Grade | None:
             continue
         close, is_real = _close(left, right), not names or bool(left.is_real and right.is_real)
         if is_real and not close:
-            where = ", ".join(f"{name} = {value}" for name, value in point.items())
-            return Grade(False, f"different values at {where}" if names else "different values")
+            return False
         real += is_real
         other += [] if is_real else [close]
     if not real and not all(other):
-        return Grade(False, "different values")  # \ln x^2 and 2 \ln x differ where they are not real, which counts only if they never are
-    if (real or len(other)) < (3 if names else 1):
-        return None
-    return Grade(True, f"equal to {DIGITS} digits" + (f" at {real or len(other)} points" if names else ""))
+        return False  # \ln x^2 and 2 \ln x differ where they are not real, which counts only if they never are
+    return True if (real or len(other)) >= (3 if names else 1) else None
 
 
 def _points(names: Sequence[Any]) -> Sequence[Mapping[Any, Any]]:
@@ -166,14 +163,13 @@ def _close(a: Any, b: Any) -> bool:
     return bool(abs(a - b) <= Rational(1, 10**DIGITS) * max(abs(a), abs(b)))
 
 
-def _same_sets(a: Any, b: Any) -> Grade | None:
+def _same_sets(a: Any, b: Any) -> bool | None:
     """Whether two intervals, unions of intervals, or inequalities in one variable have equal ends; None for other sets."""
     a, b = (each.as_set() if isinstance(each, Relational | And) and len(each.free_symbols) == 1 else each for each in (a, b))
     mine, theirs = (each.args if isinstance(each, Union) else (each,) for each in (a, b))
     if not all(isinstance(each, Interval) for each in (*mine, *theirs)) or len(mine) > 4:
         return None
-    same = len(mine) == len(theirs) and any(all(map(_same_interval, mine, order)) for order in permutations(theirs))
-    return Grade(same, f"intervals with {'equal' if same else 'different'} ends")
+    return len(mine) == len(theirs) and any(all(map(_same_interval, mine, order)) for order in permutations(theirs))
 
 
 def _same_interval(a: Any, b: Any) -> bool:
@@ -182,20 +178,18 @@ def _same_interval(a: Any, b: Any) -> bool:
 
 
 def _same_end(a: Any, b: Any) -> bool:
-    found = None if a.is_infinite or b.is_infinite else _same_values(a, b)
-    return found is not None and bool(found.correct)
+    return not (a.is_infinite or b.is_infinite) and bool(_same_values(a, b))
 
 
-def _same_relations(a: Any, b: Any) -> Grade | None:
+def _same_relations(a: Any, b: Any) -> bool | None:
     """Whether one equation or inequality is a multiple of the other; None where it is not, and they may have the same solutions."""
     mine, theirs = (each.reversed if isinstance(each, LessThan | StrictLessThan) else each for each in (a, b))
     if type(mine) is not type(theirs):
-        return Grade(False, "different relations")
+        return False
     left, right = mine.lhs - mine.rhs, theirs.lhs - theirs.rhs
     names = sorted(a.free_symbols | b.free_symbols, key=str)
     values = [(_number(left, point), _number(right, point)) for point in _points(names)]
     ratios = [x / y for x, y in values if x and y]
     if len(ratios) >= 3 and all(_close(ratio, ratios[0]) for ratio in ratios):
-        same = isinstance(mine, Equality | Unequality) or bool(ratios[0] > 0)
-        return Grade(same, "one is a multiple of the other" if same else "opposite relations")
+        return isinstance(mine, Equality | Unequality) or bool(ratios[0] > 0)
     return _same_sets(a, b) if len(names) == 1 and not isinstance(mine, Equality) else None

@@ -5,15 +5,15 @@ forms are handled here, by the text; no expression is evaluated.
 """
 
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import product
 from math import gcd
 
-from pipeline.grading.answers import Grade, is_percentage, same_answer
+from pipeline.grading.answers import is_percentage, same_answer
 from pipeline.grading.notation import clean
 from pipeline.grading.units import factor, split_unit
 
-Leaf = Callable[[str, str], Grade]
+Leaf = Callable[[str, str], bool]
 """Whether two expressions without wrapping, the answer and the reference, are mathematically equal."""
 MAX_PARTS = 64
 """Tuples, unions and matrices of more parts are not compared part by part."""
@@ -76,28 +76,25 @@ _SAYINGS = {
 }  # fmt: skip
 
 
-def same_form(answer: str, reference: str, leaf: Leaf) -> Grade:
+def same_form(answer: str, reference: str, leaf: Leaf) -> bool:
     """Whether `answer` equals `reference`, part by part; `leaf` decides about single expressions."""
     left, right = clean(answer), clean(reference)
     if (same := _same_moment(left, right)) is not None:
         return same
     if not left or not right or any(depth > DEEPEST for text in (left, right) for depth, _ in _marks(text)):
-        return Grade(False, "nothing to compare, or brackets nested too deeply")
+        return False  # nothing to compare, or brackets nested too deeply
     leaf = _of_words({each.strip() for text in (answer, reference) for each in _TEXTS.findall(text)}, leaf)
     bare = not left.startswith(r"\{") and not right.startswith(r"\{")
-    for a, b in dict.fromkeys(product(_readings(left), _readings(right))):
-        if (found := _same_parts(a, b, leaf, bare)).correct:
-            break
-    return found
+    return any(_same_parts(a, b, leaf, bare) for a, b in dict.fromkeys(product(_readings(left), _readings(right))))
 
 
-def _same_moment(a: str, b: str) -> Grade | None:
+def _same_moment(a: str, b: str) -> bool | None:
     """Whether two texts are the same date or time of day, where each says as much as the other or leaves out the year, or whether it is
     morning; None where neither is a date, and not both are times."""
     mine, theirs = _moment(a), _moment(b)
     if mine is None or theirs is None:
-        return Grade(False, "a date, and no date") if 3 in (len(mine or ()), len(theirs or ())) else None
-    return Grade(mine[:-1] == theirs[:-1] and (mine[-1] == theirs[-1] or None in (mine[-1], theirs[-1])), "dates or times")
+        return False if 3 in (len(mine or ()), len(theirs or ())) else None
+    return mine[:-1] == theirs[:-1] and (mine[-1] == theirs[-1] or None in (mine[-1], theirs[-1]))
 
 
 def _moment(text: str) -> Moment | None:
@@ -121,11 +118,11 @@ def _moment(text: str) -> Moment | None:
 def _of_words(texts: Collection[str], leaf: Leaf) -> Leaf:
     """`leaf`, which takes no word for a product of its letters: neither one of the `texts` that are marked as such, nor capitals."""
 
-    def compare(answer: str, reference: str) -> Grade:
+    def compare(answer: str, reference: str) -> bool:
         sides = answer.strip(), reference.strip()
         if all(map(_LETTERS.fullmatch, sides)) and any(side in texts or _CODE.fullmatch(side) for side in sides):
             said, other = ("".join(side.split()).casefold() for side in sides)
-            return Grade(said == other, "words, letter by letter")
+            return said == other
         return leaf(answer, reference)
 
     return compare
@@ -187,7 +184,7 @@ def _closes_at_end(text: str) -> bool:
     return next((mark.end() == len(text) for depth, mark in _marks(text) if depth == 0), False)
 
 
-def _same_parts(answer: Sequence[str], reference: Sequence[str], leaf: Leaf, bare: bool) -> Grade:
+def _same_parts(answer: Sequence[str], reference: Sequence[str], leaf: Leaf, bare: bool) -> bool:
     """Whether the parts of both sides are equal one to one: in any order, unless only one side gives names (`x = 1, y = 2`).
 
     With `bare` (no side is a set) a tuple may be written without its brackets.
@@ -197,7 +194,7 @@ def _same_parts(answer: Sequence[str], reference: Sequence[str], leaf: Leaf, bar
         answer, reference = (_items(each[0], "(") if len(each) == 1 else each for each in (answer, reference))
         return _in_order(answer, reference, leaf)
     if len(answer) != len(reference) or len(answer) > MAX_PARTS:
-        return Grade(False, f"{len(answer)} parts and {len(reference)}")
+        return False
     if len(answer) == 1:
         return _same_one(answer[0], reference[0], leaf)
     names = [[name for part in parts if (name := _named(_sides(part)))] for parts in (answer, reference)]
@@ -206,11 +203,11 @@ def _same_parts(answer: Sequence[str], reference: Sequence[str], leaf: Leaf, bar
     left = list(reference)
     for part in answer:
         nearest = sorted(left, key=lambda other: not same_answer(part, other))
-        partner = next((other for other in nearest if _same_one(part, other, leaf).correct), None)
+        partner = next((other for other in nearest if _same_one(part, other, leaf)), None)
         if partner is None:
-            return Grade(False, f"{part[:40]!r} has no partner")
+            return False
         left.remove(partner)
-    return Grade(True, f"{len(answer)} parts in any order")
+    return True
 
 
 def _unzipped(parts: Sequence[str]) -> Sequence[str]:
@@ -227,37 +224,29 @@ def _by_name(parts: Sequence[str]) -> Sequence[str]:
     return sorted(parts, key=lambda part: re.sub(r"\d+", lambda digits: digits[0].zfill(9), names[part]))
 
 
-def _in_order(answer: Sequence[str], reference: Sequence[str], leaf: Leaf) -> Grade:
-    if len(answer) != len(reference):
-        return Grade(False, f"{max(1, len(answer))} parts and {max(1, len(reference))}")
-    return _all(f"{len(answer)} parts in order", (_same_one(a, b, leaf) for a, b in zip(answer, reference, strict=True)))
+def _in_order(answer: Sequence[str], reference: Sequence[str], leaf: Leaf) -> bool:
+    return len(answer) == len(reference) and all(_same_one(a, b, leaf) for a, b in zip(answer, reference, strict=True))
 
 
-def _all(how: str, found: Iterable[Grade]) -> Grade:
-    """The grade of all parts together: the first wrong one, or `how` they were compared."""
-    wrong = next((each for each in found if not each.correct), None)
-    return Grade(wrong is None, f"{how}: {wrong.rule}" if wrong else how)
-
-
-def _same_one(answer: str, reference: str, leaf: Leaf) -> Grade:
+def _same_one(answer: str, reference: str, leaf: Leaf) -> bool:
     """Whether two single parts are equal: tuples, intervals, matrices, equations, words, or expressions with or without a unit."""
     a, b = _body(answer), _body(reference)
     if a == b or same_answer(a, b):
-        return Grade(True, "the same text" if a == b else "the same text in one notation, or the same number")
-    if (same := _words(a, b) or _same_moment(a, b)) is not None:
+        return True
+    if (same := _words(a, b)) is not None or (same := _same_moment(a, b)) is not None:
         return same
     for compare in (_matrices, _brackets, _ratios, _equations):
         if (same := compare(a, b, leaf)) is not None:
             return same
     if moduli := {found[1] for text in (a, b) if (found := _MODULO.search(text))}:
-        return _all("remainders", [Grade(len(moduli) == 1, "of one modulus"), _same_one(_MODULO.sub("", a), _MODULO.sub("", b), leaf)])
+        return len(moduli) == 1 and _same_one(_MODULO.sub("", a), _MODULO.sub("", b), leaf)
     (x, unit), (y, other) = split_unit(a), split_unit(b)
     if unit is None and not _has_letters(y):
         x, unit = split_unit(a, symbols=True)
     elif other is None and not _has_letters(x):
         y, other = split_unit(b, symbols=True)
     if (times := factor(unit, other)) is None or (unit and is_percentage(b)) or (other and is_percentage(a)):
-        return Grade(False, f"different units, {unit or '%'} and {other or '%'}")
+        return False
     return _values(x.strip() if times == 1 else rf"({times})\cdot({_expression(x)})", y.strip(), leaf)
 
 
@@ -266,15 +255,15 @@ def _body(text: str) -> str:
     return _MEMBER.sub("", _BUILDER.sub(r"\1", text).strip())
 
 
-def _words(a: str, b: str) -> Grade | None:
+def _words(a: str, b: str) -> bool | None:
     """Whether two texts of words are equal, by their text or as well-known phrases (`no solution`); None where neither text is words.
 
     math-verify would take their letters for variables.
     """
     said, other = (re.sub(r"\s+", " ", text).casefold().replace(", ", ",").strip(". ") for text in (a, b))
     if _SAYINGS.get(said, said) == _SAYINGS.get(other, other):
-        return Grade(True, "the same words")
-    return Grade(False, "different words") if any(map(_is_prose, (a, b))) else None
+        return True
+    return False if any(map(_is_prose, (a, b))) else None
 
 
 def _is_prose(text: str) -> bool:
@@ -282,14 +271,12 @@ def _is_prose(text: str) -> bool:
     return _WORDS.fullmatch(text) is not None or len(_PROSE.findall(split_unit(text)[0])) > 2
 
 
-def _brackets(a: str, b: str, leaf: Leaf) -> Grade | None:
+def _brackets(a: str, b: str, leaf: Leaf) -> bool | None:
     """Whether two tuples or intervals have the same brackets around equal elements in order; None where one text is neither."""
     mine, theirs = _items(a), _items(b)
     if not mine or not theirs:
         return None
-    if (a[0], a[-1]) != (b[0], b[-1]):
-        return Grade(False, "different brackets")
-    return _in_order(mine, theirs, leaf)
+    return (a[0], a[-1]) == (b[0], b[-1]) and _in_order(mine, theirs, leaf)
 
 
 def _items(text: str, bracket: str = "([") -> list[str]:
@@ -300,7 +287,7 @@ def _items(text: str, bracket: str = "([") -> list[str]:
     return items if 1 < len(items) <= MAX_PARTS else []
 
 
-def _matrices(a: str, b: str, leaf: Leaf) -> Grade | None:
+def _matrices(a: str, b: str, leaf: Leaf) -> bool | None:
     """Whether two matrices are equal cell by cell, whatever their brackets; None where neither text is a matrix of LaTeX.
 
     The other one may be written `[[1, 2], [3, 4]]`, and a vector as a tuple.
@@ -314,9 +301,9 @@ def _matrices(a: str, b: str, leaf: Leaf) -> Grade | None:
     if all(vectors) and any(not _MATRIX.match(text) and text[1:2] not in ("[", "(") for text in (a, b)):
         rows = [[[cell] for row in each for cell in row] for each in rows]  # a tuple is no row and no column
     if [len(row) for row in rows[0]] != [len(row) for row in rows[1]] or sum(map(len, rows[0])) > MAX_PARTS:
-        return Grade(False, "matrices of different sizes")
+        return False
     cells = [[cell.strip() for row in each for cell in row] for each in rows]
-    return _all("matrices, cell by cell", [_in_order(cells[0], cells[1], leaf)])
+    return _in_order(cells[0], cells[1], leaf)
 
 
 def _rows(text: str) -> list[list[str]]:
@@ -333,24 +320,24 @@ def _rows(text: str) -> list[list[str]]:
     return [split(item[1:-1], (",",)) for item in items] if all(item[:1] + item[-1:] in ("[]", "()") for item in items) else [items]
 
 
-def _ratios(a: str, b: str, leaf: Leaf) -> Grade | None:
+def _ratios(a: str, b: str, leaf: Leaf) -> bool | None:
     """Whether two ratios are proportional; None where neither text is one, and where one of two terms is compared with a fraction."""
     mine, theirs = (split(_TO.sub(":", text) if ":" in a + b else text, (":",)) for text in (a, b))
     terms = (*mine, *theirs)
     if len(terms) == 2 or not all(re.search(r"\d|^\W*[a-zA-Z]\W*$", term) and not _RELATED.search(term) for term in terms):
         return None
     if _moment(b) and not _moment(a) and re.fullmatch(r"[\d\s:]+", b) and gcd(*map(int, theirs)) > 1:
-        return Grade(False, "a time, and a ratio in other terms")
+        return False
     if len(mine) == len(theirs):
         pairs = [(rf"({x})\cdot({theirs[0]})", rf"({y})\cdot({mine[0]})") for x, y in zip(mine, theirs, strict=True)]
-        return _all("ratios", (leaf(_expression(x), _expression(y)) for x, y in pairs))
+        return all(leaf(_expression(x), _expression(y)) for x, y in pairs)
     if {len(mine), len(theirs)} == {1, 2}:
         over = [rf"\frac{{{side[0]}}}{{{side[1]}}}" if len(side) == 2 else side[0] for side in (mine, theirs)]
         return _values(over[0], over[1], leaf)
-    return Grade(False, "different ratios")
+    return False
 
 
-def _equations(a: str, b: str, leaf: Leaf) -> Grade | None:
+def _equations(a: str, b: str, leaf: Leaf) -> bool | None:
     """Whether equations are equal: of `name = value` the value counts, of a calculation its last side; None where there are none."""
     mine, theirs = _sides(a), _sides(b)
     if len(mine) == len(theirs) == 1:
@@ -358,12 +345,12 @@ def _equations(a: str, b: str, leaf: Leaf) -> Grade | None:
     names = [_named(sides) for sides in (mine, theirs)]
     if len(mine) > 1 and len(theirs) > 1 and (_has_letters(mine[0]) or _has_letters(theirs[0])):
         if None in names:
-            return leaf(a, b) if _solved(mine) == _solved(theirs) else Grade(False, "an equation and its solution")
+            return _solved(mine) == _solved(theirs) and leaf(a, b)
         if names[0] != names[1]:
-            return Grade(False, f"different names, {names[0]} and {names[1]}")
+            return False
     elif any(len(sides) > 1 and name is None and _has_letters(sides[0]) for name, sides in zip(names, (mine, theirs), strict=True)):
-        return Grade(False, "an equation, and no equation")
-    return _all("behind the last `=`", [_same_one(mine[-1], theirs[-1], leaf)])
+        return False  # an equation, and no equation
+    return _same_one(mine[-1], theirs[-1], leaf)
 
 
 def _solved(sides: Sequence[str]) -> bool:
@@ -399,7 +386,7 @@ def _plain_name(text: str) -> str | None:
     return "y" if _HEAD.match(name) else name.casefold()
 
 
-def _values(a: str, b: str, leaf: Leaf) -> Grade:
+def _values(a: str, b: str, leaf: Leaf) -> bool:
     """Whether two expressions are equal. A percentage on one side only counts as its number or a hundredth of it; number bases must
     agree if both are given."""
     percent, expected = is_percentage(a), is_percentage(b)
@@ -407,10 +394,9 @@ def _values(a: str, b: str, leaf: Leaf) -> Grade:
     mine, theirs = _BASE.match(a), _BASE.match(b)
     if mine or theirs:
         (x, base), (y, other) = ((found[1], found[2]) if found else (text, None) for found, text in ((mine, a), (theirs, b)))
-        return Grade(x == y and (base is None or other is None or base == other), "digits and number bases")
+        return x == y and (base is None or other is None or base == other)
     x, y = _expression(a), _expression(b)
-    found = Grade(True, "the same text in one notation, or the same number") if same_answer(a, b) else leaf(x, y)
-    if found.correct or percent == expected:
+    if (found := same_answer(a, b) or leaf(x, y)) or percent == expected:
         return found
     return leaf(rf"\frac{{{x}}}{{100}}", y) if percent else leaf(x, rf"\frac{{{y}}}{{100}}")
 

@@ -114,6 +114,6 @@ class Grader:
 def _called(name: str, own: Same, answer: str, reference: str) -> Grade:
     """The grade by a function of this process."""
     try:
-        return Grade(bool(own(answer, reference)), f"the grader {name}")
+        return Grade(bool(own(answer, reference)))
     except Exception as error:
         return Grade(False, why=storable(f"the grader {name!r} raised {type(error).__name__}: {with_place(error)}"))

@@ -52,7 +52,7 @@ def _grade(limit_s: float, kind: Kind, answer: str, reference: str) -> Grade:
         return Grade(None, why=f"the grader {kind!r} cannot be loaded: {type(error).__name__}")
     signal.setitimer(signal.ITIMER_PROF, limit_s)  # the default action of its signal ends the process
     try:
-        return Grade(bool(same(answer, reference)), f"the grader {kind}") if same else same_form(answer, reference, equal)
+        return Grade(bool(same(answer, reference) if same else same_form(answer, reference, equal)))
     except (Exception, SystemExit) as error:  # too deep for the parser, too large for the memory, ...
         return Grade(False, why=f"the comparison ended with {type(error).__name__}")
     finally:

@@ -42,7 +42,7 @@ class Regrade(Struct):
     """Rows that now count as right or wrong, failed chains as wrong; see `rows.counted`."""
     correct: int = 0
     changes: Counter[str] = field(default_factory=Counter)
-    """How many verdicts changed, by the old and the new one and what decided the new one: `wrong -> right (equal numbers)`."""
+    """How many verdicts changed, by the old and the new one: `wrong -> right`."""
     errors: Counter[str] = field(default_factory=Counter)
     """How many answers were not compared to the end, by reason."""
 
@@ -54,8 +54,7 @@ class Regrade(Struct):
         self.correct += bool(verdict)
         self.errors.update([grade.why] if grade.why else [])
         if grade.correct != row["correct"]:
-            rule = grade.why or grade.rule
-            self.changes[f"{WORDS[row['correct']]} -> {WORDS[grade.correct]}{f' ({rule})' if rule else ''}"] += 1
+            self.changes[f"{WORDS[row['correct']]} -> {WORDS[grade.correct]}{f' ({grade.why})' if grade.why else ''}"] += 1
 
 
 def regrade(run: Path, *, dry_run: bool = False) -> Regrade:

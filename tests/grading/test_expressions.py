@@ -17,8 +17,8 @@ wholes, exponents = st.integers(1, 10**6), st.integers(-30, 30)
 
 def right(answer: str, reference: str) -> bool:
     """The verdict, which is the same the other way round."""
-    found = same_form(answer, reference, equal).correct is True
-    assert same_form(reference, answer, equal).correct is found
+    found = same_form(answer, reference, equal)
+    assert same_form(reference, answer, equal) is found
     return found
 
 

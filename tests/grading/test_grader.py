@@ -39,25 +39,6 @@ def test_every_pair_has_its_verdict(grader: Grader, topic: tuple[str, str]) -> N
     given = [stated_in(pair.answer, "", form_of(pair.kind, pair.reference)) or "" for pair in pairs]
     of_chains = [grader.grade(pair.kind, said, pair.reference).correct for pair, said in zip(pairs, given, strict=True)]
     assert [(pair, said) for pair, said, right in zip(pairs, given, of_chains, strict=True) if right is not pair.right] == []
-    assert all(grade.rule for grade in grades)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("kind", "answer", "reference", "right", "rule"),
-    [
-        ("math", " 2 602 ", "2602", True, "equal numbers"),
-        ("math", r"50\%", "0.5", True, "equal numbers, one of them a percentage"),
-        ("math", "So it is **73**.", "73", True, "the same text"),
-        ("letter", "C", "D", False, "different letters"),
-        ("math", r"x=1, y=\sqrt{8}", r"x=1, y=2\sqrt{2}", True, "2 parts in any order"),
-        ("math", r"5\text{ cm}", r"5\text{ kg}", False, "different units, cm and kg"),
-    ],
-)
-def test_what_decided_is_said(grader: Grader, kind: str, answer: str, reference: str, right: bool, rule: str) -> None:
-    grade = grader.grade(kind, answer, reference)
-    assert grade.correct is right
-    assert (grade.rule or "").startswith(rule)
 
 
 @pytest.mark.slow

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.errors import GraphError
 from pipeline.graph.decode import decode_file
 from pipeline.graph.files import bundled_files, read_file
 from pipeline.graph.plan import Plan
@@ -60,26 +59,6 @@ def test_an_engines_file_names_the_prompts_that_suit_its_judge(engines: str, pro
         assert (plan.params["prompts"], plan.prompts) == (prompts, decode_file(read_file(prompts, "prompts file"), Prompts))
         assert plan.prompts.problem == DEFAULT_PROMPTS.problem, "as of every other system"
         assert load_plan(Path(graph), Path(engines), ("prompts=short",)).params["prompts"] == "short"
-
-
-@pytest.mark.parametrize(
-    ("prompts", "what"),
-    [
-        ('{problem: "Solve it."}', r"\$\.prompts\.problem: has no placeholder for the problem; write {{problem}} where it belongs"),
-        ('{problem: "{{problem}} {{answer}}"}', r"\$\.prompts\.problem: has an unknown placeholder {{answer}}; known are `problem`"),
-        ('{choose: {turn: "Which?"}}', r"\$\.prompts\.choose\.turn: has no placeholder for the candidates"),
-        ("{choose: {omit: <x>}}", r"\$\.prompts\.choose\.omit: is about the beginning of a separate chat; set `form: alone`, or drop it"),
-        ("{choose: {form: alone}}", r"\$\.prompts\.choose\.turn: has no placeholder for the problem"),
-        ('{score: {form: alone, turn: "{{problem}}"}}', r"\$\.prompts\.score\.turn: has no placeholder for the thought"),
-        ('{score: {labels: ["1", "2"]}}', r"\$\.prompts\.score\.labels: expected `array` of length >= 10"),
-        ("{like: specreason}", r"\$\.prompts: unknown key `like`"),
-        ("specrason", r"\$\.prompts: no prompts file is named `specrason` and there is no such file; did you mean `specreason`"),
-        ("7", r"\$\.prompts: expected a mapping, got `int`"),
-    ],
-)
-def test_what_is_wrong_is_one_sentence(tmp_path: Path, prompts: str, what: str) -> None:
-    with pytest.raises(GraphError, match=what):
-        graph_with(tmp_path, prompts)
 
 
 @pytest.mark.parametrize(
