@@ -305,12 +305,6 @@ def check_reserved(key: str, value: Mapping[str, Any], reserved: Mapping[str, st
         raise ValueError(f"{key} must not hold `{name}`: {reserved[name]}")
 
 
-def check_template_arguments(value: Mapping[str, Any]) -> None:
-    """Raise `ValueError` where `value` cannot be what the key `chat_template_kwargs` holds."""
-    own = ("messages", "tools", "documents", "add_generation_prompt")
-    check_reserved("chat_template_kwargs", value, dict.fromkeys(own, "every prompt sets its own"))
-
-
 class GraphSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The keys of a graph file."""
 

@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 from msgspec import Meta
 
-from pipeline.graph.spec import AdapterName, EngineSpec, PositiveSeconds, check_reserved, check_template_arguments
+from pipeline.graph.spec import AdapterName, EngineSpec, PositiveSeconds, check_reserved
 
 ContextTokens = Annotated[int, Meta(ge=16, le=1_000_000_000)]
 _OWN = (
@@ -58,7 +58,6 @@ class OpenAISpec(EngineSpec, frozen=True, kw_only=True, tag="openai"):
     def __post_init__(self) -> None:
         """Reject further fields that every request has, and what may hold a key or a password, which is not repeated."""
         check_reserved("extra", self.extra, RESERVED)
-        check_template_arguments(self.chat_template_kwargs)
         if flaw := flaw_in_url(self.base_url):
             raise ValueError(f"base_url {flaw}")
         if self.api_key_env is not None and not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", self.api_key_env):

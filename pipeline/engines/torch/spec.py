@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
-from pipeline.graph.spec import AdapterName, RestartableSpec, check_template_arguments
+from pipeline.graph.spec import AdapterName, RestartableSpec
 
 
 class TorchSpec(RestartableSpec, frozen=True, kw_only=True, tag="torch"):
@@ -39,10 +39,6 @@ class TorchSpec(RestartableSpec, frozen=True, kw_only=True, tag="torch"):
     """Arguments of the chat template, such as `enable_thinking: false` for Qwen3."""
     trust_remote_code: bool = False
     """Run code that comes with the model."""
-
-    def __post_init__(self) -> None:
-        """Reject arguments that cannot be passed to a chat template."""
-        check_template_arguments(self.chat_template_kwargs)
 
     @property
     def gpus(self) -> tuple[int, ...]:

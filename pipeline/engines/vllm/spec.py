@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
-from pipeline.graph.spec import AdapterName, RestartableSpec, check_reserved, check_template_arguments
+from pipeline.graph.spec import AdapterName, RestartableSpec, check_reserved
 
 RESERVED = {
     **dict.fromkeys(("model", "trust_remote_code", "speculative_config"), "set it next to `args`"),
@@ -44,7 +44,6 @@ class VllmSpec(RestartableSpec, frozen=True, kw_only=True, tag="vllm"):
     def __post_init__(self) -> None:
         """Reject arguments that are set elsewhere, and GPUs that are not one for each part of the model."""
         check_reserved("args", self.args, RESERVED)
-        check_template_arguments(self.chat_template_kwargs)
         parts = self.args.get("tensor_parallel_size", 1)
         if self.devices and not len(self.devices) == len(set(self.devices)) == parts:
             raise ValueError(f"`devices` names the GPUs {', '.join(map(str, self.devices))}, but `tensor_parallel_size` is {parts}")
