@@ -25,8 +25,6 @@ from pipeline.store.query import Query
 from pipeline.store.run_file import RunFile
 
 SWEEP = "sweep.json"
-TARGET, THE_TARGET = "target", "the target alone"
-"""The baseline's graph, and its name in sentences."""
 TAIL = """
 WITH changes AS (SELECT start_unix_ns AS t, 1 AS change FROM chains UNION ALL SELECT end_unix_ns, -1 FROM chains),
      lives AS (SELECT sum(sum(change)) OVER (ORDER BY t) AS live, lead(t) OVER (ORDER BY t) AS until FROM changes GROUP BY t),
@@ -110,16 +108,17 @@ def read_card(folder: Path) -> SweepCard:
         return msgspec.json.decode((folder / SWEEP).read_bytes(), type=SweepCard)
 
 
-def is_finished(run: Path) -> bool:
-    """Whether the run in a folder is finished."""
-    return (run / FILE).is_file() and RunFile.read(run).status == "finished"
+def chains_done(run: Path) -> int | None:
+    """The number of finished chains of the run in a folder; None where it is not finished."""
+    file = RunFile.read(run) if (run / FILE).is_file() else None
+    return file.totals.chains_done if file and file.status == "finished" else None
 
 
 def read_points(folder: Path) -> dict[str, list[Measured]]:
     """By heading the finished points of the sweep in `folder` that have a finished chain; raises `InputError` where there are none."""
     groups = read_card(folder).groups
     names = dict.fromkeys(label.folder for labels in groups.values() for label in labels)
-    there = [path for name in names if is_finished(path := folder / "runs" / name) and RunFile.read(path).totals.chains_done]
+    there = [path for name in names if chains_done(path := folder / "runs" / name)]
     if not there:
         raise InputError(str(folder), "has no finished point: there is nothing to show")
     runs = {run.folders[0].name: run for run in read_runs(there)}
@@ -150,15 +149,11 @@ def label_of(curve: Curve) -> Label:
     return next(iter(curve.values()))[0].label
 
 
-def baselines(found: Mapping[str, Curve]) -> list[str]:
-    """The curves `found` that are of the target alone; the first one where none is."""
-    return [name for name, curve in found.items() if label_of(curve).baseline] or list(found)[:1]
-
-
 def best_baseline(name: str, found: Mapping[str, Curve], size: int) -> str | None:
     """The fastest other baseline for a curve at a batch size: of those on its engines, and on engines on which nothing else runs."""
     own, systems = label_of(found[name]).engines, {label_of(curve).engines for curve in found.values() if not label_of(curve).baseline}
-    rates = {each: rate.median for each in baselines(found) if each != name and (rate := speed(found[each].get(size, ())))}
+    alone = (each for each, curve in found.items() if label_of(curve).baseline and each != name)
+    rates = {each: rate.median for each in alone if (rate := speed(found[each].get(size, ())))}
     fair = [each for each in rates if own not in systems or (engines := label_of(found[each]).engines) == own or engines not in systems]
     return max(fair, key=rates.__getitem__, default=None)
 
@@ -201,7 +196,7 @@ def verdict(name: str, found: Mapping[str, Curve]) -> str:
         how = "faster" if ratio.low > 1 else "slower" if ratio.high < 1 else "not told apart"
         said.setdefault(how, []).append(f"{size} ({ratio.median:.2f} times)")
     alone = dict.fromkeys(best_baseline(name, found, size) for size in over)
-    against = "the best baseline" if len(alone) > 1 else THE_TARGET if TARGET in alone else next(iter(alone), "")
+    against = "the best baseline" if len(alone) > 1 else "the target alone" if "target" in alone else next(iter(alone), "")
     parts = [f"{how} at batch size {', '.join(sizes)}" for how, sizes in said.items()]
     cross = "" if (at := crossing(over)) is None else f"; the curves cross near batch size {at:.3g}"
     return f"{name} against {against}: {', '.join(parts)}{cross}." if parts else ""
@@ -229,7 +224,7 @@ def sweep_table(points: Sequence[Measured], title: str = "") -> Table:
     """Throughput by batch size and system: a row for each, the fastest of a batch size bold, its best baseline marked."""
     found = curves(points)
     over = {name: ratios(name, found) for name in found}
-    mark = "best baseline" if len(baselines(found)) > 1 else "baseline"
+    mark = "best baseline" if sum(label_of(curve).baseline for curve in found.values()) > 1 else "baseline"
     rows, bold = list[tuple[str, ...]](), list[int]()
     for size in sorted({point.label.batch_size for point in points}):
         here = {name: curve[size] for name, curve in found.items() if size in curve}
@@ -270,16 +265,14 @@ def ranged(figure: Spread | None) -> str:
 def study_tables(folder: Path) -> Iterator[str | Table]:
     """The papers' tables of a study over its finished runs; a sentence for one that cannot be made, and for runs that are in none."""
     card = read_card(folder)
-    names = {name for _, runs in card.tables for name in runs}
-    finished = {name for name in names if is_finished(folder / "runs" / name)}
-    empty = sorted(name for name in finished if not RunFile.read(folder / "runs" / name).totals.chains_done)
+    done = {name: chains_done(folder / "runs" / name) for _, runs in card.tables for name in runs}
     for table, runs in card.tables:
-        there = [folder / "runs" / name for name in runs if name in finished and name not in empty]
+        there = [folder / "runs" / name for name in runs if done[name]]
         try:
             yield paper_table(table, read_runs(there, pooled=True)) if there else f"{table}: no run of it is finished."
         except UsageError as error:
             yield f"{table}: {error}."
-    if finished < names:
-        yield f"{len(names - finished)} runs of these tables are not finished: they are in none of them."
-    if empty:
+    if missing := sum(count is None for count in done.values()):
+        yield f"{missing} runs of these tables are not finished: they are in none of them."
+    if empty := [name for name, count in done.items() if count == 0]:
         yield f"All chains failed in {', '.join(empty)}: in none of these tables."

@@ -307,7 +307,8 @@ def write_page(folders: Sequence[Path], output: Path) -> None:
     """
     pages = _pages("report")
     runs = [run for folder in folders for run in ([folder] if pages.is_sweep(folder) else runs_in(folder))]
-    check_readable(*runs)
+    if not any(map(pages.is_sweep, runs)):
+        check_readable(*runs)
     with boundary(UsageError, f"--output {output}: cannot be written", foreign=OSError), whole_file(output) as file:
         file.write(pages.report(runs).encode(errors="backslashreplace"))
 

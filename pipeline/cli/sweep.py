@@ -3,7 +3,6 @@ leave."""
 
 import shlex
 import sys
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, get_args
@@ -13,8 +12,7 @@ from click.core import ParameterSource
 from msgspec import structs
 
 from pipeline.analysis.compare import data_name
-from pipeline.analysis.curves import Measured, advice, read_points, study_tables, sweep_table
-from pipeline.analysis.tables import Table
+from pipeline.analysis.curves import advice, read_points, study_tables, sweep_table
 from pipeline.cli import live
 from pipeline.cli.commands import HeadedCommand, headed, option
 from pipeline.cli.console import print_parts
@@ -117,6 +115,8 @@ def sweep(graphs: tuple[Path, ...], small: bool, dry_run: bool, max_loss: float 
     under DIR/runs. Real engines stay open from one point to the next; simulated points run in parallel.
     """
     study = _study(graphs, small, options) if is_study(graphs[0]) else _sweep(graphs, options)
+    if max_loss is not None and len(study.groups) > 1:
+        raise UsageError("--max-loss: needs one data set, the validation set")
     if dry_run:
         print_parts(_planned(study))
         return
@@ -126,7 +126,7 @@ def sweep(graphs: tuple[Path, ...], small: bool, dry_run: bool, max_loss: float 
     with restored_handlers(), rare_collection():
         result = carry_out(study, observer, _print_point, attend=stop_at_first_signal)
     code = result.exit_code
-    if result.points and not output().prints("the table", partial(_print_result, result)):
+    if result.chains > result.failed and not output().prints("the table", partial(_print_result, result)):
         code = code or 1
     if result.error is not None:
         output().error(str(result.error))
@@ -183,18 +183,15 @@ def _print_point(number: int, planned: int, point: Point, run: RunFile) -> None:
 
 def _print_result(result: SweepResult) -> None:
     """The papers' tables of a study that has any, else a table and a line of advice for each data set; and where the rest is."""
-    tables = list(study_tables(result.folder))
-    parts = tables or [part for heading, points in read_points(result.folder).items() for part in _of_group(heading, points)]
+    parts = list(study_tables(result.folder))
+    for heading, points in read_points(result.folder).items() if not parts else ():
+        parts += [sweep_table(points, heading), *advice(points)[:1]]
     try:
         write_page([result.folder], page := result.folder / "report.html")
         more = f"All curves, and what is not alike: {page}"
     except MissingExtra as error:
         more = f"No page: {error}"
     print_parts([*parts, f"{more}\nRuns: pipeline compare {result.folder}/runs/*"])
-
-
-def _of_group(heading: str, points: Sequence[Measured]) -> list[str | Table]:
-    return [sweep_table(points, heading), *advice(points)[:1]]
 
 
 def _choose(result: SweepResult, max_loss: float, graphs: tuple[Path, ...], options: dict[str, Any]) -> int:

@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct, structs
 
-from pipeline.analysis.curves import SWEEP, is_finished
+from pipeline.analysis.curves import SWEEP, chains_done
 from pipeline.engine import Engine, PrefixCacheReset
 from pipeline.engines.registry import notices
 from pipeline.errors import Interrupted, PipelineError, RunError, UsageError
@@ -103,7 +103,7 @@ class _Work:
     def __init__(self, study: Study, folder: Path, observer: Observer, done: Done, problems: Mapping[Any, Problems]) -> None:
         self.folder, self.observer, self.problems, self.points, self._done = folder, observer, problems, study.points, done
         self.workers, self.warm_up = study.workers, study.warm_up
-        self._finished = {point.folder for point in self.points if is_finished(self.run_folder(point))}
+        self._finished = {point.folder for point in self.points if chains_done(self.run_folder(point)) is not None}
 
     @property
     def finished(self) -> list[Point]:
