@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from msgspec import Struct
 
-from pipeline.analysis.facts import EngineFacts, Resources, answers, engine_facts, of_answers, of_facts, replica_count, resources
+from pipeline.analysis.facts import EngineFacts, Resources, answers, engine_facts, of_answers, replica_count, resources, stated
 from pipeline.analysis.figures import Estimate, Sums, changes, common, figures, read_sums
 from pipeline.analysis.rules import Rules, differences, of_devices, rules_of
 from pipeline.analysis.tables import Table, number, percent, plain, times
@@ -329,7 +329,7 @@ def pooled_runs(c: Comparison) -> Iterator[tuple[str, str]]:
 def simulated(c: Comparison) -> str:
     """What is to be known of simulated runs, and how far their times may be off; empty where there are none."""
     runs = [run for run in c.runs if run.file.virtual_time]
-    return f"{SIMULATED} {of_facts([each for run in runs for each in run.facts.values()])}" if runs else ""
+    return f"{SIMULATED} {stated([each for run in runs for each in run.facts.values()])}" if runs else ""
 
 
 def speeds(c: Comparison) -> Table:

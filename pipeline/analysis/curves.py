@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Struct
 
 from pipeline.analysis.compare import Run, flags_of, read_runs
-from pipeline.analysis.facts import of_answers, of_facts
+from pipeline.analysis.facts import of_answers, stated
 from pipeline.analysis.papers import paper_table
 from pipeline.analysis.tables import Table, plain, plain_percent
 from pipeline.errors import InputError, UsageError, boundary
@@ -236,7 +236,7 @@ def sweep_table(points: Sequence[Measured], title: str = "") -> Table:
             rows.append((str(size), label, *_cells(runs, ratio)))
     simulated = [facts for point in points if point.run.file.virtual_time for facts in point.run.facts.values()]
     columns = ("batch size", "system", "problems/s", "over", "steady", "tail", "accuracy")
-    note = f"{NOTE} {of_facts(simulated)}" if simulated else NOTE
+    note = f"{NOTE} {stated(simulated)}" if simulated else NOTE
     return Table(title or "Throughput by batch size", columns, tuple(rows), note, tuple(bold))
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from pipeline.errors import InputError
+from pipeline.errors import InputError, boundary
 from pipeline.store.run_file import RunFile
 
 MEDIAN_ERROR = 0.11
@@ -43,8 +43,6 @@ class EngineFacts(Struct, frozen=True, kw_only=True):
     """Addresses of the servers that it sends requests to."""
     replay: str | None = None
     """The run folder whose recorded answers it gives; null for other engines."""
-    kv_cache_tokens: int | None = None
-    """Tokens whose keys and values fit into its cache."""
     fit_error: float | None = None
     """Of a simulated engine with fitted rates: the mean error of its calls' times, |ln|."""
     token_level: bool = False
@@ -88,7 +86,13 @@ def engine_facts(run: RunFile) -> dict[str, EngineFacts]:
 
 def facts_of(stated: Mapping[str, Mapping[str, Any]]) -> dict[str, EngineFacts]:
     """The facts that engines stated, by role; raises `InputError`."""
-    return {role: _checked_facts(role, facts) for role, facts in stated.items()}
+    found = {}
+    for role, each in stated.items():
+        with boundary(InputError, f"run.json: $.engine_facts.{role}", foreign=msgspec.ValidationError):
+            facts = msgspec.convert(each, EngineFacts)
+        unbound = facts.answers == "simulated" and facts.replay is None and facts.flops_per_s is None
+        found[role] = msgspec.structs.replace(facts, flops_per_s=math.inf) if unbound else facts  # JSON has no infinity
+    return found
 
 
 def replica_count(run: RunFile) -> int:
@@ -153,16 +157,6 @@ def take_turns(run: RunFile, facts: Mapping[str, EngineFacts]) -> tuple[str, ...
     return next((tuple(roles) for roles in sharing.values() if len(roles) > 1), ())
 
 
-def _checked_facts(role: str, stated: Mapping[str, Any]) -> EngineFacts:
-    try:
-        facts = msgspec.convert(dict(stated), EngineFacts)
-    except msgspec.ValidationError as error:
-        raise InputError(f"run.json: $.engine_facts.{role}", str(error)) from error
-    if facts.answers == "simulated" and facts.replay is None and facts.flops_per_s is None:
-        return msgspec.structs.replace(facts, flops_per_s=math.inf)  # JSON has no infinity
-    return facts
-
-
 def _count(number: int, noun: str) -> str:
     return f"{number} {noun}{'s' * (number > 1)}" if number else ""
 
@@ -174,21 +168,18 @@ def sentence(median_error: float, own_text_error: float | None) -> str:
     return f"{recorded}; with its own: {own}."
 
 
-def stated(fit_errors: Iterable[float | None], token_level: bool = False) -> str:
-    """The sentence shown with simulated speeds; `fit_errors` are those of devices with fitted rates, None for the others. `token_level`:
-    an engine speculates token by token."""
-    worst = max((error for error in fit_errors if error is not None), default=None)
-    fitted = "" if worst is None else f" The rates here were fitted, and times of single calls are off by {worst:.1%} on average."
-    inside = f" Speed-ups by token-level speculation are off by {TOKEN_LEVEL_ERROR:.0%} of printed ones on average." if token_level else ""
-    return sentence(MEDIAN_ERROR, OWN_TEXT_ERROR) + fitted + inside
-
-
-def of_facts(engines: Collection[EngineFacts]) -> str:
-    """The same of simulated engines that stated these facts."""
-    return stated((each.fit_error for each in engines), any(each.token_level for each in engines))
+def stated(engines: Collection[EngineFacts] = ()) -> str:
+    """The sentence shown with the speeds of simulated engines that stated these facts."""
+    worst = max((each.fit_error for each in engines if each.fit_error is not None), default=None)
+    said = sentence(MEDIAN_ERROR, OWN_TEXT_ERROR)
+    if worst is not None:
+        said += f" The rates here were fitted, and times of single calls are off by {worst:.1%} on average."
+    if any(each.token_level for each in engines):
+        said += f" Speed-ups by token-level speculation are off by {TOKEN_LEVEL_ERROR:.0%} of printed ones on average."
+    return said
 
 
 def of_engines(engines: Collection[EngineFacts]) -> str:
     """The same of the engines of a run on virtual time; empty where none is on a simulated device, as those of a replay that take as long
     as they were recorded to."""
-    return of_facts(engines) if any(each.devices for each in engines) else ""
+    return stated(engines) if any(each.devices for each in engines) else ""

@@ -16,7 +16,7 @@ from pipeline.errors import InputError
 from pipeline.store.query import Query
 from pipeline.store.store import RunStore
 from tests.analysis import reference_analyses as reference
-from tests.support.run_files import RUN_JSON
+from tests.support.run_files import RUN_JSON, write_run_json
 from tests.support.runs import solve_short
 from tests.support.traces import (
     ENGINES,
@@ -158,7 +158,7 @@ def test_an_engine_is_busy_while_it_is_on_any_of_its_replicas(tmp_path: Path) ->
 def test_what_cannot_be_read_and_a_clock_that_stepped_back(tmp_path: Path) -> None:
     found = over_time(write(tmp_path / "instant", calls=[call("a", "d", 5, 5, 5), call("a", "d", 5, 5, 3)]))
     assert found.engines["d"].total_busy_s == 0
-    (tmp_path / "calls").mkdir()
+    (write_run_json(tmp_path) / "calls").mkdir()
     (tmp_path / "calls" / "part-00000.parquet").write_bytes(b"nothing")
     with pytest.raises(InputError, match="cannot be read"):
         over_time(tmp_path)

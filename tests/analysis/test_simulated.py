@@ -5,7 +5,7 @@ import json
 import pytest
 
 from bench import sharing, token_level
-from pipeline.analysis.facts import MEDIAN_ERROR, OWN_TEXT_ERROR, TOKEN_LEVEL_ERROR, EngineFacts, of_facts, stated
+from pipeline.analysis.facts import MEDIAN_ERROR, OWN_TEXT_ERROR, TOKEN_LEVEL_ERROR, EngineFacts, stated
 from tests.support.paths import ROOT
 
 
@@ -38,13 +38,9 @@ def test_the_error_of_token_level_speculation_is_what_its_anchors_give() -> None
     assert again["token_level_fitted_error"] < again["token_level_error"] < again["token_level_roofline_error"] / 1.5
 
 
-def test_fitted_rates_have_their_own_error_beside_it() -> None:
-    assert stated([None, None]) == stated([])
+def test_what_engines_state_of_their_error_is_said() -> None:
+    fitted = [EngineFacts(fit_error=error) for error in (0.1, None, 0.441)]
     assert f"off by a median of {MEDIAN_ERROR:.0%} with recorded text" in stated([])
-    assert stated([0.1, None, 0.441]).endswith("The rates here were fitted, and times of single calls are off by 44.1% on average.")
-
-
-def test_engines_that_speculate_token_by_token_have_the_error_of_that_beside_it() -> None:
-    assert of_facts([EngineFacts(fit_error=0.1), EngineFacts()]) == stated([0.1])
-    said = of_facts([EngineFacts(), EngineFacts(token_level=True)])
+    assert stated(fitted).endswith("The rates here were fitted, and times of single calls are off by 44.1% on average.")
+    said = stated([EngineFacts(), EngineFacts(token_level=True)])
     assert said.endswith(f"Speed-ups by token-level speculation are off by {TOKEN_LEVEL_ERROR:.0%} of printed ones on average.")
