@@ -75,7 +75,8 @@ class Prepared(Struct, frozen=True, kw_only=True):
 
 def load_plan(graph: Path | Mapping[str, Any], engines: Path | Mapping[str, Any] | None = None, settings: tuple[str, ...] = ()) -> Plan:
     """The compiled plan of a graph file on an engines file or on `replay:RUN`, or of what such files hold. Raises `UsageError`."""
-    return load_graph(graph, engines=bindings(engines), settings=settings)
+    bound = bindings(engines)
+    return load_graph(graph, engines=bound, settings=settings)
 
 
 @contextmanager
@@ -105,6 +106,7 @@ def prepare(
     with held as folder, TemporaryDirectory(prefix="problems-") if folder is None else nullcontext(folder) as place:
         old = RunFile.read(folder) if folder is not None and (folder / FILE).exists() else None
         kept = keep_input(options, Path(place), problems) if old is None else _kept(Path(place), old, known)
+        counts = kept.counts(options.samples)
         if old is None:
             check_toys(plan, options, kept)
         begun = (Path(place) / "calls").exists()  # as in one process
@@ -122,7 +124,7 @@ def prepare(
                 status="running",
                 options=known,
                 source=source_of(plan),
-                input=kept.counts(options.samples),
+                input=counts,
                 virtual_time=virtual,
                 versions=versions(),
                 host=host(),

@@ -60,13 +60,6 @@ def test_scot_thinks_again_where_all_drafts_are_rejected(tmp_path: Path) -> None
     assert Counter(row["stage"] for row in calls)["fallback"] == Counter(row["decision"] for row in steps)["fallback"]
 
 
-def test_the_best_of_n_is_always_one_of_them(tmp_path: Path) -> None:
-    hopeless = ("engines.draft.text.step_accuracy=0.0", "engines.target.text.verifier_accuracy=1.0")
-    steps = rows(solve(tmp_path, "best-of-n", *hopeless), "steps")
-    assert {row["decision"] for row in steps} == {"accepted"}
-    assert {(row["score_label"], row["chosen_candidate"], len(row["score_probs"])) for row in steps} == {("1", 0, 5)}
-
-
 CONFIDENT = "answer_confident=0.95"
 
 

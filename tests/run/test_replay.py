@@ -132,12 +132,6 @@ def test_fewer_problems_samples_and_candidates_need_no_new_text_as_far_as_they_g
     assert "the call asks for 7 candidates, but 5 were recorded" in failures(more.folder)[0].message
 
 
-def test_other_problems_need_text_that_was_never_generated(recorded: Callable[[str], Path], tmp_path: Path) -> None:
-    more = replay(recorded("speccot"), tmp_path / "out", input=write_problems(tmp_path, 9))
-    assert said(more.folder) == said(recorded("speccot"))
-    assert len(unanswered(more.folder)) == 2 * 3
-
-
 def test_a_replay_goes_on_after_it_was_stopped(recorded: Callable[[str], Path], tmp_path: Path) -> None:
     settings = ("threshold=9",)
     whole = replay(recorded("specreason"), tmp_path / "whole", settings=settings)
