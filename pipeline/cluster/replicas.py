@@ -4,7 +4,7 @@
     RUN/shards/3/       the run of the fourth shard, as `pipeline run --shard 3/8` would leave it
 
 Whoever reads RUN meanwhile reads its shards (`store.store`). A worker that dies is started again and resumes its shard. There are as many
-shards as replicas: each waits for its own longest chain, so that smaller ones take longer together (`bench/results/shards.json`).
+shards as replicas, because each waits for its own longest chain.
 """
 
 import os
