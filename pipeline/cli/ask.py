@@ -15,13 +15,11 @@ from pipeline.analysis.tables import Table, as_csv, as_markdown, printed, read_q
 from pipeline.analysis.tables import as_json as as_json_of
 from pipeline.cli.commands import HeadedCommand, headed, option
 from pipeline.cli.console import PlainConsole, print_parts, print_table
-from pipeline.cli.located import LocalPath, Located, RunFolder, runs_in
-from pipeline.cli.options import json_option
+from pipeline.cli.options import LocalPath, Located, RunFolder, json_option, one_run, runs_in
 from pipeline.cli.terminal import print_json, print_line, print_page
 from pipeline.errors import UsageError, boundary, reason
 from pipeline.export.answers_file import form_of, write_query, write_rows
 from pipeline.files import whole_file
-from pipeline.store.folder import check_run
 from pipeline.store.query import Query, check_readable, words_of
 from pipeline.store.rows import ROWS
 from pipeline.text import sanitize
@@ -40,21 +38,16 @@ ONLY_WITH = {
     "labels": ("selection",),
 }
 """The options that not every kind of export has, with the kinds that have them."""
+FILE_HELP = "Output file: .jsonl, .csv or .parquet; - for JSON lines on stdout.  [default: RUN-KIND.csv, by KIND]"
+SHARE = click.FloatRange(0.0, 1.0, max_open=True)
+COMPLETIONS, LABELS = click.Choice(["thought", "response"]), click.Choice(["answers", "rewards", "verdicts"])
 output_option, training_option = headed("Output"), headed("Training data")
 
 
 @click.command()
 @click.argument("runs", type=RunFolder(), nargs=-1, required=True, metavar="RUN|DIR...")
-@option(
-    "--baseline",
-    metavar="RUN|GRAPH",
-    help="Baseline of speed-ups and gains.  [default: graph `target`, else the first run without drafts, else the first run]",
-)
-@option(
-    "--table",
-    metavar="NAME|FILE.sql",
-    help="Print one table in the layout of a paper, such as speccot-2, or one of your own; see `pipeline list tables`.",
-)
+@option("--baseline", metavar="RUN|GRAPH", help="Baseline of speed-ups.  [default: `target`, else the first run without drafts]")
+@option("--table", metavar="NAME|FILE.sql", help="Print the table of a paper (`pipeline list tables`), or one of your own.")
 @option("--no-pool", is_flag=True, help="Do not pool runs that differ only in the seed.")
 @json_option
 @option("-o", "--output", type=LocalPath(), metavar="FILE", help="Also write to this file: .md, .csv or .json.")
@@ -158,41 +151,13 @@ def _array(rows: Iterable[list[str]]) -> Iterator[str]:
 
 @click.command(cls=HeadedCommand)
 @click.argument("runs", type=RunFolder(), nargs=-1, required=True, metavar="RUN...")
-@output_option(
-    "-o",
-    "--output",
-    type=LocalPath(allow_dash=True),
-    metavar="FILE",
-    help="Output file: .jsonl, .csv or .parquet; - for JSON lines on stdout.  [default: NAME-KIND.csv, by KIND]",
-)
-@output_option(
-    "--as", "kind", type=click.Choice(tuple(KINDS)), metavar="KIND", default="answers", show_default=True, help="What to export, as above."
-)
+@output_option("-o", "--output", type=LocalPath(allow_dash=True), metavar="FILE", help=FILE_HELP)
+@output_option("--as", "kind", type=click.Choice(tuple(KINDS)), metavar="KIND", default="answers", help="One of the above.")
 @option("--thoughts", is_flag=True, help="answers: include the reasoning before each answer.", heading="Answers")
 @training_option("--correct", is_flag=True, help="Only chains whose answer is right.")
-@training_option(
-    "--validation",
-    type=click.FloatRange(0.0, 1.0, max_open=True),
-    metavar="SHARE",
-    default=0.1,
-    show_default=True,
-    help="Share of the problems in the validation split.",
-)
-@training_option(
-    "--completion",
-    type=click.Choice(["thought", "response"]),
-    metavar="NAME",
-    default="thought",
-    show_default=True,
-    help="sft: thought (the reasoning), or response (the reasoning and the answer).",
-)
-@training_option(
-    "--labels",
-    type=click.Choice(["answers", "rewards", "verdicts"]),
-    metavar="NAME",
-    help="selection: answers, rewards or verdicts decide what is right.  "
-    "[default: answers for thoughts; rewards, or else verdicts, for steps]",
-)
+@training_option("--validation", type=SHARE, metavar="SHARE", default=0.1, show_default=True, help="Share of the validation split.")
+@training_option("--completion", type=COMPLETIONS, default="thought", show_default=True, help="sft: with or without the answer.")
+@training_option("--labels", type=LABELS, help="selection: what is right.  [default: answers; of steps rewards, or else verdicts]")
 def export(runs: tuple[Located, ...], output: Path | None, kind: str, **options: Any) -> None:
     """Export runs to a file.
 
@@ -209,9 +174,7 @@ def export(runs: tuple[Located, ...], output: Path | None, kind: str, **options:
 
     perfetto: chains and calls for https://ui.perfetto.dev, with engines as processes and their slots as threads.
     """
-    folders = [run.path for run in runs]
-    for folder in folders:
-        check_run(folder)
+    folders = list(map(one_run, runs))
     output = output or Path(f"{folders[0].resolve().name}-{kind}.{KINDS[kind]}")
     _check(kind, folders, output, options)
     check_readable(*folders)

@@ -12,8 +12,7 @@ from msgspec import Struct
 from pipeline.analysis.tables import Table
 from pipeline.cli.commands import option
 from pipeline.cli.console import PlainConsole, print_table
-from pipeline.cli.located import LocalPath
-from pipeline.cli.options import json_option
+from pipeline.cli.options import LocalPath, check_reachable, json_option
 from pipeline.cli.terminal import print_line, print_notice, print_page
 from pipeline.graph.files import FileKind, bundled_files, read_file
 
@@ -63,12 +62,8 @@ def list_(kind: str | None, as_json: bool) -> None:
     if as_json:
         print_page(msgspec.json.encode(items))
         return
-    rows = []
-    for item in items:
-        params = ", ".join(f"{name}={_value(value)}" for name, value in item.params.items())
-        rows.append((item.name, item.about.partition(". ")[0].rstrip("."), *([params] if kind == "graphs" else [])))
-    columns = (kind or "kind", "what it is", *(["params"] if kind == "graphs" else []))
-    print_table(Table("", columns, tuple(rows)), PlainConsole())
+    rows = tuple((item.name, item.about.partition(". ")[0].rstrip(".")) for item in items)
+    print_table(Table("", (kind or "kind", "what it is"), rows), PlainConsole())
 
 
 def _items(kind: str) -> Iterator[Item]:
@@ -84,11 +79,6 @@ def _items(kind: str) -> Iterator[Item]:
         for name in sorted(files, key=lambda name: (MAIN.index(name) if name in MAIN else len(MAIN), name)):
             params = read_file(files[name], FILES[kind]).get("params") or {} if kind == "graphs" else {}
             yield Item(name=name, about=_head_comment(files[name]), params=params)
-
-
-def _value(value: Any) -> str:
-    """A value as YAML has it."""
-    return value if isinstance(value, str) else msgspec.json.encode(value).decode()
 
 
 def _head_comment(path: Path) -> str:
@@ -113,6 +103,8 @@ def prepare(name: str, origin: str | None, output: Path | None) -> None:
 
     A warning says where the number of rows or the digest is not the known one.
     """
+    if origin == "hub":
+        check_reachable(name)
     prepared = import_module("pipeline.data.prepare").prepare(name, origin, output or Path("data") / f"{name}.parquet")
     if prepared.mismatch:
         print_notice(f"warning: {prepared.mismatch}")

@@ -40,6 +40,10 @@ _SYNONYMS = {
 """What people who come from vLLM, lm_eval, inspect or OpenAI call an option, by what to give here."""
 
 
+SOLVING = ("run", "serve", "sweep")
+"""Modules whose commands may take much memory."""
+
+
 class Option(click.Option):
     """An option with a heading for the help of long commands."""
 
@@ -78,16 +82,11 @@ def headed(heading: str) -> Callable[..., Callable[[F], F]]:
 
 
 class CommandEntry(Struct, frozen=True):
-    """A command in a table of commands."""
+    """A command in a table of commands: what it does, in a few words, and MODULE:NAME of its function; of a group its commands."""
 
     what: str
-    """What it does, in a few words."""
     place: str = ""
-    """MODULE:NAME of its function, in this folder."""
-    solves: bool = False
-    """It solves problems, which may take much memory."""
     inside: Mapping[str, "CommandEntry"] = {}
-    """For a group: its commands."""
 
 
 def _give_memory_back() -> None:
@@ -121,9 +120,9 @@ class Commands(click.Group):
             return None
         if entry.inside:
             return Commands(cmd_name, sections={"Commands": entry.inside}, help=f"{entry.what[:1].upper()}{entry.what[1:]}.")
-        if entry.solves:
-            _give_memory_back()
         module, _, function = entry.place.partition(":")
+        if module in SOLVING:
+            _give_memory_back()
         found: click.Command = getattr(import_module(f"pipeline.cli.{module}"), function)
         return found
 

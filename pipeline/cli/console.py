@@ -55,18 +55,13 @@ def print_parts(parts: Iterable[str | Table]) -> None:
 
 
 def print_table(table: Table, console: PlainConsole) -> None:
-    """Print a table, names on the left, numbers on the right: where it is too wide rows become blocks, so that nothing is cut."""
-    shown = RichTable(box=box.SIMPLE_HEAD, pad_edge=False)
-    for place, name in enumerate(table.columns):
-        number = place > 0 and all(not row[place] or row[place][0] in "-+0123456789" for row in table.rows)
-        style = "bold" if place == 0 else ""
-        shown.add_column(name, style=style, justify="right" if number else "left", no_wrap=number or place == 0, overflow="fold")
-    for place, row in enumerate(table.rows):
-        shown.add_row(*row, style="bold" if place in table.bold else "")
+    """Print a table, names on the left, numbers on the right. Where it is too wide, rows become columns, or else blocks: nothing is cut."""
     wide = console.options.update(max_width=ANY_WIDTH)
-    if console.measure(shown, options=wide).minimum <= console.width or len(table.columns) < 3:
-        console.print(shown)
-        return
+    for each in (table, turned(table)):
+        shown = _drawn(each)
+        if len(table.columns) < 3 or console.measure(shown, options=wide).minimum <= console.width - 2:  # its edges
+            console.print(shown)
+            return
     for row in table.rows:
         console.print(Text(f"{table.columns[0]}: {row[0]}", "bold"))
         cells = RichTable.grid(padding=(0, 2))
@@ -75,3 +70,20 @@ def print_table(table: Table, console: PlainConsole) -> None:
         for name, cell in zip(table.columns[1:], row[1:], strict=True):
             cells.add_row(f"  {name}", cell)
         console.print(cells)
+
+
+def turned(table: Table) -> Table:
+    """The same table with its rows as columns."""
+    first, *others = zip(table.columns, *table.rows, strict=True)
+    return Table(table.title, tuple(first), tuple(others))
+
+
+def _drawn(table: Table) -> RichTable:
+    shown = RichTable(box=box.SIMPLE_HEAD, pad_edge=False)
+    for place, name in enumerate(table.columns):
+        number = place > 0 and all(not row[place] or row[place][0] in "-+0123456789" for row in table.rows)
+        style = "bold" if place == 0 else ""
+        shown.add_column(name, style=style, justify="right" if number else "left", no_wrap=number or place == 0, overflow="fold")
+    for place, row in enumerate(table.rows):
+        shown.add_row(*row, style="bold" if place in table.bold else "")
+    return shown

@@ -13,8 +13,7 @@ from pipeline.calibration.calibrate import calibrate as calibrated
 from pipeline.calibration.calibrate import engines_file, fit_lines
 from pipeline.cli.commands import option
 from pipeline.cli.console import PlainConsole
-from pipeline.cli.located import LocalPath, Located, RunFolder
-from pipeline.cli.options import json_option
+from pipeline.cli.options import LocalPath, Located, RunFolder, json_option, one_run
 from pipeline.cli.terminal import print_line, print_page
 from pipeline.errors import UsageError, boundary
 from pipeline.files import whole_file
@@ -42,7 +41,7 @@ def grade(run: Located, dry_run: bool, as_json: bool) -> None:
 
     Changed verdicts are counted by the rule that decided them.
     """
-    check_readable(run.path)
+    check_readable(one_run(run))
     found = regrade(run.path, dry_run=dry_run)
     _print_result(found, _grade_lines(found), as_json)
 
@@ -74,7 +73,7 @@ def score(run: Located, prm: Path, settings: tuple[str, ...], as_json: bool) -> 
 
     The rewards are stored in RUN, in the table rewards/*.parquet. If the command is interrupted, an earlier table is kept.
     """
-    check_readable(run.path)
+    check_readable(one_run(run))
     with watched(str(run)) as watch:
         scored = score_run(run.path, prm, settings=settings, watch=watch)
     _print_result(scored, reward_lines(scored, str(run)), as_json)
@@ -115,7 +114,7 @@ def calibrate(runs: tuple[Located, ...], output: Path | None) -> None:
     Give runs at small and at large batch sizes: one batch size alone does not identify all rates. The file keeps the fit error, which is
     printed with every prediction made from it.
     """
-    folders = [run.path for run in runs]
+    folders = list(map(one_run, runs))
     check_readable(*folders)
     found = calibrated(folders)
     for line in fit_lines(found):

@@ -9,8 +9,7 @@ import click
 import msgspec
 
 from pipeline.cli.commands import option
-from pipeline.cli.located import ProblemFile
-from pipeline.cli.options import bound, engines_option, json_option, model_option, preset_option, run_options, settings_option
+from pipeline.cli.options import ProblemFile, bound, engines_option, json_option, model_option, preset_option, run_options, settings_option
 from pipeline.cli.terminal import print_line, print_notice, print_page
 from pipeline.data.problems import Problem
 from pipeline.data.reading import read_problems
@@ -83,7 +82,6 @@ def show(graph: Path, form: str, **options: Any) -> None:
 @model_option
 @settings_option
 @preset_option
-@json_option
 def prompt(
     graph: Path,
     stage: str,
@@ -92,7 +90,6 @@ def prompt(
     row: int,
     thought: tuple[str, ...],
     candidates: tuple[str, ...],
-    as_json: bool,
     **options: Any,
 ) -> None:
     """Print the prompt of STAGE of GRAPH exactly as its engine gets it, as text and token ids."""
@@ -101,9 +98,6 @@ def prompt(
         raise UsageError("name the problem, by --problem TEXT, or by --input FILE and --row N")
     asked = Problem(1, "1", str(problem), None) if problems is None else problem_in(str(problems), read_problems(problems, {}), row)
     shown = shown_prompt(plan, str(graph), stage, asked, thought=thought, candidates=candidates)
-    if as_json:
-        print_page(msgspec.json.encode(shown, order="deterministic"))
-        return
     stops = f", ends after {' or '.join(map(repr, shown.stop))}" if shown.stop else ""
     wanted = f"one of {', '.join(map(repr, shown.options))}" if shown.options else f"at most {shown.max_tokens:,} tokens{stops}"
     print_line(f"stage {shown.stage}, engine {shown.role}: a prompt of {len(shown.ids):,} tokens, and then {wanted}")

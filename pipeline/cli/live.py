@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from functools import partial
 
 import anyio
 from rich.console import Group
@@ -31,8 +32,8 @@ PER_SECOND = 4
 """How often lines that change are drawn."""
 LINE_EVERY_S = 10.0
 """Seconds between two plain lines."""
-LATE_S = 15.0
-"""Seconds in one phase after which plain lines say what starting engines do."""
+START_LINE_S = 30.0
+"""Seconds between two plain lines about engines that start."""
 ENOUGH_FOR_SHARES = 20
 """Graded answers from which on a percentage says more than a count."""
 OVER, KEPT, WRITTEN = "chains", "kept tokens", "written tokens"
@@ -104,14 +105,16 @@ class Meter:
     def line(self) -> str:
         """The facts as one line of plain text."""
         self._look()
-        return " · ".join([f"{self._share:.0%}", *self._pace(), *self._state()])
+        return " · ".join([f"{self._share:.0%}", *self._pace(), *self._quality(), *self._state()])
 
     def panel(self) -> Group:
-        """The facts as two lines, for a terminal: a bar with how far the run is, and how it goes."""
+        """The facts as three lines, for a terminal: a bar with how far the run is, how it goes, and what the engines do."""
         self._look()
-        bar = Table.grid(padding=(0, 3))
-        bar.add_row(ProgressBar(1, self._share, width=24), Text("   ".join([f"{self._share:.0%}", *self._pace()]), "bold"))
-        return Group(bar, Text("   ".join(self._state())))
+        bar = Table.grid(padding=(0, 3), expand=True)
+        bar.add_column(ratio=1)
+        bar.add_column(no_wrap=True)
+        bar.add_row(ProgressBar(1, self._share), Text("   ".join([f"{self._share:.0%}", *self._pace()]), "bold"))
+        return Group(bar, Text("   ".join(self._quality())), Text("   ".join(self._state())))
 
     def _look(self) -> None:
         progress, engines = self._work.progress, self._work.engines
@@ -133,9 +136,9 @@ class Meter:
         failed = f", {progress.failed:,} failed" if progress.failed else ""
         return [f"{progress.over:,}/{self._chains:,}{failed}", *pace, f"elapsed {duration(self._now() - self._begun)}"]
 
-    def _state(self) -> Iterator[str]:
-        """How well the run goes, what the engines do, and what keeps them from it."""
-        work, progress = self._work, self._work.progress
+    def _quality(self) -> Iterator[str]:
+        """How well the run goes."""
+        progress = self._work.progress
         if progress.graded and not self._simulated:
             enough = progress.graded >= ENOUGH_FOR_SHARES
             yield f"right {100 * progress.correct / progress.graded:.1f} %" if enough else f"right {progress.correct} of {progress.graded}"
@@ -143,6 +146,10 @@ class Meter:
         if accepted + fallback:
             yield f"{'verified ' if unverified else ''}steps accepted {accepted / (accepted + fallback):.0%}"
         yield f"tokens kept {self._rates.per_s(KEPT) or 0:,.0f}/s of {self._rates.per_s(WRITTEN) or 0:,.0f}/s"
+
+    def _state(self) -> Iterator[str]:
+        """What the engines do, and what keeps them from it."""
+        work, progress = self._work, self._work.progress
         at = ", ".join(f"{lane.in_flight} {role}{f' ({lane.waiting} waiting)' * bool(lane.waiting)}" for role, lane in work.lanes.items())
         yield f"{progress.live} in flight{f': {at}' * bool(at)}"
         if progress.paused:
@@ -158,12 +165,13 @@ class Starts(Listener):
 
     def __init__(self, specs: Mapping[str, EngineSpec], out: CommandOutput, now: Callable[[], float] = time.monotonic) -> None:
         """`now` is the clock, in seconds."""
-        self.verbose = out.verbose
-        self._now, self._first, self._detail = now, now(), out.notice if out.verbose else out.log
-        self._began = dict.fromkeys(specs, self._first)
+        self.verbose, self.heard = out.verbose, False
+        self._now, self._detail = now, out.notice if out.verbose else out.log
+        self._began = dict.fromkeys(specs, now())
         self._phases = {role: ("waiting to start", at) for role, at in self._began.items()}
 
     def phase(self, role: str, phase: str) -> None:
+        self.heard = True
         if self._phases[role][0] == READY:  # it died, and starts again
             self._began[role] = self._now()
         self._phases[role] = (phase, self._now())
@@ -184,27 +192,16 @@ class Starts(Listener):
         """What all engines do, in one line."""
         return "engines: " + " · ".join(f"{role} {self.line(role)}" for role in self._phases)
 
-    @property
-    def is_late(self) -> bool:
-        """Whether one of them has been in its phase for long and is not ready."""
-        return any(phase != READY and self._now() - since >= LATE_S for phase, since in self._phases.values())
-
-    @property
-    def ready(self) -> str:
-        """That the engines are open, and after how long; empty for simulated ones, which say nothing and start at once."""
-        return f"engines ready after {self._now() - self._first:.1f} s" if any(phase == READY for phase, _ in self._phases.values()) else ""
-
 
 @contextmanager
 def show_starts(specs: Mapping[str, EngineSpec]) -> Iterator[Listener]:
-    """Display the engines of `specs` while they start."""
-    out = output()
+    """Display the engines of `specs` while they start; simulated ones, which start at once, say nothing."""
+    out, began = output(), time.monotonic()
     starts = Starts(specs, out)
-    late = repeated(2 * LATE_S, lambda: out.notice(starts.all()) if starts.is_late else None)
-    with drawn(lambda: Text(starts.all())), nullcontext() if has_panel() else late:
+    with drawn(lambda: Text(starts.all())), nullcontext() if has_panel() else repeated(START_LINE_S, lambda: out.notice(starts.all())):
         yield starts
-    if starts.ready:
-        out.notice(starts.ready)
+    if starts.heard:
+        out.notice(f"engines ready after {time.monotonic() - began:.1f} s")
 
 
 @contextmanager
@@ -218,7 +215,7 @@ def restored_handlers() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-async def stop_on_signal(stop: Stop, *, task_status: anyio.abc.TaskStatus[None]) -> None:
+async def stop_on_signal(stop: Stop, *, drains: bool = True, task_status: anyio.abc.TaskStatus[None]) -> None:
     """Drain the run at the first signal; abort it at the second, `DRAIN_S` after the first, or at once where nothing can be drained.
 
     A task beside a run: it is cancelled when the run is over.
@@ -226,19 +223,17 @@ async def stop_on_signal(stop: Stop, *, task_status: anyio.abc.TaskStatus[None])
     with _received() as next_signal:
         task_status.started()
         await next_signal()
-        if stop.drain():
+        if drains and stop.drain():
             output().notice(DRAINING)
             with anyio.move_on_after(DRAIN_S):
                 await next_signal()
-    _abort(stop)
+    for number in STOP_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)  # a further one would lose the rows that are being written
+    stop.abort()
 
 
-async def stop_at_first_signal(stop: Stop, *, task_status: anyio.abc.TaskStatus[None]) -> None:
-    """Abort the run at the first signal: for a sweep, which repeats an interrupted point from its start anyway."""
-    with _received() as next_signal:
-        task_status.started()
-        await next_signal()
-    _abort(stop)
+stop_at_first_signal = partial(stop_on_signal, drains=False)
+"""For a sweep, which repeats an interrupted point from its start anyway."""
 
 
 @contextmanager
@@ -253,9 +248,3 @@ def _received() -> Iterator[Callable[[], Awaitable[signal.Signals]]]:
     finally:
         for number in heeded:
             loop.remove_signal_handler(number)
-
-
-def _abort(stop: Stop) -> None:
-    for number in STOP_SIGNALS:
-        signal.signal(number, signal.SIG_IGN)  # a further one would lose the rows that are being written
-    stop.abort()

@@ -30,9 +30,9 @@ TRAIN = {
 }
 COMMANDS = {
     "Solve": {
-        "run": CommandEntry("solve a data set", "run:run", solves=True),
-        "resume": CommandEntry("resume a stopped run", "run:resume", solves=True),
-        "serve": CommandEntry("serve a graph at an endpoint of the OpenAI API", "serve:serve", solves=True),
+        "run": CommandEntry("solve a data set", "run:run"),
+        "resume": CommandEntry("resume a stopped run", "run:resume"),
+        "serve": CommandEntry("serve a graph at an endpoint of the OpenAI API", "serve:serve"),
         "merge": CommandEntry("merge the runs of all shards of an input", "run:merge"),
     },
     "Author": {
@@ -48,7 +48,7 @@ COMMANDS = {
         "export": CommandEntry("export answers, tables, training data or traces", "ask:export"),
     },
     "Study": {
-        "sweep": CommandEntry("compare throughput by batch size; run a study file", "sweep:sweep", solves=True),
+        "sweep": CommandEntry("compare throughput by batch size; run a study file", "sweep:sweep"),
         "calibrate": CommandEntry("fit the simulator to runs", "grade:calibrate"),
         "grade": CommandEntry("grade the answers of a run again", "grade:grade"),
         "score": CommandEntry("score the steps of a run with a reward model", "grade:score"),

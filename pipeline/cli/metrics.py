@@ -4,7 +4,7 @@ Engines have the metrics that vLLM's server has, under the same names with `pipe
 next to `model_name` (https://docs.vllm.ai/en/stable/usage/metrics): a dashboard for vLLM fits once its prefix is changed.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from msgspec import structs
@@ -43,12 +43,17 @@ class RunMetrics(Collector):
         yield GaugeMetricFamily("pipeline:chains", "Chains of the run.", self._chains)
         yield GaugeMetricFamily("pipeline:chains_in_flight", "Chains that have begun and have not ended.", progress.live)
         yield GaugeMetricFamily("pipeline:chains_paused", "Chains in flight that wait for room in a KV cache.", progress.paused)
-        yield _by_label("chains_ended", "Chains that have ended, earlier sessions included.", "outcome", ended)
         yield CounterMetricFamily("pipeline:chains_graded", "Chains whose answers were compared with their references.", progress.graded)
         yield CounterMetricFamily("pipeline:chains_correct", "Graded chains whose answers are right.", progress.correct)
-        yield _by_label("steps", "Committed steps, by how they came about.", "decision", dict(progress.decisions))
-        kept = "Tokens of committed steps and answers, since this process began."
-        yield CounterMetricFamily("pipeline:kept_tokens", kept, progress.kept_tokens)
+        yield CounterMetricFamily("pipeline:kept_tokens", "Tokens kept since this process began.", progress.kept_tokens)
+        for name, what, label, counts in (
+            ("chains_ended", "Chains that have ended, earlier sessions included.", "outcome", ended),
+            ("steps", "Committed steps, by how they came about.", "decision", progress.decisions),
+        ):
+            metric = CounterMetricFamily(f"pipeline:{name}", what, labels=[label])
+            for value, count in counts.items():
+                metric.add_metric([value], count)
+            yield metric
         yield from self._engines()
 
     def _engines(self) -> Iterator[Metric]:
@@ -89,13 +94,6 @@ def served_metrics(plan: Plan, work: Executor | None, desk: Desk) -> tuple[bytes
     if work is not None:
         registry.register(RunMetrics(plan, desk.chains, work))
     return generate_latest(registry), CONTENT_TYPE_LATEST
-
-
-def _by_label(name: str, what: str, label: str, counts: Mapping[str, int]) -> Metric:
-    metric = CounterMetricFamily(f"pipeline:{name}", what, labels=[label])
-    for value, count in counts.items():
-        metric.add_metric([value], count)
-    return metric
 
 
 @contextmanager

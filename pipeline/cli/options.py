@@ -1,20 +1,30 @@
-"""The options that several commands have, and how their values are read. Those of a run derive from the fields of `RunOptions`."""
+"""The options and arguments that several commands have, and how their values are read.
+
+Options of a run derive from the fields of `RunOptions`. Runs and problems are given by path, name or URL, and become paths: what a URL
+names is on this machine until the command ends; what the command wrote there is uploaded then.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import wraps
 from importlib import import_module
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import click
-from msgspec import NODEFAULT, structs
+from msgspec import NODEFAULT, Struct, structs
 
 from pipeline.cli.commands import F, headed, option
 from pipeline.cli.terminal import CommandOutput, output
-from pipeline.errors import UsageError
+from pipeline.errors import InputError, UsageError, boundary
 from pipeline.options import ABOUT, RunOptions
+from pipeline.remote.url import is_url, parse_url
 
+T = TypeVar("T")
+RUNS = Path("runs")
+"""The folder in which a run is found by its name alone."""
+NO_URL = "a URL, where only a path of this machine can be used"
 Address = tuple[str, int] | None
 """Host and port at which metrics are served; None: they are not."""
 SHORT = {"limit": "-n", "output": "-o"}
@@ -30,7 +40,7 @@ SET_HELP = "Set a param of the graph, stages.STAGE.NAME=VALUE or engines.ROLE.NA
 PRESET_HELP = "Settings of a paper: speccot, specreason, scot, or a file. --set overrides them."
 MODEL_HELP = (
     "The model of a role: a Hugging Face name, a folder, bundled:NAME, or a server http://HOST:PORT/v1[#NAME]."
-    " Engines are chosen that fit on this machine; with --engines only its model is replaced. May be repeated."
+    " Engines are chosen that fit on this machine. Not together with --engines. May be repeated."
 )
 METRICS_HELP = "Serve Prometheus metrics on this port, of 127.0.0.1 or HOST."
 LOG_HELP = "Append messages, progress and engine logs to FILE."
@@ -39,6 +49,112 @@ _DEFAULTS = {
     field.name: field.default_factory() if field.default is NODEFAULT and field.default_factory is not NODEFAULT else field.default
     for field in structs.fields(RunOptions)
 }
+
+
+class Located(Struct, frozen=True):
+    """A run folder on this machine, and the URL that it stands for, if there is one; as text what the user calls it."""
+
+    path: Path
+    url: str = ""
+
+    def __str__(self) -> str:
+        return self.url or str(self.path)
+
+
+class LocalPath(click.Path):
+    """A path of this machine, for what no command reads from or writes to an object store."""
+
+    def __init__(self, *, allow_dash: bool = False) -> None:
+        super().__init__(path_type=Path, allow_dash=allow_dash)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """A URL is an error."""
+        if is_url(str(value)):
+            self.fail(f"{value}: {NO_URL}", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+class RunFolder(click.Path):
+    """A run folder that a command reads: a path, the name of a run in `runs`, or a URL; one that it `writes` is on this machine."""
+
+    def __init__(self, *, writes: bool = False) -> None:
+        super().__init__(path_type=Path)
+        self._writes = writes
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if not is_url(str(value)) or not _is_carried_out(ctx):
+            path = Path(value)
+            return Located(RUNS / path if not path.exists() and (RUNS / path).exists() else path)
+        if self._writes:
+            self.fail(f"{value}: {NO_URL}", param, ctx)
+        folder = _opened(import_module("pipeline.remote.folder").read_folder(str(value)))
+        return _known_as(folder, str(parse_url(str(value))))
+
+
+class ProblemFile(click.Path):
+    """A file of problems by path or URL, or a data set by name."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return problems_of(str(value))[0] if _is_carried_out(ctx) else Path(value)
+
+
+def written_run(text: str, *, new: bool) -> Located:
+    """The run folder that a command writes, by path or URL, until the command ends; `new`: there is no run yet. Raises `UsageError`."""
+    if not is_url(text):
+        found: Located = RunFolder().convert(text, None, None) if not new else Located(Path(text))
+        return found
+    return _known_as(_opened(import_module("pipeline.remote.folder").written_folder(text, new=new)), text.rstrip("/"))
+
+
+def one_run(run: Located) -> Path:
+    """The folder of a run; raises `InputError` for a folder of runs, and names one of them."""
+    if runs := import_module("pipeline.analysis.progress").run_folders(run.path, depth=1):
+        raise InputError(str(run), f"a folder of runs; name one of them, such as {runs[0]}")
+    return run.path
+
+
+def runs_in(folder: Path) -> list[Path]:
+    """The run in the folder, or else the runs in it, as in that of a sweep, latest first; raises `InputError` where there is none."""
+    there = import_module("pipeline.store.folder")
+    found: list[Path] = [] if (folder / there.FILE).exists() else import_module("pipeline.analysis.progress").run_folders(folder, depth=2)
+    if not found:
+        there.check_run(folder)
+    return found or [folder]
+
+
+def check_reachable(*inputs: str) -> None:
+    """Raise `UsageError` within seconds where an input is on the hub and the hub does not answer; its libraries ask for half a minute."""
+    hub, recipes = import_module("pipeline.engines.hub"), import_module("pipeline.data.prepare").RECIPES
+    for name in inputs:
+        is_recipe = name in recipes and recipes[name].hub and not Path(name).exists() and not Path("data", f"{name}.parquet").exists()
+        if (is_recipe or name.startswith("hf://")) and not hub.is_offline():
+            with boundary(UsageError, name, foreign=hub.NotOnHub):
+                hub.hub_json("api/datasets?limit=1")
+
+
+def problems_of(*inputs: str) -> list[Path]:
+    """The paths of inputs of a command, until it ends; see `problem_files`."""
+    check_reachable(*inputs)
+    files, fetch = import_module("pipeline.data.inputs").problem_files, import_module("pipeline.remote.inputs").fetch_problems
+    paths: list[Path] = _opened(files(inputs, fetch, output().notice))
+    output().urls.update((str(path), name) for path, name in zip(paths, inputs, strict=True) if str(path) != name)
+    return paths
+
+
+def _is_carried_out(ctx: click.Context | None) -> bool:
+    """Whether a command is; others are only parsed, for completion or by a test."""
+    return ctx is not None and ctx.obj is not None
+
+
+def _known_as(folder: Path, url: str) -> Located:
+    """The folder, called by its URL in all that the command prints."""
+    output().urls[str(folder)] = url
+    return Located(folder, url)
+
+
+def _opened(manager: AbstractContextManager[T]) -> T:
+    """What the manager gives; it is closed when the command has ended, whether it succeeded or not."""
+    return click.get_current_context().find_root().with_resource(manager)
 
 
 def run_options(*names: str, unset: bool = False) -> Callable[[F], F]:

@@ -11,19 +11,23 @@ import click
 from msgspec import structs
 
 from pipeline.cli.commands import HeadedCommand, option
-from pipeline.cli.located import Located, RunFolder, written_run
 from pipeline.cli.options import (
     Address,
+    Located,
+    RunFolder,
     bound,
+    check_reachable,
     engines_option,
     input_options,
     json_option,
     metrics_option,
     model_option,
     notice_options,
+    one_run,
     preset_option,
     run_options,
     settings_option,
+    written_run,
 )
 from pipeline.cli.terminal import print_line
 from pipeline.options import RunOptions
@@ -47,6 +51,7 @@ def run(graph: Path, inputs: tuple[str, ...], output: str | None, as_json: bool,
 
     A run that stopped is continued by `pipeline resume`. Exit codes: see reference/exit-codes in the documentation.
     """
+    check_reachable(*inputs)
     folder = None if output is None else written_run(output, new=not options["resume"])
     path = None if folder is None else folder.path
     chosen = RunOptions(graph=graph, input=inputs, output=path, **bound([graph], options, options["batch_size"]))
@@ -56,7 +61,7 @@ def run(graph: Path, inputs: tuple[str, ...], output: str | None, as_json: bool,
 @click.command(cls=HeadedCommand)
 @click.argument("run", type=click.Path(), metavar="RUN")
 @run_options("limit", unset=True)
-@engines_option
+@option("--engines", type=click.Path(path_type=Path), metavar="NAME|FILE", help="Other engines, as those of `run`.", heading="Models")
 @run_options("batch_size", "baseline", unset=True)
 @json_option
 @run_options("fail_on_error", "retry_failed", "replicas", "cluster", unset=True)
@@ -69,13 +74,14 @@ def resume(run: str, as_json: bool, metrics_port: Address, baseline: bool, **cha
     the earlier sessions.
     """
     folder = written_run(run, new=False)
+    path = one_run(folder)
     changes = {name: value for name, value in changed.items() if value is not None}
-    options = import_module("pipeline.run.prepare").resume_options(folder.path)
+    options = import_module("pipeline.run.prepare").resume_options(path)
     plan = None
     if "engines" in changes:
         changes["planned_engines"] = {}
     else:
-        plan = import_module("pipeline.store.run_file").RunFile.read(folder.path).plan
+        plan = import_module("pipeline.store.run_file").RunFile.read(path).plan
     options = structs.replace(options, **changes, baseline=baseline or options.baseline)
     import_module("pipeline.cli.solve").solve_and_exit(options, folder, as_json, metrics_port, plan)
 

@@ -12,8 +12,17 @@ import click
 
 from pipeline.cli import live
 from pipeline.cli.commands import HeadedCommand, headed
-from pipeline.cli.located import Located, written_run
-from pipeline.cli.options import bound, engines_option, model_option, notice_options, preset_option, run_options, settings_option
+from pipeline.cli.options import (
+    Located,
+    bound,
+    engines_option,
+    model_option,
+    notice_options,
+    preset_option,
+    run_options,
+    settings_option,
+    written_run,
+)
 from pipeline.cli.show import print_summary
 from pipeline.cli.terminal import output, print_notice
 from pipeline.errors import Interrupted, MissingExtra

@@ -6,11 +6,11 @@ Of a folder of runs `show` prints a table of them.
 import shlex
 import sys
 import time
-import webbrowser
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from importlib import import_module
 from pathlib import Path
+from textwrap import wrap
 from types import ModuleType
 
 import click
@@ -24,9 +24,8 @@ from pipeline.analysis.headline import engines_table, facts_table, headline, sta
 from pipeline.analysis.progress import RecentRates, RunState, duration, run_folders, run_state
 from pipeline.analysis.tables import Table, plain, plain_percent, size
 from pipeline.cli.commands import option
-from pipeline.cli.console import PlainConsole, print_table
-from pipeline.cli.located import RUNS, LocalPath, Located, RunFolder, runs_in
-from pipeline.cli.options import json_option
+from pipeline.cli.console import WIDTH, PlainConsole, print_table
+from pipeline.cli.options import RUNS, LocalPath, Located, RunFolder, json_option, one_run, runs_in
 from pipeline.cli.terminal import output, print_line, print_notice, print_page
 from pipeline.errors import InputError, MissingExtra, UsageError, boundary, did_you_mean
 from pipeline.files import whole_file
@@ -100,11 +99,11 @@ def show(run: Located, problem: str | None, sample: int, candidates: bool, faile
         raise UsageError(f"--{'candidates' if candidates else 'sample'}: only with CHAIN; name a problem")
     if problem is not None and as_json:
         raise UsageError("--json: not with CHAIN; for its steps as data use `pipeline export --as steps`")
-    if not (run.path / FILE).exists() and (runs := run_folders(run.path, depth=1)):
-        if asked:
-            raise UsageError(f"{run}: a folder of runs; name one of them, such as {runs[0]}")
+    if not asked and not (run.path / FILE).exists() and (runs := run_folders(run.path, depth=1)):
         _list(runs, as_json)
-    elif follow:
+        return
+    one_run(run)
+    if follow:
         _follow(run, as_json)
     elif failed:
         _print_failures(failures(run.path), as_json)
@@ -136,9 +135,11 @@ def print_summary(run: Located, *, with_about: bool = False, as_json: bool = Fal
     if out.quiet:
         print_line(f"{told.essential}   {run}")
         return
+    width = PlainConsole().width if PlainConsole().is_terminal else 1000
+    indent = 8 + sum(max((len(getattr(row, part)) for row in told.rows), default=0) for part in ("name", "figure"))
     blocks = [
         [*([told.about] if with_about else []), f"{told.head}   {run}"],
-        [f"  {line}" for line in told.lines],
+        [part for line in told.lines for part in wrap(f"  {line}", width, subsequent_indent=" " * indent, break_on_hyphens=False)],
         [f"{what:<10}  {command}" for what, command in told.commands],
     ]
     print_page("\n\n".join("\n".join(map(one_line, block)) for block in blocks))
@@ -160,16 +161,18 @@ def _list(runs: Sequence[Path], as_json: bool) -> None:
         for state in states:
             print_line(msgspec.json.encode(state).decode())
         return
-    columns = ("run", "graph", "models", "state", "chains", "accuracy", "problems/s", "size")
-    print_table(Table("Runs", columns, tuple(tuple(_cells(state)) for state in states)), PlainConsole())
+    columns = ("run", "graph", "state", "chains", "accuracy", "problems/s", "size", "models")
+    kept = len(columns) if (console := PlainConsole()).width >= WIDTH else -1
+    print_table(Table("Runs", columns[:kept], tuple(tuple(_cells(state))[:kept] for state in states)), console)
 
 
 def _cells(state: RunState) -> Iterator[str]:
-    of = "" if state.of is None else f" of {state.of:,}"
-    yield from (state.folder, state.graph, state.models, state.state, f"{state.chains:,}{of}")
+    of = "" if state.of is None else f"/{state.of:,}"
+    yield from (state.folder, state.graph, state.state, f"{state.chains:,}{of}")
     yield "-" if state.answers == "simulated" else plain_percent(state.accuracy)
     yield plain(state.problems_per_s)
     yield size(state.bytes)
+    yield state.models
 
 
 def _follow(run: Located, as_json: bool) -> None:
@@ -277,8 +280,7 @@ def _candidate(number: int, each: ShownCandidate) -> str:
 @click.argument("runs", type=RunFolder(), nargs=-1, metavar="[RUN|DIR]...")
 @option("-o", "--output", type=LocalPath(), metavar="FILE", help="Write one HTML file that needs no server.")
 @option("--port", type=click.IntRange(0, 65535), default=8642, show_default=True, help="Port on 127.0.0.1; 0: any free one.")
-@option("--open", "opens", is_flag=True, help="Open the page in the browser.")
-def view(runs: tuple[Located, ...], output: Path | None, port: int, opens: bool) -> None:
+def view(runs: tuple[Located, ...], output: Path | None, port: int) -> None:
     """Show RUN, or the runs in DIR (default: runs), in a browser, also while they go on.
 
     With -o the page of RUN, of several runs with their comparison, or of a sweep becomes a file. Otherwise pages are served to this machine
@@ -291,13 +293,7 @@ def view(runs: tuple[Located, ...], output: Path | None, port: int, opens: bool)
         return
     if len(runs) > 1:
         raise UsageError("several runs are compared in a file: add -o FILE, or name one folder")
-
-    def opened(url: str) -> None:
-        print_line(f"view: {runs[0]} at {url} (Ctrl-C ends it)")
-        if opens:
-            webbrowser.open(url)
-
-    _pages("pages").serve_view(runs[0].path, port, opened)
+    _pages("pages").serve_view(runs[0].path, port, lambda url: print_line(f"view: {runs[0]} at {url} (Ctrl-C ends it)"))
 
 
 def write_page(folders: Sequence[Path], output: Path) -> None:

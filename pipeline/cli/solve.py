@@ -14,8 +14,7 @@ from msgspec import structs
 
 from pipeline.analysis.headline import about, baseline_folder
 from pipeline.cli import live
-from pipeline.cli.located import Located
-from pipeline.cli.options import Address
+from pipeline.cli.options import Address, Located
 from pipeline.cli.show import print_summary
 from pipeline.cli.terminal import output, print_notice
 from pipeline.errors import Interrupted, MissingExtra, UsageError

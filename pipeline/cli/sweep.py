@@ -17,8 +17,17 @@ from pipeline.cli import live
 from pipeline.cli.commands import HeadedCommand, headed, option
 from pipeline.cli.console import print_parts
 from pipeline.cli.live import restored_handlers, stop_at_first_signal
-from pipeline.cli.located import LocalPath, ProblemFile
-from pipeline.cli.options import ENGINES_HELP, bound, model_option, notice_options, preset_option, run_options, settings_option
+from pipeline.cli.options import (
+    ENGINES_HELP,
+    LocalPath,
+    ProblemFile,
+    bound,
+    model_option,
+    notice_options,
+    preset_option,
+    run_options,
+    settings_option,
+)
 from pipeline.cli.show import write_page
 from pipeline.cli.terminal import output, print_line, print_notice
 from pipeline.errors import MissingExtra, UsageError

@@ -13,7 +13,8 @@ from subprocess import CompletedProcess
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.analysis.tables import named_queries
+from pipeline.analysis.tables import Table, named_queries
+from pipeline.cli.console import PlainConsole, print_table
 from pipeline.store.rows import StepRow
 from pipeline.store.store import RunStore
 from tests.support.commands import pipeline
@@ -142,7 +143,6 @@ def test_the_sentence_says_how_many_times_as_fast(source: Path, tmp_path: Path) 
         (["target", "--output", "folder.md"], "--output folder.md: cannot be written: folder.md is not a regular file"),
         (["target", "--output", "tables.xlsx"], "--output tables.xlsx: its name must end in .md, .csv or .json"),
     ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_what_cannot_be_compared(ask: Ask, folders: Path, arguments: list[str], says: str) -> None:
     for name in ("empty", "folder.md", "unfinished", "damaged/chains", "text"):
@@ -292,3 +292,15 @@ def test_a_folder_with_a_part_of_another_run_is_refused(tmp_path: Path, command:
     done = pipeline(*command.split(), tmp_path / "run")
     says = f"error: {part}: is not of this run; "
     assert (done.returncode, done.stderr.splitlines()[-1].startswith(says)) == (2, True), done.stderr
+
+
+@pytest.mark.parametrize(("width", "first"), [(80, "run system models speed"), (45, "run first-run second-run"), (30, "run: first-run")])
+def test_a_table_that_is_too_wide_is_turned_or_cut_into_blocks(width: int, first: str, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = tuple((name, "speccot", "name-of-models", "1.25") for name in ("first-run", "second-run"))
+    console = PlainConsole()
+    console.width = width
+    print_table(Table("", ("run", "system", "models", "speed"), rows), console)
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.strip()]
+    assert lines[0].split() == first.split()
+    assert max(map(len, lines)) <= width
+    assert all(any(word in line for line in lines) for row in rows for word in row), "nothing is cut"

@@ -11,7 +11,7 @@ from rich.console import Console
 from pipeline.cli.live import Meter, Starts
 from pipeline.cli.terminal import CommandOutput
 from pipeline.engine import EngineStatistics, Request
-from pipeline.engines.startup import READY, Listener, current_listener, listening
+from pipeline.engines.startup import READY
 from pipeline.run.prepare import load_plan
 from pipeline.runtime.admission.admission import Admission
 from pipeline.runtime.admission.cache import CacheLimit
@@ -109,14 +109,13 @@ def test_few_right_answers_are_counted_and_many_are_a_share(watched: Watched) ->
 def test_every_engine_says_what_it_does_and_for_how_long(verbose: bool, capsys: pytest.CaptureFixture[str]) -> None:
     now = 0.0
     starts = Starts(PLAN.engines, CommandOutput(verbose=verbose), lambda: now)
-    assert (starts.verbose, starts.ready, starts.is_late) == (verbose, "", False)
+    assert (starts.verbose, starts.heard) == (verbose, False)
     assert starts.line("target") == starts.line("draft") == "waiting to start"
     starts.phase("target", "loading weights")
     now = 42.0
-    assert (starts.line("target"), starts.is_late) == ("loading weights, 42 s", True)
+    assert (starts.line("target"), starts.heard) == ("loading weights, 42 s", True)
     starts.phase("target", READY)
     assert starts.all() == "engines: target ready after 42.0 s · draft waiting to start, 42 s"
-    assert starts.ready == "engines ready after 42.0 s"
     now = 100.0
     starts.phase("target", "starting its process")  # it died
     now = 107.5
@@ -124,20 +123,6 @@ def test_every_engine_says_what_it_does_and_for_how_long(verbose: bool, capsys: 
     assert starts.line("target") == "ready after 7.5 s"
     starts.output("draft", "a line of its log")
     assert ("engine draft | a line of its log\n" in capsys.readouterr().err) is verbose
-
-
-def test_phases_go_to_who_listens_and_to_nobody_else() -> None:
-    heard: list[tuple[str, str]] = []
-
-    class Ear(Listener):
-        def phase(self, role: str, phase: str) -> None:
-            heard.append((role, phase))
-
-    current_listener().phase("target", "unheard")
-    with listening(Ear()):
-        current_listener().phase("target", "loading weights")
-    current_listener().phase("target", "unheard again")
-    assert heard == [("target", "loading weights")]
 
 
 def run(tmp_path: Path, *options: str | Path) -> tuple[str, str]:

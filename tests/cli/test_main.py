@@ -161,3 +161,12 @@ def test_the_traceback_of_a_defect_is_in_a_file_that_the_sentence_names(tmp_path
     no_defect = failing("ExceptionGroup('g', [MemoryError()])", tmp_path)
     assert (no_defect.returncode, no_defect.stderr.startswith("error: out of memory; ")) == (1, True)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("command", ["run speccot gsm8k", "run speccot hf://openai/gsm8k:main", "prepare gsm8k --from hub"])
+def test_a_hub_that_does_not_answer_is_one_sentence_at_once(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
+    done = pipeline(*command.split(), cwd=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert "the Hugging Face hub cannot be reached" in done.stderr

@@ -3,6 +3,8 @@
 import re
 import socket
 import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -22,56 +24,30 @@ from tests.support.runs import write_problems
 GUIDE = ROOT / "docs/pages/guides/observability.md"
 
 
-def test_the_guide_lists_every_metric(tmp_path: Path) -> None:
-    found: list[Metric] = [*RequestMetrics(Desk(Arrivals(), ServeLimits(), "</think>")).collect()]
-
-    class Watch:
-        """Collects the metrics of the run at its end."""
-
-        def __init__(self, run: Prepared, work: Executor) -> None:
-            self._metrics = RunMetrics(run.plan, run.record.input.chains, work)
-
-        def __enter__(self) -> None:
-            pass
-
-        def __exit__(self, *error: object) -> None:
-            found.extend(self._metrics.collect())
-
-    options = RunOptions(
-        graph=ROOT / "graphs/speccot.yaml", engines=SIM, input=(str(write_problems(tmp_path, 2)),), output=tmp_path / "run"
-    )
-    run(options, Observer(watch=Watch))
-    names = {f"{metric.name}_total" if metric.type == "counter" else metric.name for metric in found}
-    assert set(re.findall(r"`(pipeline:[a-z_]+)(?:\{\w+\})?`", GUIDE.read_text())) == names
-
-
 @pytest.mark.slow
 def test_metrics_of_a_run_that_goes_on(tmp_path: Path) -> None:
+    found: list[Metric] = [*RequestMetrics(Desk(Arrivals(), ServeLimits(), "</think>")).collect()]
     pages: list[str] = []
-
-    class Watch:
-        """Asks for the metrics when the run has begun and when it ends."""
-
-        def __init__(self, run: Prepared, work: Executor) -> None:
-            pass
-
-        def __enter__(self) -> None:
-            pages.append(asked())
-
-        def __exit__(self, *error: object) -> None:
-            pages.append(asked())
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
 
     def asked() -> str:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as reply:
             text: str = reply.read().decode()
         return text
 
-    port = free_port()
-    with metrics_served("127.0.0.1", port, Observer(watch=Watch)) as observer:
-        options = RunOptions(
-            graph=ROOT / "graphs/speccot.yaml", engines=SIM, input=(str(write_problems(tmp_path)),), output=tmp_path / "run"
-        )
-        result = run(options, observer)
+    @contextmanager
+    def watch(run: Prepared, work: Executor) -> Iterator[None]:
+        """Ask when the run has begun and when it ends."""
+        pages.append(asked())
+        yield
+        pages.append(asked())
+        found.extend(RunMetrics(run.plan, run.record.input.chains, work).collect())
+
+    with metrics_served("127.0.0.1", port, Observer(watch=watch)) as observer:
+        problems = (str(write_problems(tmp_path)),)
+        result = run(RunOptions(graph=ROOT / "graphs/speccot.yaml", engines=SIM, input=problems, output=tmp_path / "run"), observer)
     before, after = pages
     assert "pipeline:chains 12.0" in before
     assert 'pipeline:chains_ended_total{outcome="done"} 0.0' in before
@@ -81,10 +57,5 @@ def test_metrics_of_a_run_that_goes_on(tmp_path: Path) -> None:
     assert f'pipeline:generation_tokens_total{{engine="target",model_name="QwQ-32B"}} {float(tokens)}' in after
     with pytest.raises(OSError, match="refused"):
         asked()
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port
+    names = {f"{metric.name}_total" if metric.type == "counter" else metric.name for metric in found}
+    assert set(re.findall(r"`(pipeline:[a-z_]+)(?:\{\w+\})?`", GUIDE.read_text())) == names

@@ -71,7 +71,6 @@ def test_a_run_is_found_by_its_name_in_the_folder_of_runs(source: Path, tmp_path
         ([".", "--failed"], ".: a folder of runs; name one of them, such as two"),
         (["nothing"], "nothing: no such directory; expected a run folder"),
     ],
-    ids=str,
 )
 def test_what_cannot_be_shown(source: Path, arguments: list[str], says: str) -> None:
     done = pipeline("show", *arguments, cwd=source)
@@ -82,7 +81,7 @@ def test_what_cannot_be_shown(source: Path, arguments: list[str], says: str) -> 
 def test_a_table_of_runs(source: Path) -> None:
     done = pipeline("show", source)
     lines = [line.split() for line in done.stdout.splitlines() if line[:3].strip(" ─")]  # others go on with a name
-    assert (done.returncode, lines[0]) == (0, ["run", "graph", "models", "state", "chains", "accuracy", "problems/s", "size"])
+    assert (done.returncode, lines[0]) == (0, ["run", "graph", "state", "chains", "accuracy", "problems/s", "size", "models"])
     assert sorted(line[0] for line in lines[1:]) == ["one", "two"]
     records = {row["folder"]: row for row in map(json.loads, pipeline("show", source, "--json").stdout.splitlines())}
     found = records["one"]
@@ -126,7 +125,6 @@ def test_pages_are_written_to_a_file(source: Path, tmp_path: Path) -> None:
         (["."], ".: contains no runs; name the folder"),
         ([".", "."], "several runs are compared in a file: add -o FILE, or name one folder"),
     ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_what_has_no_page_is_one_sentence(tmp_path: Path, arguments: list[str], says: str) -> None:
     done = pipeline("view", *arguments, cwd=tmp_path)

@@ -76,14 +76,9 @@ def test_what_was_ignored_at_the_start_stays_ignored(virtual: bool, ignored: lis
     assert all(signal.getsignal(number) is signal.SIG_IGN for number in ignored)
 
 
-def waits() -> bool:
-    """Whether the main thread waits in its event loop."""
-    return sys._current_frames()[threading.main_thread().ident or 0].f_code.co_name == "select"
-
-
 def interrupt_from_here() -> None:
-    """Let this thread get a signal while the main one waits."""
-    while not waits():
+    """Let this thread get a signal while the main one waits in its event loop."""
+    while sys._current_frames()[threading.main_thread().ident or 0].f_code.co_name != "select":
         os.sched_yield()
     signal.pthread_kill(threading.get_ident(), signal.SIGINT)
 
