@@ -26,8 +26,6 @@ MOST_ROWS = 8192
 """`room` waits while at least this many rows are unwritten."""
 ORDER = (KEPT, *TABLES)
 """The tables in the order in which they are written: the rows of one rest on those of the tables before it."""
-CLOSE_S = 60.0
-"""Most seconds for writing the last rows and the footers at the end."""
 
 
 class Recorder:
@@ -42,7 +40,6 @@ class Recorder:
         self.error: RunFolderError | None = None
         """The first write that failed."""
         self._due = 0.0  # when the oldest waiting row is to be written, by the real clock
-        self._shield = CancelScope()
         self._any_waiting, self._enough_waiting, self._drained = Event(), Event(), Event()
         self._writing = anyio.Lock()
 
@@ -80,7 +77,7 @@ class Recorder:
             await self._any_waiting.wait()
             with anyio.move_on_after(math.inf if self._virtual else max(0.0, self._due - time.monotonic())):
                 await self._enough_waiting.wait()
-            with CancelScope(shield=True) as self._shield:  # rows taken from the queue are written before the task may end
+            with CancelScope(shield=True):  # rows taken from the queue are written before the task may end
                 await self._drain()
 
     async def make_parts(self) -> None:
@@ -92,16 +89,13 @@ class Recorder:
     async def aclose(self) -> None:
         """Write the remaining rows and close the store, also while being cancelled; a second call does nothing.
 
-        Raises `RunFolderError` when that fails or takes longer than `CLOSE_S`.
+        Raises `RunFolderError`.
         """
-        with anyio.move_on_after(CLOSE_S, shield=True) as scope:
+        with CancelScope(shield=True):
             try:
                 await self._drain()
             finally:
                 await self._call_store(self._store.close)
-        if scope.cancelled_caught:
-            self._shield.cancel()
-            raise RunFolderError(f"{self._store.folder}: the last rows were not written within {CLOSE_S:g} s")
 
     def _add(self, table: str, row: Struct) -> None:
         self._rows[table].append(row)
@@ -137,7 +131,7 @@ class Recorder:
             if self._virtual:
                 call(*args)
             else:
-                await to_thread.run_sync(call, *args, abandon_on_cancel=True)
+                await to_thread.run_sync(call, *args)
         except RunFolderError as error:
             self.error = self.error or error
             raise

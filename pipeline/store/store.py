@@ -114,24 +114,18 @@ class RunStore:
             self._make_parts(table, each.number)
 
     def close(self) -> None:
-        """Make the rows of all tables parts; a table without parts gets an empty one. Tries every table, then raises the first error.
+        """Make the rows of all tables parts; a table without parts gets an empty one. A second call does nothing.
 
-        The rows of a part that cannot be written stay in the write-ahead file. A second call does nothing.
+        The rows of a part that cannot be written stay in the write-ahead file.
         """
         self.open()
-        errors = []
         for table, each in self._tables.items():
-            try:
-                with _written(self.folder / table):
-                    each.end()
-                    self._make_parts(table, each.number)
-                    if not each.number:
-                        with self._new_part(table, 0):
-                            each.number = 1
-            except RunFolderError as error:
-                errors.append(error)
-        if errors:
-            raise errors[0]
+            with _written(self.folder / table):
+                each.end()
+                self._make_parts(table, each.number)
+                if not each.number:
+                    with self._new_part(table, 0):
+                        each.number = 1
 
     def recover(self) -> None:
         """Turn the write-ahead files that dead processes left into parts.

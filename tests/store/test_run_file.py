@@ -1,8 +1,6 @@
 """`run.json`: what is written comes back."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +13,6 @@ from pipeline.graph.load import load_graph, source_of
 from pipeline.graph.plan import Plan
 from pipeline.graph.spec import EngineSpec
 from pipeline.store.run_file import RunFile, Session, host
-from tests.support.patience import HANGS_S
 from tests.support.run_files import RUN, RUN_JSON, source, write_run_json
 
 ROOT = Path(__file__).parent.parent.parent
@@ -107,19 +104,3 @@ def test_statistics_are_known_where_every_session_left_them() -> None:
     assert structs.replace(RUN, sessions=(*both, *sessions((10, None)))).statistics("target") is None
     assert structs.replace(RUN, sessions=both).statistics("draft") is None
     assert RUN.statistics("target") is None
-
-
-def test_the_name_is_made_durable_too(tmp_path: Path) -> None:
-    """The folder is opened, to be flushed, after the file has got its name."""
-    program = """if True:
-        import sys
-        from pathlib import Path
-        from pipeline.store.run_file import RunFile
-        from tests.support.run_files import RUN
-        folder, seen = Path(sys.argv[1]), []
-        sys.addaudithook(lambda event, args: seen.append((event, str(args[0]))) if event in ("open", "os.rename") else None)
-        RUN.write(folder)
-        [renamed] = [i for i, (event, name) in enumerate(seen) if event == "os.rename" and Path(name).parent == folder]
-        sys.exit(("open", str(folder)) not in seen[renamed:])
-    """
-    assert subprocess.run([sys.executable, "-c", program, str(tmp_path)], cwd=ROOT, timeout=HANGS_S).returncode == 0

@@ -1,12 +1,8 @@
 """Rows become parts that others open; what was appended outlives kills and full disks, and damage is noticed."""
 
 import os
-import random
 import resource
 import shutil
-import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -187,52 +183,6 @@ def test_a_folder_that_is_removed_meanwhile(tmp_path: Path) -> None:
     for at_work in (lambda: store.append("calls", [blank(CallRow)]), store.close):
         with pytest.raises(RunFolderError, match=r"/calls: cannot be written: no such file or directory$"):
             at_work()
-
-
-APPEND_FOREVER = """
-import os, sys
-from pipeline.store import store
-from pipeline.store.rows import CallRow
-from tests.support.rows import blank
-store.GROUP_ROWS, store.PART_BYTES, store.ROWS_AT_ONCE = 8, 30_000, 4
-for line in sys.stdin:
-    folder, start = line.rsplit(maxsplit=1)
-    child = os.fork()
-    if child:
-        print(child, flush=True)
-        os.waitpid(child, 0)
-        print("dead", flush=True)
-        continue
-    trace, count = store.RunStore(store.Path(folder)), int(start)
-    while True:
-        trace.append("calls", [blank(CallRow, call_index=index) for index in range(count, count + 3)])
-        trace.make_parts()
-        count += 3
-        print(count, flush=True)
-"""
-
-
-@pytest.mark.slow
-def test_what_was_reported_outlives_a_kill(tmp_path: Path, root: Path) -> None:
-    """Twelve processes, one after the other, go on with a table and are killed at some moment, parts being finished meanwhile."""
-    chance = random.Random(7)
-    rows = 0
-    with subprocess.Popen([sys.executable, "-c", APPEND_FOREVER], stdin=-1, stdout=-1, text=True, cwd=root) as nursery:
-        assert nursery.stdin
-        assert nursery.stdout
-        for _ in range(12):
-            print(tmp_path, rows, file=nursery.stdin, flush=True)
-            child = int(nursery.stdout.readline())
-            reported = [int(nursery.stdout.readline()) for _ in range(chance.randrange(1, 16))]
-            os.kill(child, signal.SIGKILL)
-            reported += [int(line) for line in iter(nursery.stdout.readline, "dead\n")]
-            found = indices(tmp_path)
-            assert found == list(range(len(found)))
-            assert len(found) >= reported[-1] > rows
-            rows = len(found)
-        nursery.stdin.close()
-    RunStore(tmp_path).recover()
-    assert pq.read_table(tmp_path / "calls")["call_index"].to_pylist() == list(range(rows))
 
 
 def test_nothing_is_there_yet(tmp_path: Path) -> None:
