@@ -2,6 +2,7 @@
 candidates that it judges. Pure."""
 
 import math
+from functools import cached_property
 from statistics import NormalDist
 from typing import Protocol
 
@@ -27,13 +28,13 @@ GATE_AUC, TRIAL_AUC = 0.75, 0.9
 """How well log probabilities tell right steps, and right trial answers, from wrong ones: the area under the ROC curve, assumed."""
 
 
-class Output(Struct, frozen=True):
+class Output(Struct, frozen=True, dict=True):
     """The answer to a request without its timing: texts and log probabilities."""
 
     candidates: tuple[Candidate, ...]
     option_logprobs: tuple[float, ...] = ()
 
-    @property
+    @cached_property
     def lengths(self) -> tuple[int, ...]:
         """Tokens that are sampled for each candidate, at least one."""
         return tuple(max(len(each.ids) + each.ended, 1) for each in self.candidates)
@@ -41,8 +42,7 @@ class Output(Struct, frozen=True):
     @property
     def cached(self) -> tuple[tuple[int, ...], ...]:
         """The output tokens of each candidate whose keys and values the cache will hold: all but the last sampled one."""
-        each = zip(self.candidates, self.lengths, strict=True)
-        return tuple(candidate.ids[: length - 1] for candidate, length in each) if self.candidates else ((),)
+        return tuple(one.ids[: size - 1] for one, size in zip(self.candidates, self.lengths, strict=True)) or ((),)
 
     @property
     def sampled(self) -> int:
