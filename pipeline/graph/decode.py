@@ -26,12 +26,7 @@ class WrongValue(Exception):
 
     def __init__(self, keys: Keys, what: str, key: str | None = None) -> None:
         super().__init__(what)
-        self.keys, self.what, self.key = keys, what, key
-
-    def placed(self, values: FileMapping) -> GraphError:
-        """The error, with the place in `values`."""
-        place = place_of(values, self.keys if self.key is None else (*self.keys, self.key))
-        return GraphError(place if place.startswith(OPTION) else f"{place}: {_shown(self.keys)}", self.what)
+        self.keys, self.key = keys, key
 
 
 @contextmanager
@@ -40,7 +35,8 @@ def located(values: FileMapping) -> Iterator[None]:
     try:
         yield
     except WrongValue as flaw:
-        raise flaw.placed(values) from flaw
+        place = place_of(values, flaw.keys if flaw.key is None else (*flaw.keys, flaw.key))
+        raise GraphError(place if place.startswith(OPTION) else f"{place}: {_shown(flaw.keys)}", str(flaw)) from flaw
 
 
 def place_of(values: FileMapping, keys: Keys) -> str:

@@ -67,12 +67,6 @@ class FileMapping(dict[str, Any]):
             raise GraphError(place, f"expected a mapping, got `{type(self[key]).__name__}`")
         self[key].put((*below,), value, place)
 
-    def named(self, key: str, kind: FileKind) -> "FileMapping":
-        """The values in the file of this `kind` that the value of `key` names, next to where that was written."""
-        place = self.places.get(key, self.place)
-        file = "" if place.startswith(OPTION) else place.rpartition(", line ")[0]
-        return read_file(str(self[key]), kind, Path(file).parent)
-
 
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
     """Makes mappings that know their lines in `file`, and no objects."""

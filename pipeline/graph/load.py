@@ -27,7 +27,7 @@ from pipeline.graph.decode import (
     located,
     mapping,
 )
-from pipeline.graph.files import FileKind, FileMapping, copied, model_name, parse, read_file, read_setting, written
+from pipeline.graph.files import OPTION, FileKind, FileMapping, copied, model_name, parse, read_file, read_setting, written
 from pipeline.graph.plan import Plan
 from pipeline.graph.plugins import engine_specs, stage_specs
 from pipeline.graph.rewards import RewardFile, RewardSpec
@@ -147,8 +147,10 @@ def _bind_engines(values: FileMapping, engines: Engines) -> None:
 
 def _named(inside: FileMapping, key: str, kind: FileKind, keys: Keys) -> FileMapping:
     """The file of this `kind` that the value of `key` names in the mapping at `keys`, next to where the name is written."""
+    place = inside.places.get(key, inside.place)
+    file = "" if place.startswith(OPTION) else place.rpartition(", line ")[0]
     try:
-        return inside.named(key, kind)
+        return read_file(str(inside[key]), kind, Path(file).parent)
     except GraphError:
         raise
     except UsageError as error:
