@@ -90,11 +90,11 @@ class Columns:
             raise InputError(self._where, f"no column `problem`; pass --column problem=NAME, one of {listed}")
 
     def _value(self, ours: str, record: Mapping[str, Any]) -> Any:
-        """The value of one of our columns; None where there is none."""
-        return record.get(self._names.get(ours, ""))
+        """The value of one of our columns, if any."""
+        return record.get(self._names[ours]) if ours in self._names else None
 
     def _text(self, ours: str, record: Mapping[str, Any]) -> str | None:
-        """The text of one of our columns, of an array with commas between its values; None where it is blank."""
+        """The text of one of our columns, an array with commas between its values; None where blank."""
         value = self._value(ours, record)
         texts = [as_text(self._names.get(ours, ""), each) or "" for each in (value if isinstance(value, list) else [value])]
         return ", ".join(texts).strip() or None

@@ -1,4 +1,4 @@
-"""Which columns are read, what a value means as text, a chat as a problem, and multiple choice as data sets write it."""
+"""Which columns are read, a value as text, a chat as a problem, and multiple choice as data sets write it."""
 
 from decimal import Decimal
 from pathlib import Path
@@ -42,9 +42,9 @@ def test_the_names_that_data_sets_use(problem: str, answer: str) -> None:
     assert columns.remark == (f"p.csv: read {', '.join(taken)}" if taken else "")
 
 
-def test_our_names_go_before_others_and_a_mapping_before_both() -> None:
+def test_our_names_go_before_others_and_a_mapping_before_all() -> None:
     row = {"question": "a", "problem": "b", "prompt": "c", "answer": 1, "target": 2, "nr": 5}
-    assert read(row) == Problem(1, "1", "b", "1")
+    assert read({"": 0} | row) == Problem(1, "1", "b", "1")
     assert read(row, {"problem": "prompt", "answer": "target", "problem_id": "nr"}) == Problem(1, "5", "c", "2")
 
 

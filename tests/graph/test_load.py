@@ -93,12 +93,6 @@ def test_a_value_that_no_parser_takes_is_refused(value: str) -> None:
         load_plan(Path("speccot"), settings=(f"candidates={value}",))
 
 
-def test_an_engines_file_is_checked_alone_too(tmp_path: Path) -> None:
-    (tmp_path / "engines.yaml").write_text("draft: 5")
-    with pytest.raises(GraphError, match=r"engines\.yaml, line 1: \$\.draft: expected a mapping, got `int`"):
-        load_engines(tmp_path / "engines.yaml")
-
-
 def test_a_value_of_a_preset_is_blamed_on_it_and_the_command_says_so(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text("set:\n  candidates: 0\n")
     done = pipeline("graph", "check", "speccot", "--set", f"preset={tmp_path / 'mine.yaml'}")

@@ -16,9 +16,10 @@ from pipeline.data.problems import Problem
 from pipeline.errors import InputError, UsageError
 from pipeline.grading import plugins as graders
 from pipeline.graph import plugins
-from pipeline.run.prepare import resume_options
+from pipeline.run.prepare import prepare, resume_options
 from pipeline.stages.function_judge import JudgeFailed, _judgement
 from pipeline.stages.vote import majority_vote
+from pipeline.store.run_file import RunFile
 from tests.support.paths import SIM
 
 PROBLEMS = [{"problem": f"Problem number {i}?", "answer": "A", "options": ["one", "two"]} for i in range(3)]
@@ -149,11 +150,11 @@ def test_graders_are_named_by_problems_and_a_single_one_grades_all() -> None:
 @pytest.mark.slow
 def test_the_command_line_names_the_functions_that_it_lacks_to_continue(tmp_path: Path) -> None:
     solve("first", judges=[first], graders=[always], output=tmp_path / "run")
-    assert resume_options(tmp_path / "run").resume
+    options, plan = resume_options(tmp_path / "run"), RunFile.read(tmp_path / "run").plan
     forget()
     said = "was started from Python with the judge 'first' and the grader 'always', not known here; continue in Python"
-    with pytest.raises(InputError, match=said):
-        resume_options(tmp_path / "run")
+    with pytest.raises(InputError, match=said), prepare(options, plan):
+        pass
 
 
 ANSWERS = ["\\boxed{3}", "so 3.0", "the total is 3, which is odd", "\\boxed{-1,200}", "x=-1200", "it is -1200.", "nothing"]
