@@ -12,33 +12,17 @@ from pipeline.cluster.merge import in_order
 from pipeline.errors import UsageError
 from pipeline.store.run_file import RunFile
 from tests.support.commands import pipeline
-from tests.support.paths import SIM
-from tests.support.runs import write_problems
+from tests.support.runs import solve_short, write_problems
 
 pytestmark = pytest.mark.slow  # whole runs
 
-PROBLEMS, SHARDS = 24, 3
-COMMAND = ("run", "speccot", "--engines", SIM, "--seed", "7", "--samples", "2")
-
 
 @pytest.fixture(scope="module")
-def shards(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
+def shards(tmp_path_factory: pytest.TempPathFactory) -> dict[str | None, Path]:
     """The same problems solved whole, and in three shards."""
     folder = tmp_path_factory.mktemp("shards")
-    problems = write_problems(folder, PROBLEMS)
-    assert pipeline(*COMMAND, "--input", problems, "--output", folder / "whole").returncode == 0
-    found = {"whole": folder / "whole"}
-    for index in range(SHARDS):
-        name = f"{index}/{SHARDS}"
-        found[name] = folder / f"shard-{index}"
-        done = pipeline(*COMMAND, "--input", problems, "--shard", name, "--output", found[name])
-        assert done.returncode == 0, done.stderr
-    return found
-
-
-def merge(tmp_path: Path, *runs: Path) -> tuple[int, str]:
-    done = pipeline("merge", *runs, "--output", tmp_path / "merged")
-    return done.returncode, done.stderr
+    given: dict[str, Any] = {"input": write_problems(folder, 24), "seed": 7, "samples": 2}
+    return {shard: solve_short(folder, str(place), shard=shard, **given).folder for place, shard in enumerate((None, "0/3", "1/3", "2/3"))}
 
 
 def said(folder: Path, table: str, *columns: str) -> list[tuple[Any, ...]]:
@@ -46,10 +30,10 @@ def said(folder: Path, table: str, *columns: str) -> list[tuple[Any, ...]]:
     return sorted(tuple(str(row[name]) for name in columns) for row in rows)
 
 
-def test_merged_shards_are_the_run_over_the_whole_input(shards: Mapping[str, Path], tmp_path: Path) -> None:
-    code, error = merge(tmp_path, shards["2/3"], shards["0/3"], shards["1/3"])
-    assert (code, error) == (0, "")
-    merged, whole = tmp_path / "merged", shards["whole"]
+def test_merged_shards_are_the_run_over_the_whole_input(shards: Mapping[str | None, Path], tmp_path: Path) -> None:
+    merged, whole = tmp_path / "merged", shards[None]
+    done = pipeline("merge", shards["2/3"], shards["0/3"], shards["1/3"], "--output", merged)
+    assert (done.returncode, done.stderr) == (0, "")
     for table, columns in {
         "chains": ("chain_id", "input_row", "answer", "correct", "thought_tokens"),
         "steps": ("chain_id", "step_index", "step_text", "decision"),
@@ -58,14 +42,14 @@ def test_merged_shards_are_the_run_over_the_whole_input(shards: Mapping[str, Pat
     }.items():
         assert said(merged, table, *columns) == said(whole, table, *columns)
     one, other = RunFile.read(merged), RunFile.read(whole)
-    assert (one.totals.chains, one.totals.steps, one.input.rows) == (other.totals.chains, other.totals.steps, PROBLEMS)
+    assert (one.totals.chains, one.totals.steps, one.input.rows) == (other.totals.chains, other.totals.steps, 24)
     assert set(pq.read_table(merged / "calls")["run_id"].to_pylist()) == {"merged"}
     assert pipeline("export", merged, "-o", "-").stdout == pipeline("export", whole, "-o", "-").stdout
     assert "is finished" in pipeline("resume", merged).stderr
 
 
-def test_what_is_not_all_shards_of_one_run_once_is_refused(shards: Mapping[str, Path]) -> None:
-    files = {name: RunFile.read(shards[name]) for name in ("whole", "0/3", "1/3", "2/3")}
+def test_what_is_not_all_shards_of_one_run_once_is_refused(shards: Mapping[str | None, Path]) -> None:
+    files = {name or "whole": RunFile.read(folder) for name, folder in shards.items()}
     other = structs.replace(files["1/3"], options=structs.replace(files["1/3"].options, seed=8))
     stopped = structs.replace(files["1/3"], status="interrupted")
     for given, what in (
@@ -82,5 +66,5 @@ def test_what_is_not_all_shards_of_one_run_once_is_refused(shards: Mapping[str, 
 
 
 def test_a_shard_without_problems(tmp_path: Path) -> None:
-    done = pipeline(*COMMAND, "--input", write_problems(tmp_path, 1), "--shard", "0/1000", "--output", tmp_path / "run")
-    assert (done.returncode, done.stdout.startswith("0 of 0 solved")) == (0, True), "so that it can be merged"
+    result = solve_short(tmp_path, input=write_problems(tmp_path, 1), shard="0/1000")
+    assert (result.exit_code, result.run.input.chains) == (0, 0), "so that it can be merged"
