@@ -189,8 +189,7 @@ class Fleet:
         return SessionResult(folder=folder, run=record, error=error)
 
     def _is_over(self, shard: Path, retry_failed: bool) -> bool:
-        options = structs.replace(self._options(shard), retry_failed=retry_failed)
-        return (shard / FILE).exists() and is_over(RunFile.read(shard), options)
+        return (shard / FILE).exists() and is_over(RunFile.read(shard), self._options(shard).part, retry_failed)
 
     def _options(self, shard: Path) -> RunOptions:
         """The options of a shard's own run."""

@@ -88,10 +88,8 @@ class ShardWorker:
         while is_held(job.options.output) and time.monotonic() < until:  # by the worker before this one, in real time
             await anyio.to_thread.run_sync(time.sleep, 0.1)
         observer = Observer(watch=self._watch, tell=lambda sentence: self._told.append(sentence))
-        with (
-            rare_collection(),
-            prepare(job.options, job.plan, job.problems, virtual=job.virtual_time, starts_unix_ns=job.started_unix_ns) as run,
-        ):
+        starts = job.started_unix_ns
+        with rare_collection(), prepare(job.options, job.plan, job.problems, virtual=job.virtual_time, starts_unix_ns=starts) as run:
             result = None if run.nothing_to_do else await attended(partial(solve, run, observer), None, self._stop)
         if result is not None and result.error is not None and result.run.status == "failed":
             raise result.error

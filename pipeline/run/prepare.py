@@ -27,7 +27,7 @@ from pipeline.graph.plan import Plan
 from pipeline.graph.plugins import registered_alone, stage_kinds
 from pipeline.graph.rules import virtual_time
 from pipeline.graph.spec import OpenSpec
-from pipeline.options import ABOUT, MAY_DRIFT, RunOptions
+from pipeline.options import ABOUT, MAY_DRIFT, RowSet, RunOptions
 from pipeline.remote.inputs import fetch_problems
 from pipeline.store.folder import FILE, hold_default, hold_output
 from pipeline.store.kept_problems import Problems, keep_problems
@@ -162,7 +162,7 @@ def _resumed(run: Prepared, old: RunFile) -> Prepared:
     differences = list(drift(old, record))
     if refused := [clause for name, clause in differences if name not in MAY_DRIFT]:
         raise UsageError(f"{folder}: cannot be resumed: {'; '.join(refused)}; start a new run")
-    if is_over(old, run.options):
+    if is_over(old, run.options.part, run.options.retry_failed):
         return structs.replace(run, record=structs.replace(old, options=record.options), nothing_to_do=True)
     state = read_resume_state(folder, old, most, run.options.retry_failed)
     *before, last = old.sessions
@@ -172,11 +172,10 @@ def _resumed(run: Prepared, old: RunFile) -> Prepared:
     return structs.replace(run, record=record, resume_state=state, changes=changes)
 
 
-def is_over(old: RunFile, options: RunOptions) -> bool:
-    """True if the run `old` is finished, with every chain of its input, and `options` ask for no more."""
-    if (options.retry_failed and old.totals.chains_failed) or old.status != "finished" or old.options.part != options.part:
-        return False
-    return old.totals.chains >= old.input.chains
+def is_over(old: RunFile, part: RowSet, retry_failed: bool) -> bool:
+    """True if the run `old` is finished, with every chain of its input, and neither more rows nor failed chains are asked for."""
+    finished = old.status == "finished" and old.totals.chains >= old.input.chains and old.options.part == part
+    return finished and not (retry_failed and old.totals.chains_failed)
 
 
 def _kept(folder: Path, old: RunFile, known: RunOptions) -> Problems:
