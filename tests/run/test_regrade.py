@@ -35,7 +35,8 @@ def chain(number: int, answer: str | None, reference: str | None, correct: bool 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
     """Two parts: in the first one all verdicts are right, in the second one three are not."""
-    folder = tmp_path / "a-run"
+    sessions, totals = [{"started_unix_ns": 0, "ended_unix_ns": 1}], {"graded": 5, "correct": 2, "steps": 7}
+    folder = write_run_json(tmp_path / "a-run", sessions=sessions, totals=totals)
     for part in (
         [chain(1, "5", "5", True), chain(2, "6", "5", False), chain(3, None, "5", None, stop_reason="cancelled")],
         [
@@ -49,7 +50,7 @@ def run(tmp_path: Path) -> Path:
         store = RunStore(folder)
         store.append("chains", part)
         store.close()
-    return write_run_json(folder, sessions=[{"started_unix_ns": 0, "ended_unix_ns": 1}], totals={"graded": 5, "correct": 2, "steps": 7})
+    return folder
 
 
 def content(run: Path) -> dict[str, bytes]:
@@ -85,9 +86,9 @@ def test_what_changed_is_said_and_written_and_all_else_stays(run: Path) -> None:
 
 def test_a_run_that_was_killed(tmp_path: Path) -> None:
     """Its rows are in a write-ahead file; a copy of the folder is what a kill leaves."""
-    store = RunStore(tmp_path / "live")
+    store = RunStore(write_run_json(tmp_path / "live"))
     store.append("chains", [chain(1, "1/2", "0.5", False), chain(2, "3", "3", True)])
-    dead = Path(shutil.copytree(write_run_json(tmp_path / "live"), tmp_path / "dead"))
+    dead = Path(shutil.copytree(tmp_path / "live", tmp_path / "dead"))
     before = content(dead)
     assert regrade(dead, dry_run=True).changes.total() == 1
     assert content(dead) == before
