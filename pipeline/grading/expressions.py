@@ -15,16 +15,14 @@ from functools import lru_cache
 from itertools import permutations
 from typing import Any
 
+from latex2sympy2_extended import NormalizationConfig  # type: ignore[import-untyped]
+from math_verify import LatexExtractionConfig, parse, verify  # type: ignore[import-untyped]
+from sympy import Add, And, Expr, Float, I, Integer, Interval, Mul, Pow, Rational, Symbol, Union, binomial, factorial  # type: ignore[import-untyped]
+from sympy.core.relational import Equality, LessThan, Relational, StrictLessThan, Unequality  # type: ignore[import-untyped]
+
 from pipeline.grading.answers import precision
-from pipeline.system.worker_process import without_collections
 
-with without_collections():
-    from latex2sympy2_extended import NormalizationConfig  # type: ignore[import-untyped]
-    from math_verify import LatexExtractionConfig, parse, verify  # type: ignore[import-untyped]
-    from sympy import Add, And, Expr, Float, I, Integer, Interval, Mul, Pow, Rational, Symbol, Union, binomial, factorial  # type: ignore[import-untyped]
-    from sympy.core.relational import Equality, LessThan, Relational, StrictLessThan, Unequality  # type: ignore[import-untyped]
-
-    gc.freeze()
+gc.freeze()
 
 PARSED = 256
 """Parsed expressions kept in memory: many answers are compared with the same reference."""

@@ -5,7 +5,6 @@ what they died of. Nothing here reads from the socket or writes to it. Every met
 moment. A worker's own program begins with `leave_signals`.
 """
 
-import gc
 import os
 import re
 import signal
@@ -14,8 +13,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from msgspec import Struct
@@ -160,19 +159,6 @@ def end_with_parent(shutdown_s: float = 0.0) -> None:
         os._exit(1)
 
     threading.Thread(target=watch, name="parent", daemon=True).start()
-
-
-@contextmanager
-def without_collections() -> Iterator[None]:
-    """Collect no garbage in the block, which imports a large library: its objects stay, and walking over them again and again is a fifth of
-    the processor time of importing torch and transformers, or vLLM. A process that does nothing else yet then calls `gc.freeze()`."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 def _environment(program: Program) -> dict[str, str]:

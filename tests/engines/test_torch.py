@@ -102,13 +102,13 @@ def test_each_request_has_its_own_adapter_whatever_runs_beside_it(adapters: dict
 def test_eviction_under_pressure_changes_no_text() -> None:
     prompts = [random_prompt(n % 5, 40) + random_prompt(n, 20) for n in range(24)]
     requests = [request(prompt, n=2, temperature=1.0, seed=n, affinity=str(n % 7)) for n, prompt in enumerate(prompts)]
-    roomy, tight = Bench(max_num_seqs=64, kv_cache_slots=200).run(requests), Bench(max_num_seqs=4, kv_cache_slots=5).run(requests)
+    roomy, tight = Bench(max_num_seqs=100).run(requests), Bench(max_num_seqs=3).run(requests)
     assert ids_of(roomy) == ids_of(tight)
 
 
 @pytest.mark.torch
 def test_the_prefix_of_a_chain_survives_its_verification_and_its_leftover_candidates() -> None:
-    bench = Bench(max_num_seqs=4, kv_cache_slots=8)
+    bench = Bench(max_num_seqs=4)
 
     def cached(prompt: list[int], **options: Any) -> int | None:
         return bench.run([request(prompt, **options)])[0].usage.cached_input_tokens
@@ -176,9 +176,9 @@ def test_a_worker_stands_on_its_core_and_one_that_is_killed_is_started_again_the
     core = min(os.sched_getaffinity(0))
 
     async def main() -> None:
-        async with open_torch({"draft": structs.replace(DRAFT, device="cpu", core=core, kv_cache_slots=10)}) as engines:
+        async with open_torch({"draft": structs.replace(DRAFT, device="cpu", core=core)}) as engines:
             engine = engines["draft"]
-            known = {"answers": "model", "devices": (f"CPU core {core}",), "cores": 1, "kv_cache_tokens": 10 * 512}
+            known = {"answers": "model", "devices": (f"CPU core {core}",), "cores": 1, "kv_cache_tokens": 16 * 512}
             assert known.items() <= engine.facts.items()
             assert "accelerators" not in engine.facts
             asked = request(prompt_of(engine, PROBLEM), max_tokens=12)
@@ -201,9 +201,8 @@ def test_a_worker_stands_on_its_core_and_one_that_is_killed_is_started_again_the
     [
         (TorchSpec(model="bundled:tiny-drafd"), "did you mean `tiny-draft`"),
         (TorchSpec(model="/no/such/folder"), "no such directory: /no/such/folder"),
-        (TorchSpec(model="bundled:tiny-draft", kv_cache_slots=3), "kv_cache_slots is 3"),
     ],
-    ids=["bundled", "folder", "slots"],
+    ids=["bundled", "folder"],
 )
 def test_what_cannot_start_is_said_before_a_worker_is_there(spec: TorchSpec, says: str) -> None:
     async def main() -> None:

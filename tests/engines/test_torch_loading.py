@@ -1,6 +1,5 @@
 """What engine `torch` refuses to load, and what must go on working. Every model is small."""
 
-import json
 import shutil
 import sys
 from collections.abc import Callable
@@ -46,24 +45,13 @@ def without(*words: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (without("k_proj"), r"2 of the model's tensors are not in its files: model\.layers\.0\.self_attn\.k_proj\.weight, "),
-        (without("embed_tokens"), "2 of the model's tensors are not in its files: lm_head.weight, model.embed_tokens.weight"),
-        (lambda tensors: tensors | {"model.norm.weight": tensors["model.norm.weight"][:3]}, "have other shapes .*: model.norm.weight;"),
+        (without("k_proj"), r"2 of the model's tensors are not in its files, such as model\.layers\.0\.self_attn\.k_proj\.weight; "),
+        (lambda tensors: tensors | {"model.norm.weight": tensors["model.norm.weight"][:3]}, "ignore_mismatched_sizes"),
     ],
 )
 def test_no_tensor_is_made_up(draft: Path, change: Callable[[dict[str, Any]], dict[str, Any]], says: str) -> None:
     rewrite(draft, change)
     with pytest.raises(UsageError, match=says):
-        loaded(draft)
-
-
-def test_a_layer_that_the_configuration_does_not_count_is_refused_and_masks_and_heads_are_not(draft: Path) -> None:
-    beside = ("v_head.weight", "model.layers.0.self_attn.masked_bias")
-    rewrite(draft, lambda tensors: tensors | {name: tensors["model.norm.weight"].clone() for name in beside})
-    loaded(draft)
-    config = json.loads((draft / "config.json").read_text())
-    (draft / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 1, "layer_types": config["layer_types"][:1]}))
-    with pytest.raises(UsageError, match=r"are in its files, of a layer more than config.json says: model\.layers\.1\."):
         loaded(draft)
 
 

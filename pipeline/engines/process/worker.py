@@ -19,7 +19,7 @@ from typing import NoReturn, Protocol
 from pipeline.engine import Completion, EngineStatistics, Fact, Request
 from pipeline.engines.process import wire
 from pipeline.errors import PipelineError, RequestRefused
-from pipeline.system.worker_process import end_with_parent, leave_signals, without_collections
+from pipeline.system.worker_process import end_with_parent, leave_signals
 
 REPORT_EVERY_S = 0.25
 """Statistics are sent at least this often, in seconds, while anything is computed: the main process kills a silent worker."""
@@ -125,16 +125,17 @@ def main() -> None:
     connection = ParentConnection()
     setup = connection.setup()
     module, _, name = sys.argv[2].partition(":")
+    gc.disable()  # collections would walk again and again over what stays: a fifth of the time of importing torch and transformers
     try:
-        with without_collections():
-            connection.send(wire.Loading("importing"))
-            load_model: Callable[[wire.Setup], BatchedModel] = getattr(import_module(module), name)
-            connection.send(wire.Loading(f"loading {setup.model}"))
-            model = load_model(setup)
-            gc.collect()
-            gc.freeze()  # what was loaded stays: later collections need not look at it
+        connection.send(wire.Loading("importing"))
+        load_model: Callable[[wire.Setup], BatchedModel] = getattr(import_module(module), name)
+        connection.send(wire.Loading(f"loading {setup.model}"))
+        model = load_model(setup)
     except PipelineError as refusal:
         return connection.send(wire.Failed(str(refusal)))
+    gc.collect()
+    gc.freeze()
+    gc.enable()
     connection.send(wire.Ready(model.max_model_len, model.vocab_size, model.facts))
     serve(connection, model)
 

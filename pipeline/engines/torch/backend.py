@@ -14,7 +14,6 @@ from pipeline.engines.models import check_model, load_tokenizer, resolve, tokeni
 from pipeline.engines.process.engine import Worker, WorkerEngine, open_workers
 from pipeline.engines.process.wire import Setup
 from pipeline.engines.torch.spec import TorchSpec
-from pipeline.errors import GraphError
 from pipeline.system.machine import cores
 from pipeline.system.worker_process import Program
 
@@ -26,11 +25,7 @@ async def open_torch(specs: Mapping[str, TorchSpec]) -> AsyncIterator[Mapping[st
     Raises `GraphError` when a model cannot be loaded here, `EngineDead` when a worker dies while loading.
     """
     for role, spec in specs.items():
-        where = f"engine {role!r}"
-        check_model(where, resolve(role, spec.model))
-        if spec.kv_cache_slots is not None and spec.kv_cache_slots < spec.max_num_seqs:
-            what = f"kv_cache_slots is {spec.kv_cache_slots}, but max_num_seqs = {spec.max_num_seqs} sequences need one each"
-            raise GraphError(where, f"{what}; set kv_cache_slots to {spec.max_num_seqs} or more")
+        check_model(f"engine {role!r}", resolve(role, spec.model))
     shares = share_cores({role: spec for role, spec in specs.items() if not spec.device.startswith("cuda")}, cores())
     async with open_workers([[_worker(role, spec, shares.get(role, ()))] for role, spec in specs.items()]) as opened:
         yield opened

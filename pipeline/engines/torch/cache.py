@@ -224,7 +224,7 @@ class KVCache:
             wider = self._kv.new_zeros(layers, slots, heads, capacity, head_dim)
         except RuntimeError as error:
             need = f"{slots} KV slots of {capacity} tokens do not fit in the memory of {self._kv.device}"
-            raise MemoryError(f"{need}; lower kv_cache_slots, max_num_seqs or max_model_len") from error
+            raise MemoryError(f"{need}; lower max_num_seqs or max_model_len") from error
         wider[:, :, :, : self.capacity] = self._kv
         self._kv, self.capacity = wider, capacity
 

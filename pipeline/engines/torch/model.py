@@ -1,7 +1,6 @@
 """Loads a model: a `Setup` enters, a `BatchRunner` with the model on its device leaves, or a `PipelineError` says why there is none."""
 
 import os
-import re
 import warnings
 from collections.abc import Mapping
 from pickle import UnpicklingError
@@ -62,11 +61,10 @@ def _module(name: str, spec: TorchSpec, device: str) -> Any:
         torch.manual_seed(0)
         model = AutoModelForCausalLM.from_config(config, dtype=dtype, **options)
     else:
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            name, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True, **options
-        )
+        loaded: Any = AutoModelForCausalLM.from_pretrained(name, dtype=dtype, output_loading_info=True, **options)
         model, report = loaded
-        _check_tensors(model, report)
+        if absent := report["missing_keys"]:
+            raise UsageError(f"{len(absent):,} of the model's tensors are not in its files, such as {min(absent)}; {_ANEW}")
     if device == "cpu" and spec.dtype == "auto" and (model.num_parameters() < _SMALL_PARAMETERS or not cpu_has_bfloat16()):
         model = model.float()
     return model.to(device).eval()
@@ -78,29 +76,12 @@ def cpu_has_bfloat16() -> bool:
     return any(found.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16"))
 
 
-def _check_tensors(model: Any, report: Mapping[str, Any]) -> None:
-    """Raise `UsageError` where transformers made tensors up, or left out a layer that config.json does not count; old checkpoints also hold
-    masks and heads."""
-    known = set(model.state_dict())
-    flaws = {
-        "are not in its files": report["missing_keys"],
-        "have other shapes in its files": [name for name, *_ in report["mismatched_keys"]],
-        "are in its files, of a layer more than config.json says": [
-            name for name in report["unexpected_keys"] if re.sub(r"\d+", "0", name, count=1) in known
-        ],
-    }
-    for what, names in flaws.items():
-        if names:
-            shown = ", ".join(sorted(names)[:3]) + (", ..." if len(names) > 3 else "")
-            raise UsageError(f"{len(names):,} of the model's tensors {what}: {shown}; {_ANEW}")
-
-
 def _runner(module: Any, tokenizer: HFTokenizer, setup: Setup, spec: TorchSpec) -> BatchRunner:
     config = module.config.get_text_config()
     longest = int(config.max_position_embeddings)
     if spec.max_model_len is not None and spec.max_model_len > longest:
         raise UsageError(f"max_model_len is {spec.max_model_len}, but the model supports {longest}")
-    max_model_len, slots = spec.max_model_len or longest, spec.kv_cache_slots or 2 * spec.max_num_seqs
+    max_model_len, slots = spec.max_model_len or longest, 2 * spec.max_num_seqs
     capacity = min(_FIRST_CAPACITY, max_model_len)
     heads = config.num_attention_heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads

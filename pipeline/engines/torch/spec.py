@@ -19,13 +19,11 @@ class TorchSpec(RestartableSpec, frozen=True, kw_only=True, tag="torch"):
     """Number type of the weights; `auto`: that of the checkpoint, but on a CPU float32 below 20 million parameters, or where it has no
     instructions for bfloat16, as it is faster there."""
     max_num_seqs: Annotated[int, Meta(ge=1, le=4096)] = 64
-    """Maximum number of sequences computed together; a request for n candidates counts as n."""
+    """Maximum number of sequences computed together; a request for n candidates counts as n. Keys and values are kept of twice as many."""
     max_model_len: Annotated[int, Meta(ge=16, le=1_000_000_000)] | None = None
     """Context length in tokens; null: the model's own."""
     max_num_batched_tokens: Annotated[int, Meta(ge=16, le=1_000_000_000)] = 2048
     """Maximum number of prompt tokens computed in one iteration; longer prompts are prefilled in chunks."""
-    kv_cache_slots: Annotated[int, Meta(ge=1, le=1_000_000_000)] | None = None
-    """Number of sequences whose keys and values are kept, running or cached; null: twice `max_num_seqs`."""
     core: Annotated[int, Meta(ge=0, le=65535)] | None = None
     """The first of the `threads` CPU cores that the worker is pinned to, counted from 0 among those of this process; null: separate cores
     if there are enough."""

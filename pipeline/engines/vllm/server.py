@@ -24,7 +24,6 @@ from pipeline.engines.process.wire import Abort, Failed, Loading, Ready, Report,
 from pipeline.engines.process.worker import REPORT_EVERY_S, ParentConnection
 from pipeline.engines.vllm import terms
 from pipeline.engines.vllm.spec import VllmSpec
-from pipeline.system.worker_process import without_collections
 
 _RESET_AGAIN_S = 0.02
 """How soon again vLLM is asked to empty its prefix cache: with asynchronous scheduling the blocks of an answered request are freed an
@@ -169,10 +168,10 @@ def load(setup: Setup, spec: VllmSpec, reporter: Reporter) -> AsyncLLM:
     a fork of this process, which has imported everything, schedules and computes.
     """
     on_cpu, usage = current_platform.is_cpu(), UsageContext.OPENAI_API_SERVER  # requests come one by one: vLLM chooses what goes together
-    with without_collections():
-        args = AsyncEngineArgs(**terms.arguments(setup.role, spec, setup.model, on_cpu=on_cpu))
-        config = args.create_engine_config(usage)  # imports more
-        gc.freeze()
+    args = AsyncEngineArgs(**terms.arguments(setup.role, spec, setup.model, on_cpu=on_cpu))
+    config = args.create_engine_config(usage)  # imports more
+    gc.freeze()
+    gc.enable()
     if on_cpu and spec.threads == spec.args.get("tensor_parallel_size", 1) == 1:
         config.parallel_config.distributed_executor_backend = "uni"
         os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"

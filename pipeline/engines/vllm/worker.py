@@ -4,11 +4,12 @@ vLLM takes long to import: `pipeline.engines.vllm.server`, which serves the requ
 """
 
 import asyncio
+import gc
 import os
 
 from pipeline.engines.process.wire import Loading
 from pipeline.engines.process.worker import ParentConnection, carry_out
-from pipeline.system.worker_process import end_with_parent, without_collections
+from pipeline.system.worker_process import end_with_parent
 
 
 def main() -> None:
@@ -19,8 +20,9 @@ def main() -> None:
     os.register_at_fork(after_in_child=end_with_parent)
     setup = connection.setup()
     connection.send(Loading("importing vLLM"))
-    with without_collections():
-        from pipeline.engines.vllm.server import work
+    gc.disable()  # until what stays is loaded
+    from pipeline.engines.vllm.server import work
+
     asyncio.run(work(connection, setup))
 
 
