@@ -4,7 +4,6 @@ calls enter, `EngineStatistics` leave.
 
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 from pipeline.engine import EngineStatistics, Usage
@@ -44,13 +43,8 @@ class UsageMeter:
 
     @property
     def busy_s(self) -> float:
-        """Seconds in which calls were open: until now or, where the clock needs an event loop and none runs, until the last `begin`
-        or `end`."""
-        now = self._busy_since
-        if self.open_calls:
-            with suppress(RuntimeError):
-                now = self._now()
-        return self._busy_s + (now - self._busy_since)
+        """Seconds in which calls were open, until now."""
+        return self._busy_s + (self._now() - self._busy_since if self.open_calls else 0.0)
 
     def statistics(self, **own: Any) -> EngineStatistics:
         """The totals so far, with those that the engine counts; `busy_s` where it knows itself how long it computed."""

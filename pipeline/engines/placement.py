@@ -19,7 +19,7 @@ import anyio
 from msgspec import Struct
 
 from pipeline.engines.cores import ranges
-from pipeline.engines.hub import NotOnHub, check_hub, is_hub_name
+from pipeline.engines.hub import NotOnHub, is_hub_name
 from pipeline.engines.models import ModelCard, check_model, read_card, resolve
 from pipeline.engines.openai.client import Server, read_key
 from pipeline.engines.openai.engine import listed_models
@@ -129,24 +129,19 @@ def _engine(role: str, value: str, backend: str, settings: Sequence[str]) -> dic
 
 
 def _served(role: str, text: str, settings: Sequence[str]) -> dict[str, Any]:
-    """The engine of a role that a server plays, which is asked where the model, or its tokenizer, is not named."""
+    """The engine of a role that a server plays, which is asked for its models."""
     url, _, model = text.partition("#")
-    said = {name: value for each in settings for name, _, value in [each.removeprefix(f"engines.{role}.").partition("=")]}
-    if flaw := flaw_in_url(url) or (None if re.search(r"[^/:]/+[^/]", url) else f"must include the path, up to /v1: {url.rstrip('/')}/v1"):
+    url, key = url.rstrip("/"), next((each.partition("=")[2] for each in settings if each.startswith(f"engines.{role}.api_key_env=")), None)
+    if flaw := flaw_in_url(url) or (None if re.search(r"[^/:]/+[^/]", url) else f"must include the path, up to /v1: {url}/v1"):
         raise UsageError(f"--model {role}={text}: {flaw}")
-    where, found = f"--model {role}={text}", {"backend": "openai", "base_url": url.rstrip("/"), "model": model}
-    listed = [] if "/" in model or (model and "tokenizer" in said) else _listed(where, url.rstrip("/"), said.get("api_key_env"))
-    named = [each for each in listed if each.id == model or not (model or each.parent)]
+    where, found = f"--model {role}={text}", {"backend": "openai", "base_url": url, "model": model}
+    named = [each for each in _listed(where, url, key) if each.id == model or not (model or each.parent)]
     if not model and len(named) != 1:
         names = f"serves {', '.join(each.id for each in named[:10])}" if named else "does not list its models"
         raise UsageError(f"{where}: it {names}; name one: {role}={url}#{named[0].id if named else 'MODEL'}")
     if named:
         root = named[0].root
         found |= {"model": named[0].id} | ({"tokenizer": root} if root and root != named[0].id and "/" in root else {})
-    try:
-        check_hub(str(said.get("tokenizer") or found.get("tokenizer") or found["model"]))
-    except NotOnHub as absent:
-        raise UsageError(f"{where}: no tokenizer: {absent}; name one with --set engines.{role}.tokenizer=NAME") from None
     return found
 
 

@@ -5,7 +5,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import huggingface_hub.constants
 import pytest
 
 from pipeline.engines.models import ModelCard
@@ -113,17 +112,11 @@ def test_the_one_model_of_a_server_is_taken_with_the_tokenizer_that_it_names(ser
     server.adapters = {"selection": "tiny"}
     fields = {"backend": "openai", "model": "tiny", "base_url": server.base_url, "max_in_flight": 64}
     assert served(server.base_url) == fields | {"tokenizer": "Qwen/QwQ-32B"}
-    server.seen.clear()
-    assert served(f"{server.base_url}/#tiny", "engines.target.tokenizer=bundled:tiny-target") == fields
+    assert served(f"{server.base_url}/#selection") == fields | {"model": "selection"}
     assert served(f"{server.base_url}#Qwen/QwQ-32B")["model"] == "Qwen/QwQ-32B"
-    assert server.seen == [], "what is named is not asked for"
 
 
-def test_a_model_that_is_not_named_or_has_no_tokenizer_is_refused(server: SmallServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_of_several_must_be_named(server: SmallServer) -> None:
     server.adapters = {"large": ""}
     with pytest.raises(UsageError, match=rf"{server.base_url}: it serves tiny, large; name one: target={server.base_url}#tiny"):
         served(server.base_url)
-    monkeypatch.delenv("HF_HUB_OFFLINE")
-    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:9")
-    with pytest.raises(UsageError, match=r"#made/up: no tokenizer: .* hub .*; name one with --set engines\.target\.tokenizer=NAME"):
-        served(f"{server.base_url}#made/up")
