@@ -1,5 +1,6 @@
 """Engine `openai` against a small real server that answers as the kinds of servers do: what is sent, what comes back, and the end."""
 
+import math
 import sys
 import traceback
 from collections.abc import Mapping
@@ -9,7 +10,7 @@ from typing import Any
 import anyio
 import pytest
 
-from pipeline.engine import Candidate, Completion, Request, Tokenizer
+from pipeline.engine import Completion, Request, Tokenizer
 from pipeline.engines.openai.completions import Terms, answer_ids, prompt_of
 from pipeline.engines.openai.engine import OpenAIEngine
 from pipeline.engines.openai.spec import OpenAISpec
@@ -19,7 +20,6 @@ from tests.support.chat_models import chat_model, folder_of
 from tests.support.served import (
     DIGITS,
     KEY,
-    KINDS,
     PROMPT,
     THINK_CLOSE,
     TOKENIZER,
@@ -32,63 +32,10 @@ from tests.support.served import (
     spec_of,
     talk,
 )
-from tests.support.small_server import HOSTED, OPENAI_FIELDS, VLLM, Fault, Kind, edited, hang, raw, small_server, status, story
+from tests.support.small_server import HOSTED, OPENAI_FIELDS, VLLM, Fault, Kind, edited, hang, raw, small_server, status
 
 OTHER = str(folder_of("qwen3"))
 """A tokenizer of another model."""
-
-
-def written(draw: int = 0) -> str:
-    return story(PROMPT, draw)
-
-
-def end(candidate: Candidate) -> tuple[str, str, str | int | None]:
-    return candidate.text, candidate.finish_reason, candidate.stop_reason
-
-
-@pytest.fixture(params=KINDS)
-def kind(request: pytest.FixtureRequest) -> Kind:
-    return KINDS[request.param]
-
-
-# What comes back, whatever the server.
-
-
-def test_every_kind_of_server_keeps_the_contract_of_stops(kind: Kind) -> None:
-    step, thought, answer, short = answers(
-        kind, ask(stop=("\n\n",), stop_ids=(THINK_CLOSE,)), ask(stop_ids=(THINK_CLOSE,)), ask(), ask(max_tokens=4)
-    )
-    text = written().removesuffix("<|end|>")
-    assert end(step.candidates[0]) == (text[: text.index("\n\n") + 2], "stop", "\n\n")
-    assert end(thought.candidates[0]) == (text[: text.index("</think>") + 8], "stop", THINK_CLOSE)
-    assert end(answer.candidates[0]) == (text, "stop", None)
-    assert end(short.candidates[0]) == (TOKENIZER.decode(TOKENIZER.encode(text)[:4]), "length", None)
-    for completion in (step, thought, answer, short):
-        (candidate,) = completion.candidates
-        assert TOKENIZER.decode(candidate.ids) == candidate.text
-        assert candidate.cumulative_logprob == -0.5 * completion.usage.output_tokens
-        assert (completion.usage.input_tokens, completion.usage.cached_input_tokens) == (len(PROMPT), 3)
-    assert answer.usage.output_tokens == len(answer.candidates[0].ids) + 1
-
-
-def test_candidates_draw_from_seed_and_index_and_options_are_read(kind: Kind) -> None:
-    sampled = {"temperature": 0.8, "seed": 7}
-    two, four, greedy, high, choice, some = answers(
-        kind,
-        *(ask(n=2, **sampled), ask(n=4, **sampled), ask(n=3), ask(n=3, temperature=0.8, seed=(1 << 63) - 1)),
-        *(ask(max_tokens=1, option_ids=DIGITS[1:4]), ask(max_tokens=1, option_ids=(DIGITS[0], DIGITS[2]))),
-    )
-    texts = [candidate.text for candidate in four.candidates]
-    assert texts == [written(7 + index).removesuffix("<|end|>") for index in range(4)]
-    assert [candidate.text for candidate in two.candidates] == texts[:2]
-    assert two.usage.input_tokens == four.usage.input_tokens == len(PROMPT)
-    assert four.usage.output_tokens == sum(len(candidate.ids) + 1 for candidate in four.candidates)
-    assert [candidate.text for candidate in greedy.candidates] == [written().removesuffix("<|end|>")] * 3
-    assert len({candidate.text for candidate in high.candidates}) == 3
-    (candidate,) = choice.candidates
-    assert (candidate.ids, candidate.text, candidate.cumulative_logprob) == ((DIGITS[1],), "1", -1.0)
-    assert (choice.option_logprobs, choice.usage.output_tokens) == ((-1.0, -2.0, -3.0), 1)
-    assert some.option_logprobs == ((-1.0, -2.0) if kind is VLLM else (-float("inf"), -2.0)), "one that was not named has no probability"
 
 
 def test_a_server_that_does_not_keep_to_max_tokens_is_cut_short() -> None:
@@ -97,6 +44,12 @@ def test_a_server_that_does_not_keep_to_max_tokens_is_cut_short() -> None:
     assert isinstance(found, Completion)
     ids = tuple(TOKENIZER.encode(text)[:10])
     assert [(each.ids, each.text, each.finish_reason) for each in found.candidates] == [(ids, TOKENIZER.decode(ids), "length")]
+
+
+def test_an_option_that_is_not_named_has_no_probability() -> None:
+    for kind, first_option in ((VLLM, -1.0), (HOSTED, -math.inf)):
+        (choice,) = answers(kind, ask(max_tokens=1, option_ids=(DIGITS[0], DIGITS[2])))
+        assert choice.option_logprobs == (first_option, -2.0)
 
 
 # What is sent.

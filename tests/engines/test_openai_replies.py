@@ -34,32 +34,24 @@ REPLIES: dict[str, tuple[Reply, Verdict, str]] = {
     **{str(code): (refused(code), "failing", f"answered {code}: {WORDS}") for code in (204, 408, 409, 425, 500, 502, 529)},
     **{str(code): (refused(code), "refused", f"answered {code}: {WORDS}") for code in (400, 401, 402, 403, 404, 413, 422)},
     **{str(code): (refused(code), "busy", WORDS) for code in (429, 503)},
-    "context": (refused(400, "This model's maximum context length is 99 tokens."), "refused", "maximum context length is 99 tokens"),
     **{
         f"words {words}": (Reply(400, {}, body), "refused", f"answered 400: {words}")
         for body, words in (
             (b'{"object": "error", "message": "no", "type": "NotFound"}', "no"),
             (b'{"detail": [{"msg": "not a\\n number"}]}', '[{"msg":"not a\\n number"}]'),
-            (b"<h1>Bad\n gateway</h1>", "<h1>Bad gateway</h1>"),
             (DEEP, "[" * 300 + "..."),
         )
     },
     "elsewhere": (Reply(302, {"Location": "http://elsewhere.invalid/"}, b""), "failing", "redirects to http://elsewhere.invalid/, which"),
     "inside": (content(b'{"error": {"message": "out of memory"}}'), "failing", "answered with an error: out of memory"),
-    "inside, an object": (content(b'{"object": "error", "message": "out of memory", "code": 50002}'), "failing", "out of memory"),
-    "no API": (content(b"<html><h1>Sign in</h1></html>"), "malformed", "not JSON"),
-    "nothing": (content(b""), "malformed", "not JSON"),
-    "no UTF-8": (content(b"\xff\xfe{}"), "malformed", "not JSON"),
-    "a stream": (content(b"data: {}\n\n"), "malformed", "not JSON"),
+    **{str(each): (content(each), "malformed", "not JSON") for each in (b"<html>Sign in</html>", b"", b"\xff\xfe{}", b"data: {}\n\n")},
     "deep": (content(b'{"choices": ' + DEEP + b"}"), "malformed", "is not"),
     "null choices": (content(b'{"choices": null}'), "malformed", "is not a completion"),
     **{
         reason: (chosen(finish_reason=reason), "malformed", f"Invalid enum value '{reason}'")
-        for reason in ("content_filter", "tool_calls", "error", "abort", "because")
+        for reason in ("content_filter", "tool_calls", "abort")
     },
-    "no reason": (chosen(finish_reason=None), "malformed", "is not a completion"),
     "an infinity": (content(b'{"choices": [{"text": "2", "logprobs": {"token_logprobs": [-Infinity]}}]}'), "malformed", "is not JSON"),
-    "half a character": (content(b'{"choices": [{"text": "\\ud83d"}]}'), "malformed", "is not JSON"),
 }
 
 
@@ -71,7 +63,7 @@ def test_what_is_no_answer_has_a_verdict(reply: Reply, verdict: Verdict, says: s
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(("value", "seconds"), [("7", 7.0), ("1.5", 1.5), *((odd, None) for odd in ("", "soon", "-1", "1e400", "9" * 400))])
+@pytest.mark.parametrize(("value", "seconds"), [("1.5", 1.5), *((odd, None) for odd in ("soon", "-1", "9" * 400))])
 def test_when_a_server_wants_to_be_asked_again(value: str, seconds: float | None) -> None:
     assert refusal_of(refused(429, headers={"Retry-After": value})).retry_after_s == seconds
 
@@ -118,10 +110,6 @@ def test_what_is_no_answer_says_what_becomes_of_its_request(
     found = after(fault, request_ or ask(temperature=0.5))
     assert (type(found), says in str(found)) == (error, True), found
     assert "\n" not in str(found)
-
-
-def test_a_packed_answer_is_read() -> None:
-    assert isinstance(after(packed("gzip", gzip.compress)), Completion)
 
 
 @pytest.mark.parametrize(

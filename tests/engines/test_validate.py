@@ -2,7 +2,6 @@
 
 import math
 import re
-from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -25,17 +24,16 @@ def flaw(asked: dict[str, Any], **given: Any) -> str | None:
 
 TWO = {"n": 2}
 CHOICE = {"option_ids": (3, 4), "max_tokens": 1}
+OUT_OF_RANGE = {"max_tokens": 0, "n": 0, "temperature": -1.0, "top_p": 0.0, "top_k": -1, "min_p": 1.5, "seed": 1 << 63, "stop": ("",)}
 
 
 @pytest.mark.parametrize(
     ("asked", "given", "says"),
     [
         (TWO, {"candidates": (said(1), said(text=""))}, None),
-        (TWO, {"candidates": (said(1, cumulative_logprob=None), said(1, cumulative_logprob=0.004))}, None),
         (CHOICE, {"candidates": (said(4),), "option_logprobs": (-math.inf, 0.0)}, None),
         ({"max_tokens": 300}, {"candidates": (said(*[9] * 300),)}, None),
         (TWO, {"candidates": (said(1),)}, "it has 1 candidates, not 2"),
-        (TWO, {"candidates": (said(1), said(1, 10))}, "token id 10 is not in the model's vocabulary of 10"),
         ({"max_tokens": 200}, {"candidates": (said(*[9] * 199, 10),)}, "token id 10 is not in the model's vocabulary of 10"),
         (TWO, {"candidates": (said(1), said(text="", finish_reason="length"))}, "a candidate has no tokens and did not end its turn"),
         (TWO, {"candidates": (said(1), said(1, 2, 3, 4, 5))}, "a candidate has 5 tokens, more than max_tokens=4"),
@@ -45,7 +43,6 @@ CHOICE = {"option_ids": (3, 4), "max_tokens": 1}
         (CHOICE, {"candidates": (said(3),), "option_logprobs": (-1.0,)}, "its option log probabilities are 1, not 2"),
         (CHOICE, {"candidates": (said(3),), "option_logprobs": (-1.0, math.inf)}, "inf is not a log probability"),
         ({"logprobs": True}, {"candidates": (said(1),)}, "a candidate lacks the requested log probabilities"),
-        ({}, {"candidates": (said(1.5),)}, "it holds a value of a wrong type: 'float' object cannot be interpreted as an integer"),
         ({}, {"candidates": (said(1, text=5),)}, "it holds a value of a wrong type: expected text, got 'int'"),
     ],
 )
@@ -59,17 +56,8 @@ def test_what_is_no_answer_is_told_in_one_clause(asked: dict[str, Any], given: d
         ({"prompt_ids": []}, "its prompt is empty"),
         ({"prompt_ids": [1, 1 << 40]}, f"token id {1 << 40} is not in the model's vocabulary"),
         ({"prompt_ids": [1, -1]}, "token id -1 is not in the model's vocabulary"),
-        ({"option_ids": (1, -2), "max_tokens": 1}, "token id -2 is not in the model's vocabulary"),
-        ({"option_ids": (1, 2), "max_tokens": 2}, "a choice is of one token, not max_tokens=2, n=1"),
         ({"option_ids": (1, 2), "max_tokens": 1, "n": 2}, "a choice is of one token, not max_tokens=1, n=2"),
-        ({"max_tokens": 0}, "max_tokens=0 is out of range"),
-        ({"n": 0}, "n=0 is out of range"),
-        ({"temperature": -1.0}, "temperature=-1.0 is out of range"),
-        ({"top_p": 0.0}, "top_p=0.0 is out of range"),
-        ({"top_k": -1}, "top_k=-1 is out of range"),
-        ({"min_p": 1.5}, "min_p=1.5 is out of range"),
-        ({"seed": 1 << 63}, f"seed={1 << 63} is out of range"),
-        ({"stop": ("",)}, "stop=('',) is out of range"),
+        *(({name: value}, f"{name}={value!r} is out of range") for name, value in OUT_OF_RANGE.items()),
         ({"adapter": "selection"}, "the engine has no adapter 'selection', but other"),
     ],
     ids=str,
@@ -79,13 +67,9 @@ def test_what_no_engine_can_run_is_refused_in_one_sentence(flaw: dict[str, Any],
         validate_request(Request(**{"request_id": "r", "prompt_ids": [1], "max_tokens": 4} | flaw), 16, 10, ("other",))
 
 
-@pytest.mark.parametrize(("prompt", "fits"), [(9, True), (10, False)])
-def test_a_prompt_leaves_room_for_one_token(prompt: int, fits: bool) -> None:
-    with nullcontext() if fits else pytest.raises(ContextOverflow):
-        validate_request(Request(request_id="r", prompt_ids=[1] * prompt, max_tokens=1), 10, 100)
-
-
-def test_each_adapter_has_another_digest() -> None:
-    request = Request(request_id="r", prompt_ids=[1], max_tokens=1, adapter="selection")
-    validate_request(request, 16, 16, ("selection",))
+def test_a_prompt_leaves_room_for_one_token_and_each_adapter_has_another_digest() -> None:
+    request = Request(request_id="r", prompt_ids=[1] * 9, max_tokens=1, adapter="selection")
+    validate_request(request, 10, 16, ("selection",))
+    with pytest.raises(ContextOverflow):
+        validate_request(request, 9, 16, ("selection",))
     assert len({structs.replace(request, adapter=adapter).digest() for adapter in (None, "selection", "other")}) == 3

@@ -232,12 +232,13 @@ class Writer:
         sampled = sum(len(choice.pop("sampled")) for choice in choices)
         added = kind.bos + kind.wraps if isinstance(body["prompt"], str) else 0
         counted = min(len(self.prompt) + added, kind.keeps)
-        usage = {"prompt_tokens": counted, "completion_tokens": sampled, "prompt_tokens_details": {"cached_tokens": 3}}
+        usage = {"prompt_tokens": counted, "completion_tokens": sampled}
         about = {"id": "cmpl", "object": "text_completion", "model": body["model"], "system_fingerprint": "small-1"}
         return page({**about, "choices": choices, "usage": usage})
 
     def choice(self, index: int) -> dict[str, Any]:
-        draw = self.body.get("seed", 0) + index if self.body.get("temperature") else 0
+        greedy = not self.body.get("temperature") or self.body.get("top_k") == 1 or self.body.get("min_p") == 1.0
+        draw = 0 if greedy else self.body.get("seed", 0) + index
         ids, finish, stop = self.sample(self.tokenizer.encode(story(self.prompt, draw)))
         choice: dict[str, Any] = {"index": index, "text": self.text(ids, finish, stop), "finish_reason": finish, "sampled": ids}
         if self.kind.ids:
