@@ -27,7 +27,6 @@ from pipeline.tasks import gather
 
 pytestmark = pytest.mark.anyio
 DEVICE = SimDeviceSpec(name="d", flops_per_s=2.0**21, bytes_per_s=2.0**18, overhead_s=2.0**-9)
-FREE = SimDeviceSpec(name="free", flops_per_s=float("inf"), bytes_per_s=float("inf"))
 
 
 def spec(**fields: Any) -> SimSpec:
@@ -162,13 +161,6 @@ async def test_specs_that_cannot_work_are_told_before_anything_starts(specs: Map
     with pytest.raises(GraphError, match=where):
         async with open_sim(specs):
             pass
-
-
-async def test_it_states_no_number_that_json_lacks() -> None:
-    async with opened() as engine:
-        assert engine.facts["flops_per_s"] == 2.0**21
-    async with opened(device=FREE) as engine:
-        assert "flops_per_s" not in engine.facts
 
 
 # Token-level speculation.

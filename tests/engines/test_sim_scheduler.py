@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pipeline.engine import Request
 from pipeline.engines.sim.device import SimDevice
 from pipeline.engines.sim.roofline import BatchCost
-from pipeline.engines.sim.scheduler import Job, Scheduler, segment
+from pipeline.engines.sim.scheduler import Job, Scheduler
 from pipeline.engines.sim.sharing import waits
 from pipeline.engines.sim.spec import SimDeviceSpec, SimSpec, SimSpeculativeSpec
 from pipeline.engines.sim.speculation import CandidateIterations, iterations_of
@@ -253,11 +253,6 @@ def test_the_example_of_costs() -> None:
     assert [cost.duration(n) for n in range(1, 6)] == [1.5, 3.0, 4.5, 6.25, 8.25]
 
 
-@pytest.mark.parametrize(("at", "end"), [(10.0, 12.0), (11.5, 12.0), (12.0, 12.0), (13.0, 14.0), (14.0, 14.0), (99.0, 20.0)])
-def test_the_example_of_a_cut(at: float, end: float) -> None:
-    assert segment(10.0, 5, BatchCost(2.0, 1.0, 0.0, 0.0)).cut(at).end == end
-
-
 def test_what_arrives_while_a_real_clock_is_late_joins_no_iteration_from_before() -> None:
     device = SimDevice(ONE_SECOND.device)
     share = device.join(Scheduler(ONE_SECOND))
@@ -289,17 +284,10 @@ def test_the_example_of_a_forecast() -> None:
 # Engines that are busy on one device at the same time: nothing is gained, nothing is lost, and looking changes nothing.
 
 
-@pytest.mark.parametrize(
-    ("kernels_s", "wait", "expected"),
-    [
-        ((2.0, 2.0), 1.0, [2.0, 2.0]),  # they alternate
-        ((4.0, 1.0), 0.5, [1.125, 3.0]),
-        ((4.0, 1.0, 1.0), 0.5, [1.25, 3.5, 3.5]),  # waits add up
-        ((4.0, 1.0), 0.0, [1.0, 1.0]),
-    ],
-)
-def test_short_kernels_wait_longest(kernels_s: Sequence[float], wait: float, expected: Sequence[float]) -> None:
-    assert waits(kernels_s, wait) == pytest.approx(expected, rel=1e-9)
+def test_short_kernels_wait_longest_and_waits_add_up() -> None:
+    assert waits((4.0, 1.0), 0.5) == pytest.approx([1.125, 3.0])
+    assert waits((4.0, 1.0, 1.0), 0.5) == pytest.approx([1.25, 3.5, 3.5])
+    assert waits((2.0, 2.0), 1.0) == pytest.approx([2.0, 2.0])
 
 
 def shared(sharing: str, *, overhead_s: float = 0.0, kv_bytes: float = 0.0, wait: float = 0.0, layers: int = 1) -> SimSpec:

@@ -13,7 +13,7 @@ from msgspec import structs
 from pipeline.engine import Candidate, Content, Request
 from pipeline.engines.sim.device import devices_of
 from pipeline.engines.sim.output import GATE_AUC
-from pipeline.engines.sim.spec import MAX_LENGTHS, PRESETS, Preset, SimTextSpec, log_normal, quantiles
+from pipeline.engines.sim.spec import PRESETS, Preset, SimTextSpec
 from pipeline.engines.sim.text import TextModel, sim_answer
 from pipeline.engines.sim.tokenizer import SPECIALS, VOCAB_SIZE, SimTokenizer
 from pipeline.errors import GraphError
@@ -205,20 +205,6 @@ def test_thoughts_have_the_steps_that_were_measured() -> None:
     assert pstdev(map(math.log, steps)) == pytest.approx(0.72, abs=0.02)
     assert fmean(min(count, 8600 / 109) for count in drawn("math", "steps")) == pytest.approx(42.8, rel=0.03)
     assert [drawn("aime", "steps")[place] for place in (200, 1800)] == [40, 200]
-
-
-@given(
-    st.floats(0.5, 8),
-    st.floats(0.1, 2),
-    st.lists(st.floats(0.1, 99.9), min_size=2, max_size=6, unique_by=lambda percent: round(percent, 1)),
-    st.floats(-4, 4),
-)
-def test_a_log_normal_distribution_comes_back_from_its_quantiles(mean: float, sigma: float, percents: list[float], normal: float) -> None:
-    stated = log_normal(math.exp(mean + sigma**2 / 2), sigma)
-    values = {percent: stated(NormalDist().inv_cdf(percent / 100)) for percent in sorted(percents)}
-    bounds = {0: stated(-3.5), 100: stated(3.5)}
-    found = quantiles({**values, **bounds}, MAX_LENGTHS["steps"])(normal)
-    assert found == pytest.approx(stated(min(max(normal, -3.5), 3.5)), rel=1e-6)
 
 
 def test_lengths_have_one_source() -> None:

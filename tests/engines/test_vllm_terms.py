@@ -9,7 +9,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from msgspec.structs import astuple
 
 from pipeline.engine import Request
 from pipeline.engines.vllm.spec import VllmSpec
@@ -46,10 +45,7 @@ def output(ids: Sequence[int], finish: str = "stop", stop: str | int | None = No
 
 ENDS: dict[str, tuple[dict[str, Any], Any, tuple[int, ...], str, Any]] = {
     "the end of sequence goes": ({}, output([1, 2, 9]), (1, 2), "stop", None),
-    "unless it was asked for": ({"stop_ids": (9,)}, output([1, 2, 9]), (1, 2, 9), "stop", 9),
-    "a stop id stays": ({"stop_ids": (5,)}, output([1, 5], stop=5), (1, 5), "stop", 5),
     "one of the model's own goes": ({}, output([1, 6], stop=6), (1,), "stop", None),
-    "cut by length": ({}, output([1, 2], "length"), (1, 2), "length", None),
     "what was speculated beyond a stop string goes": ({"stop": ("\n\n",)}, output([1, 7, 8, 4], stop="\n\n"), (1, 7, 8), "stop", "\n\n"),
     "also an end of sequence": ({"stop": ("\n\n",)}, output([7, 8, 9], stop="\n\n"), (7, 8), "stop", "\n\n"),
 }
@@ -96,18 +92,6 @@ def test_greedy_candidates_are_computed_once_and_of_others_the_one_with_the_leas
     for cached, states in (((2, 0, 2), 0), ((2, 2, 2), 2), ((None, None, None), 0)):
         sampled = terms.completion(request(n=3, temperature=1.0), [whole([4], each) for each in cached], decode, EOS)
         assert (sampled.usage.cached_input_tokens, sampled.usage.output_tokens) == (states, 3)
-
-
-def test_stamps_become_durations(terms: Any) -> None:
-    def durations(*stamps: tuple[float, ...]) -> tuple[float | None, ...]:
-        names = ("queued_ts", "scheduled_ts", "first_token_ts", "last_token_ts")
-        found: tuple[float | None, ...] = astuple(terms.timing([SimpleNamespace(**dict(zip(names, each, strict=True))) for each in stamps]))
-        return found
-
-    assert durations((10.0, 10.5, 11.0, 13.0)) == (0.5, 0.5, 2.0, 1.0)
-    assert durations((10.0, 0.0, 0.0, 0.0)) == (None,) * 4
-    assert durations((10.0, 10.5, 11.0, 13.0), (10.0, 12.0, 12.5, 15.0), (10.0, 0.0, 0.0, 0.0)) == (0.5, 0.5, 4.0, 1.0)
-    assert terms.timing([None]).queue_time_s is None
 
 
 def arguments(terms: Any, *, on_cpu: bool = False, **options: Any) -> dict[str, Any]:
