@@ -1,7 +1,6 @@
 """What is particular to the torch engine: it computes what transformers computes, keeps prefixes, and dies loudly."""
 
 import os
-import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from pipeline.engine import Completion
 from pipeline.engines.cores import share_cores
 from pipeline.engines.torch.backend import open_torch
 from pipeline.engines.torch.spec import TorchSpec
-from pipeline.errors import EngineDead, GraphError
+from pipeline.errors import GraphError
 from tests.support.adapters import TARGET, noise, noisy
 from tests.support.bench import Bench, random_prompt, request, small_model
 from tests.support.engines import DRAFT, prompt_of
@@ -172,7 +171,7 @@ def test_stop_strings_may_span_tokens_or_end_inside_one() -> None:
 
 
 @pytest.mark.torch
-def test_a_worker_stands_on_its_core_and_one_that_is_killed_is_started_again_there(portal: BlockingPortal) -> None:
+def test_a_worker_stands_on_its_core_also_once_it_is_started_again(portal: BlockingPortal) -> None:
     core = min(os.sched_getaffinity(0))
 
     async def main() -> None:
@@ -181,17 +180,10 @@ def test_a_worker_stands_on_its_core_and_one_that_is_killed_is_started_again_the
             known = {"answers": "model", "devices": (f"CPU core {core}",), "cores": 1, "kv_cache_tokens": 16 * 512}
             assert known.items() <= engine.facts.items()
             assert "accelerators" not in engine.facts
-            asked = request(prompt_of(engine, PROBLEM), max_tokens=12)
-            first, killed, before = await engine.generate(asked), engine.pid, engine.statistics()
-            os.kill(killed, signal.SIGKILL)
-            with pytest.raises(EngineDead, match="SIGKILL"):
-                await engine.generate(asked)
-            await engine.restart()
-            assert (await engine.generate(asked)).candidates == first.candidates
-            after = engine.statistics()
-            assert engine.pid != killed
             assert os.sched_getaffinity(engine.pid) == {core}
-            assert (after.restarts, after.requests) == (1, before.requests + 1)
+            await engine.restart()
+            assert os.sched_getaffinity(engine.pid) == {core}
+            assert (await engine.generate(request(prompt_of(engine, PROBLEM)))).candidates
 
     portal.call(main)
 

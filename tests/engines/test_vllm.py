@@ -16,7 +16,7 @@ from msgspec import structs
 
 from pipeline.engine import Completion, Engine, Request
 from pipeline.engines.vllm.backend import open_vllm
-from pipeline.errors import EngineDead
+from pipeline.errors import EngineDead, RequestRefused
 from tests.support.adapters import write_adapter
 from tests.support.engines import PLAIN, ask_all, prompt_of
 
@@ -63,6 +63,12 @@ def test_speculation_is_counted_and_a_choice_works_under_it(portal: BlockingPort
     answer: Completion = portal.call(engine.generate, asked(engine, PROBLEMS[0], max_tokens=1, option_ids=options))
     assert answer.candidates[0].ids[0] in options
     assert 0 < sum(map(math.exp, answer.option_logprobs)) < 1
+
+
+def test_what_vllm_refuses_is_refused_and_the_engine_goes_on(portal: BlockingPortal, speculating: Engine) -> None:
+    with pytest.raises(RequestRefused, match=r"request '.*': .*min_p"):
+        portal.call(speculating.generate, asked(speculating, PROBLEMS[0], temperature=1.0, min_p=0.5, n=3))
+    assert portal.call(speculating.generate, asked(speculating, PROBLEMS[0])).candidates
 
 
 def test_an_adapter_is_part_of_the_requests_that_name_it_and_a_killed_engine_leaves_nothing_behind(
