@@ -212,8 +212,8 @@ def _placed(
         raise UsageError("models: engines are given; leave out one of the two, or set the model of one: engines.ROLE.model")
     place = import_module("pipeline.engines.placement").place
     source = Path(graph) if isinstance(graph, str) else graph
-    found = place([source], bound["models"], settings=_settings(bound), batch_size=batch_size, replicas=replicas)
-    return found.engines, found.sentences
+    roles, sentences = place([source], bound["models"], settings=_settings(bound), batch_size=batch_size, replicas=replicas)
+    return roles, sentences
 
 
 def solve(graph: Graph, problems: Input, *, trace: bool = False, **options: Unpack[RunKeywords]) -> Result:

@@ -241,10 +241,9 @@ def bound(graphs: Sequence[Path], options: Mapping[str, Any], batch_size: int = 
         placement = import_module("pipeline.engines.placement")
         given = {"settings": found["settings"], "batch_size": batch_size}
         given["replicas"] = 1 if found.get("cluster") else found.get("replicas", 1)
-        placed = placement.place(graphs, placement.pairs(models), **given)
-        for sentence in placed.sentences:
+        found["planned_engines"], sentences = placement.place(graphs, placement.pairs(models), **given)
+        for sentence in sentences:
             output().notice(sentence)
-        found["planned_engines"] = placed.engines
     return found
 
 

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import anyio
-from msgspec import Struct
 
 from pipeline.engines.cores import ranges
 from pipeline.engines.hub import NotOnHub, is_hub_name
@@ -42,13 +41,6 @@ _PROBLEM_TOKENS = 1024
 """Room for the problem and the words around it: an assumption."""
 
 
-class Placement(Struct, frozen=True, kw_only=True):
-    """The engines of a graph, and what to tell about them."""
-
-    engines: Roles
-    sentences: tuple[str, ...] = ()
-
-
 def pairs(values: Sequence[str]) -> dict[str, str]:
     """The values of an option `--model ROLE=VALUE` by role; raises `UsageError`."""
     found: dict[str, str] = {}
@@ -67,9 +59,9 @@ def place(
     settings: Sequence[str] = (),
     batch_size: int = 64,
     replicas: int = 1,
-) -> Placement:
-    """Engines for `graphs` with these `models` by role, on this machine, where they must be able to start `replicas` times. Raises
-    `UsageError`."""
+) -> tuple[Roles, tuple[str, ...]]:
+    """Engines for `graphs` with these `models` by role, on this machine, where they must be able to start `replicas` times, and sentences
+    about them. Raises `UsageError`."""
     machine = look()
     gpus = machine.gpus[: len(machine.gpus) // replicas]
     if machine.gpus and not gpus:
@@ -92,7 +84,7 @@ def place(
     told = [_line(placed, plans)]
     if gpus and backend == "torch":
         told.append(f"vLLM is not installed, so PyTorch is used, which is slower: {install_command('vllm')}")
-    return Placement(engines=placed, sentences=tuple(told))
+    return placed, tuple(told)
 
 
 def _plans(graphs: Sequence[Graph], chosen: Roles, backend: str, settings: Sequence[str]) -> list[Plan]:

@@ -88,7 +88,7 @@ def test_any_other_value_is_refused(values: list[str], said: str) -> None:
 
 
 def test_engines_have_limits_for_the_batch_and_the_graph() -> None:
-    engines = place([Path("speccot")], SMALL, batch_size=8, settings=["token_budget=512"]).engines
+    engines = place([Path("speccot")], SMALL, batch_size=8, settings=["token_budget=512"])[0]
     assert {role: engine["max_in_flight"] for role, engine in engines.items()} == {"target": 8, "draft": 8}
     assert {role: engine["max_num_seqs"] for role, engine in engines.items()} == {"target": 8, "draft": 40}
     assert all(1024 + 512 < engine["max_model_len"] <= 4096 for engine in engines.values())
@@ -105,7 +105,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[SmallServer]:
 
 
 def served(value: str, *settings: str) -> dict[str, Any]:
-    return place([Path("target")], {"target": value}, settings=settings).engines["target"]
+    return place([Path("target")], {"target": value}, settings=settings)[0]["target"]
 
 
 def test_the_one_model_of_a_server_is_taken_with_the_tokenizer_that_it_names(server: SmallServer) -> None:
