@@ -29,10 +29,7 @@ def validate_request(request: Request, max_model_len: int, vocab_size: int, adap
     the vocabulary, options and sampling parameters that contradict each other or are out of range, and an adapter that is none of
     `adapters` (None: any is). An engine adds only what its own memory forbids.
     """
-    flaw = (
-        _flaw_in_ids(request, vocab_size) or _flaw_in_options(request) or _flaw_in_sampling(request) or _flaw_in_adapter(request, adapters)
-    )
-    if flaw:
+    if flaw := _flaw_in_ids(request, vocab_size) or _flaw_in_sampling(request) or _flaw_in_adapter(request, adapters):
         raise RequestRefused(f"request {request.request_id!r}: {flaw}")
     if len(request.prompt_ids) >= max_model_len:
         raise ContextOverflow(len(request.prompt_ids), max_model_len)
@@ -57,13 +54,9 @@ def _all_in(ids: Sequence[int], vocab_size: int) -> bool:
     return bool((max(ids) if len(numbers) < _MANY_IDS else np.frombuffer(numbers, np.uint32).max()) < vocab_size)
 
 
-def _flaw_in_options(request: Request) -> str | None:
+def _flaw_in_sampling(request: Request) -> str | None:
     if request.option_ids and (request.max_tokens, request.n) != (1, 1):
         return f"a choice is of one token, not max_tokens={request.max_tokens}, n={request.n}"
-    return None
-
-
-def _flaw_in_sampling(request: Request) -> str | None:
     fits = {
         "n": request.n >= 1,
         "max_tokens": request.max_tokens >= 1,
@@ -106,7 +99,11 @@ def _flaw_in_completion(completion: Completion, request: Request, vocab_size: in
     chosen = completion.candidates[0].ids if request.option_ids else ()
     if request.option_ids and (len(chosen) != 1 or chosen[0] not in request.option_ids):
         return f"it chose {list(chosen)}, which is none of the options"
-    return _flaw_in_logprobs(completion.option_logprobs, len(request.option_ids))
+    logprobs = completion.option_logprobs
+    if len(logprobs) != len(request.option_ids):
+        return f"its option log probabilities are {len(logprobs)}, not {len(request.option_ids)}"
+    wrong = next((logprob for logprob in array("d", logprobs) if not logprob <= _ROUNDING), None)
+    return None if wrong is None else f"{wrong} is not a log probability"
 
 
 def _flaw_in_candidate(candidate: Candidate, request: Request, vocab_size: int, sampled: int) -> str | None:
@@ -130,10 +127,3 @@ def _flaw_in_candidate(candidate: Candidate, request: Request, vocab_size: int, 
     if not isinstance(candidate.text, str):
         raise TypeError(f"expected text, got {type(candidate.text).__name__!r}")
     return None
-
-
-def _flaw_in_logprobs(logprobs: Sequence[float], wanted: int) -> str | None:
-    if len(logprobs) != wanted:
-        return f"its option log probabilities are {len(logprobs)}, not {wanted}"
-    wrong = [logprob for logprob in array("d", logprobs) if not logprob <= _ROUNDING]
-    return f"{wrong[0]} is not a log probability" if wrong else None

@@ -11,7 +11,6 @@ import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
-from typing import TypeVar
 
 import anyio
 import msgspec
@@ -29,7 +28,6 @@ from pipeline.engines.validate import validate_request
 from pipeline.errors import BadCompletion, EngineDead, EngineUnavailable, GraphError, RequestRefused, did_you_mean
 from pipeline.tasks import gather
 
-T = TypeVar("T")
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 10.0
 """First and longest wait before a server that does not answer is asked again; each is twice the last."""
 ASK_S = 30.0

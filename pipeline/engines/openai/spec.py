@@ -9,7 +9,6 @@ from msgspec import Meta
 
 from pipeline.graph.spec import AdapterName, EngineSpec, PositiveSeconds, check_reserved
 
-ContextTokens = Annotated[int, Meta(ge=16, le=1_000_000_000)]
 _OWN = (
     "model prompt max_tokens temperature top_p top_k min_p seed stop n logprobs stream stream_options echo suffix best_of logit_bias "
     "prompt_logprobs skip_special_tokens add_special_tokens include_stop_str_in_output return_tokens_as_token_ids "
@@ -48,7 +47,7 @@ class OpenAISpec(EngineSpec, frozen=True, kw_only=True, tag="openai"):
     `--lora-modules NAME=FOLDER`)."""
     tokenizer: str | None = None
     """Folder, hub name or `bundled:NAME` of the model's tokenizer and chat template; null: `model`."""
-    max_model_len: ContextTokens | None = None
+    max_model_len: Annotated[int, Meta(ge=16, le=1_000_000_000)] | None = None
     """Context length in tokens; null: as the server reports."""
     server: Literal["auto", "vllm", "generic"] = "auto"
     """The kind of server. `vllm`: prompts and answers as token ids, log probabilities of any option, all sampling fields. `generic`: texts,

@@ -5,8 +5,9 @@ computes it and gives the results to the requests. No socket is known here.
 """
 
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import lru_cache
+from itertools import islice
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -48,8 +49,8 @@ class BatchPlan:
         """The candidates that get a token in this iteration."""
         self.rows = list(range(len(decoding)))
         """For each of these candidates, the row of logits that its token is sampled from."""
-        self.wanted: list[tuple[int, int, Prefill]] = []
-        """The log probabilities that are read from the logits, of options: row, token, and whose request asked."""
+        self.choices: list[tuple[int, Prefill]] = []
+        """The prefills that end in a choice, each after its row of logits."""
         self.keep = list(range(len(decoding)))
         """Flat positions whose logits are computed; a row of logits is an index into this list."""
         ids = [np.array([sequence.ids[-1] for sequence in decoding], dtype=np.int64)]
@@ -62,8 +63,14 @@ class BatchPlan:
             slots.append(np.full(prefill.chunk, prefill.slot, dtype=np.int64))
             positions.append(np.arange(start, end, dtype=np.int64))
             chunks.append(PrefillChunk(prefill.slot, fed, fed + prefill.chunk, start))
-            self._want(prefill, end, fed)
             fed += prefill.chunk
+            if end == len(prefill.state.prompt):
+                self.keep.append(fed - 1)
+                if prefill.state.request.option_ids:
+                    self.choices.append((len(self.keep) - 1, prefill))
+                else:
+                    self.sequences += prefill.sequences
+                    self.rows += [len(self.keep) - 1] * len(prefill.sequences)
         self.ids = np.concatenate(ids)
         self.batch = BatchLayout(np.concatenate(slots), np.concatenate(positions), len(decoding), chunks)
 
@@ -78,21 +85,6 @@ class BatchPlan:
             np.array([sequence.key for sequence in self.sequences], dtype=np.uint64),
             np.array([len(sequence.ids) for sequence in self.sequences], dtype=np.uint64),
         )
-
-    def _want(self, prefill: Prefill, end: int, fed: int) -> None:
-        """Note what the logits of a prefill's tokens up to `end`, in the batch from `fed` on, give: options, tokens."""
-        request = prefill.state.request
-        if end == len(prefill.state.prompt):
-            row = self._keep(fed + prefill.chunk - 1)
-            self.wanted += [(row, token, prefill) for token in request.option_ids]
-            if not request.option_ids:
-                self.sequences += prefill.sequences
-                self.rows += [row] * len(prefill.sequences)
-
-    def _keep(self, position: int) -> int:
-        """Have the logits computed at a flat position; returns their row."""
-        self.keep.append(position)
-        return len(self.keep) - 1
 
 
 class LoadedModel(NamedTuple):
@@ -237,11 +229,12 @@ class BatchRunner:
         logprobs = torch.log_softmax(logits, dim=-1)
         tokens, chosen = self._sample(plan, logits, logprobs)
         likeliest = self._likeliest(plan, logprobs)
-        rows, asked, _ = zip(*plan.wanted, strict=True) if plan.wanted else ((), (), ())
-        wanted = logprobs[self._tensor(rows), self._tensor(asked)].tolist() if rows else []
+        rows = [row for row, prefill in plan.choices for _ in prefill.state.request.option_ids]
+        options = [token for _, prefill in plan.choices for token in prefill.state.request.option_ids]
+        found = logprobs[self._tensor(rows), self._tensor(options)].tolist() if rows else []
         self._advance(plan, time.monotonic())
         touched = self._deliver(plan, tokens, chosen, likeliest)
-        self._deliver_wanted(plan, wanted)
+        self._choose(plan, iter(found))
         return touched | {prefill.state.number: prefill.state for prefill in plan.prefills}
 
     def _forward(self, plan: BatchPlan) -> Tensor:
@@ -302,16 +295,13 @@ class BatchRunner:
                 self._decoding.append(sequence)
         return touched
 
-    def _deliver_wanted(self, plan: BatchPlan, found: list[float]) -> None:
-        """Give each prefill the log probabilities that it asked for; a choice takes one option."""
-        by_prefill: dict[Prefill, list[float]] = {}
-        for (_, _, prefill), logprob in zip(plan.wanted, found, strict=True):
-            by_prefill.setdefault(prefill, []).append(logprob)
-        for prefill, logprobs in by_prefill.items():
+    def _choose(self, plan: BatchPlan, found: Iterator[float]) -> None:
+        """End each choice with one of its options, whose log probabilities follow each other in `found`."""
+        for _, prefill in plan.choices:
             state, request = prefill.state, prefill.state.request
-            index = choose(logprobs, request.temperature, prefill.sequences[0].key)
-            state.option_logprobs = tuple(logprobs)
-            state.settle(request.option_ids[index], logprobs[index])
+            state.option_logprobs = tuple(islice(found, len(request.option_ids)))
+            index = choose(list(state.option_logprobs), request.temperature, prefill.sequences[0].key)
+            state.settle(request.option_ids[index], state.option_logprobs[index])
             self._written_tokens += 1
             self._slots.release(prefill.slot)
 
