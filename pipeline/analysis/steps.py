@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from msgspec import Struct, structs
+from msgspec import Struct
 
 from pipeline.analysis.time.work import Array
 from pipeline.reasoning.chain import Scale
@@ -65,17 +65,6 @@ OUTLIERS = 0.005
 """Share of the values that lie beyond the last edge at an open end; they count in the last bin."""
 
 
-class _Kind(Struct, frozen=True, kw_only=True):
-    """A kind of verdict: the fields of its `Scale`, and its threshold where that was the same in all steps."""
-
-    kind: str
-    name: str
-    low: float | None
-    high: float | None
-    integers: bool
-    threshold: float | None
-
-
 class Scores(Struct, frozen=True, kw_only=True):
     """The values of one kind of verdict, in bins; the sequences have one element for each bin."""
 
@@ -122,14 +111,16 @@ class OptionMass(Struct, frozen=True):
 def count_steps(query: Query) -> StepCounts:
     """Count the steps of a run."""
     query.execute(STEP_SUMS)
-    found, steps, all_kinds = query.columns(LENGTHS), query.columns(VERIFIED), query.rows(KINDS, _Kind)
+    found, steps, all_kinds = query.columns(LENGTHS), query.columns(VERIFIED), query.arrow(KINDS).to_pylist()
     kinds = {kind: found["kind"] == kind for kind in dict.fromkeys(found["kind"].tolist())}
-    several = {kind for kind, count in Counter(each.kind for each in all_kinds).items() if count > 1}
+    several = {kind for kind, count in Counter(each["kind"] for each in all_kinds).items() if count > 1}
     return StepCounts(
         lengths={kind: _counts(found["tokens"][mine], found["count"][mine]) for kind, mine in kinds.items()},
         verified=_counts(steps["step_index"], steps["verified"]),
         accepted=_counts(steps["step_index"], steps["accepted"]),
-        scores={f"{each.kind}, {each.name}" if each.kind in several else each.kind: _scores(query, each) for each in all_kinds},
+        scores={
+            f"{each['kind']}, {each['name']}" if each["kind"] in several else each["kind"]: _scores(query, **each) for each in all_kinds
+        },
     )
 
 
@@ -137,9 +128,9 @@ def _counts(places: Array, counts: Array) -> Array:
     return np.bincount(places, counts).astype(int)
 
 
-def _scores(query: Query, kind: _Kind) -> Scores:
-    rows = query.columns(VALUES, **{name: value for name, value in structs.asdict(kind).items() if name != "threshold"})
-    scale, values, accepted = Scale(kind.name, kind.low, kind.high, kind.integers), rows["value"], rows["accepted"].astype(bool)
+def _scores(query: Query, kind: str, threshold: float | None, **fields: Any) -> Scores:
+    """The values on the scale with these `fields`; `threshold`: where that was the same in all steps."""
+    scale, (values, accepted) = Scale(**fields), query.columns(VALUES, kind=kind, **fields).values()
     ends = np.quantile(values, (OUTLIERS, 1 - OUTLIERS)) if len(values) else (0.0, 0.0)
     low, high = sorted(float(found if end is None else end) for end, found in zip((scale.low, scale.high), ends, strict=True))
     if scale.integers:  # they stand in the middle of their bins
@@ -147,8 +138,10 @@ def _scores(query: Query, kind: _Kind) -> Scores:
         edges = first - 0.5 + np.arange((last - first) + 2)
     else:
         edges = np.linspace(low, high if high > low else low + 1, BINS + 1)
-    counts = [np.histogram(np.clip(values[some], edges[0], edges[-1]), edges)[0] for some in (accepted, ~accepted)]
-    return Scores(scale=scale, edges=edges, accepted=counts[0], rejected=counts[1], threshold=kind.threshold)
+    counts = [
+        np.histogram(np.clip(values[some], edges[0], edges[-1]), edges)[0] for some in (accepted.astype(bool), ~accepted.astype(bool))
+    ]
+    return Scores(scale=scale, edges=edges, accepted=counts[0], rejected=counts[1], threshold=threshold)
 
 
 def scale_of(step: Mapping[str, Any]) -> Scale:
