@@ -90,7 +90,7 @@ def facts_of(stated: Mapping[str, Mapping[str, Any]]) -> dict[str, EngineFacts]:
     for role, each in stated.items():
         with boundary(InputError, f"run.json: $.engine_facts.{role}", foreign=msgspec.ValidationError):
             facts = msgspec.convert(each, EngineFacts)
-        unbound = facts.answers == "simulated" and facts.replay is None and facts.flops_per_s is None
+        unbound = facts.answers == "simulated" and facts.flops_per_s is None
         found[role] = msgspec.structs.replace(facts, flops_per_s=math.inf) if unbound else facts  # JSON has no infinity
     return found
 
