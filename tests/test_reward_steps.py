@@ -1,4 +1,4 @@
-"""A run folder's steps with what came before them: which texts, whose, and which folders cannot be read."""
+"""A run folder's steps with what came before them: which texts, and whose."""
 
 import json
 from pathlib import Path
@@ -37,7 +37,7 @@ def row(problem: str, index: int, text: str, chosen: int | None = None, drafted:
 
 def folder_of(folder: Path, *rows: Any) -> Path:
     """A run folder of these steps, over an input of two problems."""
-    store = RunStore(folder)
+    store = RunStore(write_run_json(folder))
     store.append("steps", rows)
     store.close()
     path = folder / "problems.csv"
