@@ -81,7 +81,7 @@ def test_tables_are_printed_and_written_as_the_name_ends(ask: Ask, tmp_path: Pat
     done = ask("compare", "target", "speccot", "--output", written)
     assert (done.returncode, done.stderr, "**Accuracy and speed**" in done.stdout) == (0, "", True)
     same = {".md": done.stdout, ".json": ask("compare", "target", "speccot", "--json").stdout}
-    assert written.read_text().startswith("run,dataset,pooled,graph,") if suffix == ".csv" else written.read_text() == same[suffix]
+    assert written.read_text().startswith("run,system,models,") if suffix == ".csv" else written.read_text() == same[suffix]
 
 
 @pytest.mark.slow

@@ -63,7 +63,7 @@ def test_the_progress_of_grading_shows_names_as_text(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(("more", "said"), [("", 0), (", trust_remote_code: true", 1)])
 def test_remote_code_is_off_and_announced_where_it_is_on(tmp_path: Path, more: str, said: int) -> None:
     (tmp_path / "engines.yaml").write_text(f"target: {{backend: torch, model: /nowhere/x{more}}}\n")
-    for arguments in (("graph", "check", TARGET), ("run", TARGET, "--input", tmp_path / "none.csv")):
+    for arguments in (("graph", "check", TARGET), ("run", TARGET, "arith")):
         done = command(*arguments, "--engines", tmp_path / "engines.yaml")
         assert done.stderr.count("engine 'target': trust_remote_code is on, so code that comes with '/nowhere/x' will run") == said
 
