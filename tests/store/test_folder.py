@@ -32,15 +32,6 @@ def test_a_folder_is_free_when_its_process_has_gone(tmp_path: Path) -> None:
         assert [path.name for path in folder.iterdir()] == [LOCK]
 
 
-def test_a_folder_that_cannot_be_held(tmp_path: Path) -> None:
-    (tmp_path / LOCK).mkdir()
-    with pytest.raises(UsageError, match="cannot be written: is a directory"), hold(tmp_path):
-        pass
-    (tmp_path / "file").touch()
-    with pytest.raises(UsageError, match=r"file: cannot be written: file exists$"), hold(tmp_path / "file"):
-        pass
-
-
 @pytest.mark.parametrize(
     ("card", "resume", "remedy"),
     [("run.json", False, "add --resume to resume it, or choose"), ("run.json", None, "choose"), ("sweep.json", True, "choose")],

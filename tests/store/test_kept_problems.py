@@ -11,7 +11,7 @@ from msgspec import structs
 
 from pipeline.data.files import Flaw, rows_of
 from pipeline.data.reading import read_files, read_problems
-from pipeline.errors import BadRow, InputError
+from pipeline.errors import BadRow
 from pipeline.options import RowSample, RowSet, RunOptions
 from pipeline.run.observer import Observer
 from pipeline.run.prepare import resume_options
@@ -48,14 +48,6 @@ def test_what_lines_of_a_batch_want_is_counted(tmp_path: Path) -> None:
     kept = keep_problems(tmp_path, read_files([write_batch(tmp_path / "p.jsonl", [request("a", n=3), request("b"), request("c", n=2)])]))
     assert [(found.rows, found.chains, found.samples) for found in map(kept.counts, (1, 4))] == [(3, 6, 3), (3, 9, 4)]
     assert list(kept) == list(read_problems(tmp_path / "p.jsonl"))
-
-
-def test_a_reading_that_fails_leaves_no_file(tmp_path: Path) -> None:
-    path = write_problems(tmp_path, 4)
-    path.write_bytes(path.read_bytes() * 2)
-    with pytest.raises(InputError, match="is that of row 1 already"):
-        keep_problems(tmp_path, read_files([path]))
-    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_all_columns_stay_with_the_run(tmp_path: Path) -> None:

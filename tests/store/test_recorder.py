@@ -73,16 +73,6 @@ async def test_virtual_rows_are_written_as_they_pile_up(tmp_path: Path, monkeypa
         assert recorder.written == 6
 
 
-@REAL
-async def test_a_single_row_is_written_within_the_interval(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "WRITE_EVERY_S", 0.01)
-    async with open_recorder(RunStore(tmp_path), virtual=False) as recorder:
-        recorder.call(blank(CallRow))
-        with anyio.fail_after(HANGS_S):
-            while not recorder.written:  # noqa: ASYNC110  (to poll is what a display does)
-                await anyio.sleep(0.002)
-
-
 class GatedStore(RunStore):
     """A store on a slow disk: it works while `gate` is open."""
 

@@ -50,11 +50,6 @@ def test_a_run_that_needs_a_package_which_is_not_here_is_refused_by_name(tmp_pat
         RunFile.read(tmp_path)
 
 
-def test_a_judge_that_is_a_function_of_another_process_is_read(tmp_path: Path) -> None:
-    [verify] = RunFile.read(write_run_json(tmp_path, stages={"verify": {"kind": "shortest"}})).plan.stages()
-    assert (verify.spec.kind, verify.spec.purpose, verify.spec.role) == ("shortest", "judge", None)
-
-
 @pytest.mark.parametrize(
     ("content", "said"),
     [
@@ -96,11 +91,3 @@ def sessions(*times: tuple[int, int | None], **fields: Any) -> tuple[Session, ..
 def test_nobody_was_at_work_between_sessions(times: Any, pauses: Any, ended: int | None) -> None:
     run = structs.replace(RUN, sessions=sessions(*times))
     assert (run.started_unix_ns, run.pauses, run.ended_unix_ns) == (5, pauses, ended)
-
-
-def test_statistics_are_known_where_every_session_left_them() -> None:
-    both = sessions((5, 7), (8, 9), engine_statistics={"target": STATISTICS})
-    assert structs.replace(RUN, sessions=both).statistics("target") == [STATISTICS, STATISTICS]
-    assert structs.replace(RUN, sessions=(*both, *sessions((10, None)))).statistics("target") is None
-    assert structs.replace(RUN, sessions=both).statistics("draft") is None
-    assert RUN.statistics("target") is None
