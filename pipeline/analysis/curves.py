@@ -33,8 +33,8 @@ SELECT (max(end_unix_ns) - any_value(t)) / 1e9 AS tail_s, count(*) FILTER (finis
 """
 """The tail begins when for the last time as many chains live as the batch size, or as ever did."""
 NOTE = (
-    "problems/s: medians over repeats, in brackets their least and greatest; over: times the best baseline; steady: problems/s before the "
-    "tail; tail: share of the time in which fewer chains live than the batch size."
+    "* the best baseline. problems/s: medians over repeats, in brackets their least and greatest; x baseline: over the best baseline's; "
+    "steady: before the tail; tail: share of the time in which fewer chains live than the batch size."
 )
 
 
@@ -221,10 +221,9 @@ def unlike(points: Sequence[Measured]) -> Iterator[str]:
 
 
 def sweep_table(points: Sequence[Measured], title: str = "") -> Table:
-    """Throughput by batch size and system: a row for each, the fastest of a batch size bold, its best baseline marked."""
+    """Throughput by batch size and system: a row for each, the fastest of a batch size bold, its best baseline with a star."""
     found = curves(points)
     over = {name: ratios(name, found) for name in found}
-    mark = "best baseline" if sum(label_of(curve).baseline for curve in found.values()) > 1 else "baseline"
     rows, bold = list[tuple[str, ...]](), list[int]()
     for size in sorted({point.label.batch_size for point in points}):
         here = {name: curve[size] for name, curve in found.items() if size in curve}
@@ -232,10 +231,10 @@ def sweep_table(points: Sequence[Measured], title: str = "") -> Table:
         best = max((name for name in known if label_of(found[name]).baseline), key=known.__getitem__, default="")
         for name, runs in here.items():
             bold += [len(rows)] if known and name == max(known, key=known.__getitem__) else []
-            label, ratio = (f"{name} ({mark})", None) if name == best else (name, over[name].get(size))
+            label, ratio = (f"{name} *", None) if name == best else (name, over[name].get(size))
             rows.append((str(size), label, *_cells(runs, ratio)))
     simulated = [facts for point in points if point.run.file.virtual_time for facts in point.run.facts.values()]
-    columns = ("batch size", "system", "problems/s", "over", "steady", "tail", "accuracy")
+    columns = ("batch size", "system", "problems/s", "x baseline", "steady", "tail", "accuracy")
     note = f"{NOTE} {stated(simulated)}" if simulated else NOTE
     return Table(title or "Throughput by batch size", columns, tuple(rows), note, tuple(bold))
 

@@ -175,10 +175,9 @@ def _planned(study: Study) -> list[str]:
     """What would be run: a line for each group of runs that are compared."""
     found = [study.title] if study.title else []
     for heading, points in study.groups.items():
-        systems, engines = (dict.fromkeys(each) for each in zip(*((p.label.system, p.label.engines) for p in points), strict=True))
-        sizes = ", ".join(str(size) for size in sorted({point.label.batch_size for point in points}))
-        where = f" on {', '.join(engines)}" if any(engines) else ""
-        found.append(f"{heading or study.name}: {', '.join(systems)}{where}; batch size {sizes}: {len(points)} runs")
+        sizes = ", ".join(map(str, sorted({point.label.batch_size for point in points})))
+        curves = ", ".join(dict.fromkeys(point.label.curve for point in points))
+        found.append(f"{heading or study.name}: {curves}; batch size {sizes}: {len(points)} runs")
     tables, simulated = ", ".join(dict(study.tables)) or "none", sum(point.virtual for point in study.points)
     return [*found, f"{len(study.points)} runs, {simulated} of them simulated. Tables: {tables}."]
 

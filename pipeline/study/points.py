@@ -83,14 +83,15 @@ class Study(Struct, frozen=True, kw_only=True):
         return SweepCard(title=self.title, groups=groups, tables=self.tables)
 
 
-def plan_sweep(matrix: Matrix, name: str = "") -> Study:
+def plan_sweep(matrix: Matrix) -> Study:
     """What a sweep from the command line runs; raises as `read_systems`, and where only some of its systems are simulated."""
     systems = read_systems(matrix)
     if len({system.virtual for system in systems}) > 1:
         simulated = ", ".join(dict.fromkeys(system.engines or system.name for system in systems if system.virtual))
         raise UsageError(f"--engines: {simulated} would run on simulated time, the others not; simulate all of them or none")
     told = (*(said for system in systems for said in system.notices), *unlike(systems))
-    return Study(name=name or systems[-1].plan.name, groups=grid(matrix, systems), folder=matrix.shared, told=told)
+    name = next((system.plan.name for system in systems if not system.baseline), systems[0].plan.name)
+    return Study(name=name, groups=grid(matrix, systems), folder=matrix.shared, told=told)
 
 
 def grid(matrix: Matrix, systems: Sequence[System]) -> dict[str, tuple[Point, ...]]:

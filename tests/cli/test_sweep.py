@@ -31,13 +31,13 @@ def test_a_sweep_prints_one_table_and_where_it_pays(tmp_path: Path, capfd: pytes
     arguments += ["--baseline-engines", "sim-2xh100-eagle3"]
     assert run_command([*arguments, "--dry-run"]) == 0
     out, _ = capfd.readouterr()
-    assert "speccot: target, speccot, target on sim-2xh100-eagle3" not in out
+    assert "speccot: target, speccot, target on sim-2xh100-eagle3; batch size 1, 4: 6 runs" in out
     assert "6 runs, 6 of them simulated. Tables: none." in out
     assert not folder.exists()
     assert run_command(arguments) == 0
     out, err = capfd.readouterr()
     assert out.count("Throughput by batch size") == 1
-    assert "(best baseline)" in out
+    assert "target on sim-2xh100-eagle3 *" in out
     assert "|" not in out, "Markdown is for files"
     assert "speccot against target on sim-2xh100-eagle3: " in " ".join(out.split())
     assert "this simulator is off by a median of" in " ".join(out.split())

@@ -27,6 +27,12 @@ DRAWN = "all => all.map((each) => each.getBBox()).filter((box) => box.width + bo
 Open = Callable[..., Any]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A sweep, made before the browser has its event loop."""
+    return sweep(tmp_path_factory.mktemp("swept")).folder
+
+
 @pytest.fixture(scope="module")
 def address(runs: Path) -> Iterator[str]:
     """Where the pages of the runs are served."""
@@ -73,9 +79,9 @@ def names(page: Any) -> list[str]:
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [500, 1400])
 def test_no_page_runs_over_its_edge_and_all_are_readable(
-    opened: Open, page_of: Callable[..., str], ran: Path, alone: Path, tmp_path: Path, width: int, scheme: str
+    opened: Open, page_of: Callable[..., str], ran: Path, alone: Path, swept: Path, width: int, scheme: str
 ) -> None:
-    for path in (*PATHS, page_of(ran, alone), page_of(sweep(tmp_path).folder)):
+    for path in (*PATHS, page_of(ran, alone), page_of(swept)):
         page = opened(path, width, scheme)
         page.evaluate("document.querySelectorAll('details').forEach((each) => { each.open = true; })")
         assert page.evaluate("document.scrollingElement.scrollWidth") <= width, path[:80]
