@@ -29,10 +29,9 @@ from pipeline.cli.options import RUNS, LocalPath, Located, RunFolder, json_optio
 from pipeline.cli.terminal import output, print_line, print_notice, print_page
 from pipeline.errors import InputError, MissingExtra, UsageError, boundary, did_you_mean
 from pipeline.files import whole_file
-from pipeline.show.transcripts import ShownCandidate, ShownStep, Transcript, read_transcripts, unused_drafts
+from pipeline.show.transcripts import ShownCandidate, ShownStep, Transcript, read_transcripts
 from pipeline.store.folder import FILE
 from pipeline.store.query import Query, check_readable
-from pipeline.store.run_file import RunFile
 from pipeline.text import one_line
 
 STYLES = {
@@ -114,9 +113,8 @@ def show(run: Located, problem: str | None, sample: int, candidates: bool, faile
         with Query(run.path) as db:
             chain = _chain(db, problem, sample)
             [transcript] = read_transcripts(db, [chain])
-            unused = unused_drafts(db, RunFile.read(run.path), chain) if candidates else []
         console = PlainConsole()
-        for line in _lines(transcript, candidates, unused):
+        for line in _lines(transcript, candidates):
             console.print(line)
 
 
@@ -239,16 +237,12 @@ def _chain(db: Query, problem: str, sample: int) -> str:
     raise UsageError(f"{db.folders[0]}: no finished chain of problem {problem!r}; {did_you_mean(problem, known)}")
 
 
-def _lines(transcript: Transcript, candidates: bool, unused: Sequence[str]) -> Iterator[Text]:
+def _lines(transcript: Transcript, candidates: bool) -> Iterator[Text]:
     yield Text(transcript.chain_id, "bold")
     yield Text(transcript.facts, "dim")
-    yield Text(f"\n{transcript.problem or '(the text of the problem was not kept, and its file is gone or has changed)'}\n")
+    yield Text(f"\n{transcript.problem or '(the run has not kept the problem)'}\n")
     for step in transcript.steps:
         yield from _step(step, candidates)
-    if unused:
-        yield Text(f"drafts of which no step came: {len(unused)}", "dim")
-        yield from (Text(f"    ({number}) {draft.rstrip()}", "dim red") for number, draft in enumerate(unused, 1))
-        yield Text()
     if transcript.answer_text:
         yield Text(transcript.answer_text)
     yield Text.assemble(

@@ -7,7 +7,7 @@ from typing import Any
 
 from msgspec import Struct, structs
 
-from pipeline.analysis.facts import EngineFacts, engine_facts, of_engines, replica_count
+from pipeline.analysis.facts import engine_facts, of_engines
 from pipeline.analysis.headline import Headline, engines_table, facts_table, headline, limit, stages_table, summary_of
 from pipeline.analysis.ledger import read_ledger
 from pipeline.analysis.steps import count_steps
@@ -20,7 +20,7 @@ from pipeline.show import charts
 from pipeline.show.gantt import draw_chains, read_gantt
 from pipeline.show.plot import Chart, Shares
 from pipeline.store.query import Query
-from pipeline.store.run_file import Host, RunFile
+from pipeline.store.run_file import RunFile
 
 SIMULATED = "Simulated: every time on this page is from a simulated clock, and every text was made up by a simulated engine."
 MEASURED = "Measured: times are those of real engines on the machine below."
@@ -105,8 +105,8 @@ def _tiles(s: Summary, told: Headline) -> Iterator[Tile]:
 
 
 def settings(run: RunFile) -> Section:
-    """What was run, with which engines."""
-    return Section(title="Settings", tables=[decisions(run), engine_setup(run)], folded=True)
+    """What was run, with which engines: tables of the options that were given, the machine and the engines' settings."""
+    return Section(title="Settings", tables=[Table("Configuration", ("", ""), tuple(_options(run))), _engines(run)], folded=True)
 
 
 def clock(run: RunFile) -> str:
@@ -127,67 +127,38 @@ def notices(run: RunFile, state: str) -> tuple[str, ...]:
     return tuple(said)
 
 
-def decisions(run: RunFile) -> Table:
-    """A table of what was run: graph, params, batch size, input, machine, versions, command."""
-    return Table("Configuration", ("", ""), tuple(_setup_rows(run)))
-
-
-def engine_setup(run: RunFile) -> Table:
-    """A table of the engines' settings, a row for each role."""
-    columns = ("role", "model", "backend", "device", "max in flight", "other options")
-    facts = engine_facts(run)
-    rows = tuple(_engine_row(role, settings, facts[role]) for role, settings in run.engines.items())
-    note = "Each replica has engines with these settings." if replica_count(run) > 1 else ""
-    return Table("Engine settings", columns, rows, note)
-
-
-def _setup_rows(run: RunFile) -> Iterator[tuple[str, str]]:
-    yield "graph", str(run.options.graph)
+def _options(run: RunFile) -> Iterator[tuple[str, str]]:
     yield "stages", ", ".join(f"{node.name} ({node.spec.kind})" for node in run.plan.stages())
     yield "params", _pairs({name: value for name, value in run.plan.params.items() if value is not None}) or "none"
-    count = replica_count(run)
-    yield (
-        "batch size",
-        f"{run.options.batch_size} chains in flight{f' on each of {count} replicas' if count > 1 else ''}, {run.options.schedule}",
-    )
-    yield "admission", _admission(run)
-    yield "samples and seed", f"{run.input.chains / max(run.input.rows, 1):g} per problem, seed {run.options.seed}"
-    yield "input", f"{run.options.input[0]}, {run.input.rows:,} rows"
-    yield "clock", "simulated" if run.virtual_time else "measured"
-    yield "host", _host(run.host)
+    shown = ("graph", "input", "samples", "seed", "batch_size", "schedule", "admission", "replicas")
+    options = structs.asdict(run.options)
+    yield from ((name.replace("_", " "), _value(options[name])) for name in shown)
+    host = run.host
+    memory = f", {host.memory_bytes / 2**30:.0f} GiB" if host.memory_bytes is not None else ""
+    yield "host", f"{host.processor}, {'?' if host.cores is None else host.cores} cores{memory}, {host.system}"
     yield "versions", _pairs(run.versions, " ")
     yield "command", " ".join(run.command)
     if len(run.sessions) > 1:
         yield "sessions", ", ".join(session.status for session in run.sessions)
 
 
-def _admission(run: RunFile) -> str:
-    """What decided which live chains continued."""
-    if run.options.admission != "cache":
-        return "the batch size alone"
-    if run.totals.pauses is None:
-        return "only the batch size: there is no loop, or no engine in it reports the size of its cache"
-    return f"the engines' caches; chains paused {run.totals.pauses:,} times"
-
-
-def _engine_row(role: str, settings: Mapping[str, Any], facts: EngineFacts) -> tuple[str, ...]:
-    place = facts.device_model or ", ".join(facts.servers or facts.devices)
-    shown = ("model", "backend", "device", "base_url", "max_in_flight")
-    others = {name: value for name, value in settings.items() if name not in shown and isinstance(value, bool | int | float | str)}
-    named = (str(settings.get(name, "-")) for name in ("model", "backend"))
-    return role, *named, place or "-", str(settings.get("max_in_flight", "-")), _pairs(others)
-
-
-def _host(host: Host) -> str:
-    size = f", {host.memory_bytes / 2**30:.0f} GiB" if host.memory_bytes is not None else ""
-    return f"{host.processor}, {'?' if host.cores is None else host.cores} cores{size}, {host.system}"
+def _engines(run: RunFile) -> Table:
+    """The engines' settings, a row for each role."""
+    shown, rows = ("model", "backend", "device", "base_url", "max_in_flight"), list[tuple[str, ...]]()
+    for (role, given), facts in zip(run.engines.items(), engine_facts(run).values(), strict=True):
+        model, backend, _, _, most = (str(given.get(name, "-")) for name in shown)
+        place = facts.device_model or ", ".join(facts.servers or facts.devices) or "-"
+        others = {name: value for name, value in given.items() if name not in shown and isinstance(value, bool | int | float | str)}
+        rows.append((role, model, backend, place, most, _pairs(others)))
+    return Table("Engine settings", ("role", "model", "backend", "device", "max in flight", "other options"), tuple(rows))
 
 
 def _pairs(values: Mapping[str, Any], sign: str = "=") -> str:
-    """Settings as a user writes them: `true`, not `True`."""
-    return ", ".join(f"{name}{sign}{setting(value)}" for name, value in values.items())
+    return ", ".join(f"{name}{sign}{_value(value)}" for name, value in values.items())
 
 
-def setting(value: Any) -> str:
+def _value(value: Any) -> str:
     """A value as it is written in a YAML file."""
-    return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
+    if isinstance(value, bool):
+        return str(value).lower()
+    return ", ".join(value) if isinstance(value, tuple) else f"{value:g}" if isinstance(value, float) else str(value)

@@ -9,10 +9,7 @@ from typing import Any
 from msgspec import Struct
 
 from pipeline.analysis.steps import LOW, scale_of
-from pipeline.engines.registry import backend_of
-from pipeline.errors import PipelineError
 from pipeline.store.query import Query
-from pipeline.store.run_file import RunFile
 from pipeline.text import sanitize
 
 MAX_TRANSCRIPTS = 400_000
@@ -33,10 +30,6 @@ FROM steps WHERE {WANTED} AND ({{within}}) ORDER BY chain_id, step_index"""
 """The steps of some chains, `within` the times of these, by which most row groups need not be read."""
 SLACK_NS = 10_000_000_000
 """How far the clocks of machines may be apart on which a chain was."""
-UNUSED = """
-SELECT engine, output_token_ids FROM calls WHERE chain_id = $chain AND purpose = 'draft' AND error_type IS NULL
-  AND call_index >= coalesce((SELECT max(calls) FROM steps WHERE chain_id = $chain), 0)
-ORDER BY call_index"""
 VERDICTS = {True: "right", False: "wrong", None: "not graded"}
 
 
@@ -108,20 +101,6 @@ def read_transcripts(db: Query, chains: Sequence[str]) -> list[Transcript]:
             left -= sum(len(step.text) + sum(len(each.text) for each in step.candidates) for step in steps[name])
     problems = _problems(db, [rows[name]["input_row"] for name in kept])
     return [_transcript(rows[name], problems, steps[name]) for name in kept]
-
-
-def unused_drafts(db: Query, run: RunFile, chain: str) -> list[str]:
-    """What was drafted after the last step of `chain`, so that it is in none; a number of tokens where the tokenizer cannot be had."""
-    return [_decoded(run, role, ids) for role, drafts in db.stream(UNUSED, chain=chain) for ids in drafts]
-
-
-def _decoded(run: RunFile, role: str, ids: Sequence[int]) -> str:
-    spec = run.plan.engines[role]
-    try:
-        make = backend_of(spec).tokenizer
-        return f"({len(ids)} tokens)" if make is None else shown(make(role, spec).decode(ids))
-    except PipelineError:
-        return f"({len(ids)} tokens)"
 
 
 def _problems(db: Query, rows: Sequence[int]) -> dict[int, str]:

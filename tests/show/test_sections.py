@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from pipeline.analysis.facts import stated
 from pipeline.errors import InputError
 from pipeline.show.report import report
-from pipeline.show.sections import MEASURED, REPLAYED, SIMULATED, RunFigures, clock, decisions, engine_setup, notices, run_figures
+from pipeline.show.sections import MEASURED, REPLAYED, SIMULATED, RunFigures, clock, notices, run_figures, settings
 from pipeline.store.query import Query
 from pipeline.store.run_file import RunFile
 from tests.support.replicas import replica_run
@@ -35,16 +35,14 @@ def test_a_run_that_did_not_finish_says_why(ran: Path) -> None:
 
 
 def test_what_was_decided(ran: Path) -> None:
-    rows = dict(decisions(RunFile.read(ran)).rows)
+    options, engines = settings(RunFile.read(ran)).tables
+    rows = dict(options.rows)
     assert rows["graph"].endswith("graphs/speccot.yaml")
     assert rows["stages"].startswith("guidance (generate), draft (draft), verify (choose), fallback (generate)")
     assert "candidates=5" in rows["params"]
     assert "None" not in rows["params"]
-    assert rows["batch size"] == "8 chains in flight, pipelined"
-    assert rows["samples and seed"] == "1 per problem, seed 0"
-    assert rows["clock"] == "simulated"
-    engines = {row[0]: row[1:5] for row in engine_setup(RunFile.read(ran)).rows}
-    assert engines["target"] == ("QwQ-32B", "sim", "h100-0+1", "256")
+    assert (rows["batch size"], rows["schedule"], rows["samples"], rows["replicas"]) == ("8", "pipelined", "1", "1")
+    assert {row[0]: row[1:5] for row in engines.rows}["target"] == ("QwQ-32B", "sim", "h100-0+1", "256")
 
 
 def figures(folder: Path) -> RunFigures:
@@ -67,7 +65,6 @@ def test_a_small_run_has_all_tiles_and_sections(ran: Path) -> None:
 def test_figures_of_replicas_say_what_they_are(tmp_path: Path) -> None:
     folder = replica_run(tmp_path, 2)
     assert "on any of 2 replicas" in str(figures(folder).facts.tables[0])
-    assert dict(decisions(RunFile.read(folder)).rows)["batch size"] == "4 chains in flight on each of 2 replicas, pipelined"
 
 
 @pytest.mark.parametrize("missing", [("chains",), ("chains", "steps", "calls")], ids="+".join)
