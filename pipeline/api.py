@@ -58,7 +58,7 @@ from pipeline.run.observer import Observer
 from pipeline.run.prepare import Prepared, load_plan, prepare
 from pipeline.run.run import SessionResult, solver_of
 from pipeline.run.run import solve as solve_run
-from pipeline.run.stream import ChainStream, MemoryRows, in_thread
+from pipeline.run.stream import ChainStream, MemoryRows, in_thread, progress_shown
 from pipeline.stages.base import StageKind
 from pipeline.stages.build import flaw_in_contract
 from pipeline.stages.function_judge import JudgeFunction, judge
@@ -216,12 +216,13 @@ def _placed(
     return roles, sentences
 
 
-def solve(graph: Graph, problems: Input, *, trace: bool = False, **options: Unpack[RunKeywords]) -> Result:
+def solve(graph: Graph, problems: Input, *, trace: bool = False, progress: bool = False, **options: Unpack[RunKeywords]) -> Result:
     """Solve `problems` with `graph` and wait for all chains.
 
     options: those of `RunKeywords`. Open engines are called from an event loop of the run's own; where they belong to another one, give the
         specs from which the run opens its own. `max_in_flight` and the other fields that every engine has are set for them by `set`.
     trace: keep the rows of steps and calls in memory too, where there is no run folder.
+    progress: show a bar, in a terminal or a notebook.
 
     With `baseline=True` the problems are then solved with the target alone, which is `Result.baseline`.
 
@@ -229,13 +230,13 @@ def solve(graph: Graph, problems: Input, *, trace: bool = False, **options: Unpa
     `Unfinished`, which holds what was finished, if the run had to stop.
     """
     with _called(graph, problems, options) as call:
-        result = _solved(call, trace)
+        result = _solved(call, trace, progress)
         if call.baseline is None:
             return result
         alone = call.baseline.options if call.run.folder is None else call.baseline.next_to(call.run.folder)
         plan = load_plan(alone.graph, alone.bound_engines, alone.settings)
         with prepare(alone, plan, call.run.problems, on_disk=False) as run:
-            compared = _solved(structs.replace(call, run=run, baseline=None, said=call.baseline.notices), trace)
+            compared = _solved(structs.replace(call, run=run, baseline=None, said=call.baseline.notices), trace, progress)
     return structs.replace(result, baseline=compared)
 
 
@@ -294,12 +295,12 @@ async def _streamed(call: _SolveCall, chains: ChainStream, held: ExitStack) -> S
             chains.finish()
 
 
-def _solved(call: _SolveCall, trace: bool) -> Result:
+def _solved(call: _SolveCall, trace: bool, progress: bool) -> Result:
     """Solve and wait; raises `Unfinished`."""
     run, kept, told = call.run, MemoryRows(trace=trace and call.run.folder is None), [*call.said, *call.run.told]
     if run.nothing_to_do:
         return _result(run.record, run, kept, told)
-    observer = Observer(sink=kept, tell=told.append)
+    observer = Observer(sink=kept, tell=told.append, watch=progress_shown if progress else Observer().watch)
     virtual = run.record.virtual_time and not run.on_replicas
     with start_blocking_portal("asyncio", loop_options(virtual)) as portal:
         ended = portal.call(call.carry_out, observer)

@@ -322,3 +322,11 @@ def test_roles_may_be_given_by_their_models_alone() -> None:
         pipeline.solve(plan, PROBLEMS, set={"candidates": 2})
     with pytest.raises(UsageError, match="models: engines are given; leave out one of the two"):
         pipeline.solve("target", PROBLEMS, engines={"target": Echo()}, models=MODELS)
+
+
+def test_progress_is_shown_where_it_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    pipeline.solve("speccot", write_problems(tmp_path, 3), engines=SIM, progress=True)
+    assert "3/3" in capsys.readouterr().out

@@ -1,16 +1,22 @@
-"""The chains of a run for the code that called it: kept in memory, or read one by one while the run goes on."""
+"""The chains of a run for the code that called it: kept in memory, read one by one while the run goes on, or counted by a bar."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any, TypeVar
 
 import anyio
 import anyio.lowlevel
 import anyio.to_thread
 from anyio.from_thread import start_blocking_portal
+from rich.columns import Columns
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.text import Text
 
 from pipeline.run.loop import loop_options
+from pipeline.run.prepare import Prepared
+from pipeline.runtime.executor import Executor
 from pipeline.runtime.rows import NoRows
 from pipeline.store.rows import CallRow, ChainRow, StepRow
 
@@ -88,3 +94,17 @@ class MemoryRows(NoRows):
 
     def chain(self, row: ChainRow) -> None:
         self.chains.append(row)
+
+
+@contextmanager
+def progress_shown(run: Prepared, work: Executor) -> Iterator[None]:
+    """Draw the progress of a run until the block ends; the run never waits for it."""
+    chains, progress = run.record.input.chains, work.progress
+
+    def bar() -> Columns:
+        failed = f", {progress.failed:,} failed" if progress.failed else ""
+        said = f"{progress.over:,}/{chains:,}, {sum(progress.output_tokens.values()):,} tokens{failed}"
+        return Columns([run.plan.name, ProgressBar(chains, progress.over, width=40), Text(said)])
+
+    with Live(get_renderable=bar):
+        yield
