@@ -1,8 +1,6 @@
 """`pipeline compare`, `query` and `export`: what runs hold as tables, answers to questions and files; wrong input is one sentence."""
 
-import csv
 import json
-import re
 import shutil
 import subprocess
 import sys
@@ -85,21 +83,12 @@ def test_tables_are_printed_and_written_as_the_name_ends(ask: Ask, tmp_path: Pat
 
 
 @pytest.mark.slow
-def test_a_table_and_a_sentence_about_each_run(ask: Ask, folders: Path, tmp_path: Path) -> None:
-    alone = ask("compare", "speccot").stdout
-    head = "| run | system | models | batch | accuracy | problems/s | kept tokens/s | times as fast | speed-up | = tokens | x rate |"
-    assert (head in alone, alone.count("| speccot |")) == (True, 1)
-    assert "solve them with `pipeline run target`" in alone
+def test_the_baseline_is_missed_where_there_is_none(ask: Ask) -> None:
+    assert "solve them with `pipeline run target`" in ask("compare", "speccot").stdout
     both = ask("compare", "target", "speccot", "data").stdout
     assert "| run | data | system |" in both
     assert "\nspeccot has no speed to compare\n" in both, "its engines cost no time"
     assert "`pipeline run target`" not in both
-    for name in ("speccot", "target"):
-        shutil.copytree(folders / name, tmp_path / name)
-    rows = [
-        {line for line in ask("compare", *words).stdout.splitlines() if line[:2] == "| "} for words in ((tmp_path,), ("speccot", "target"))
-    ]
-    assert rows[0] == rows[1], "a folder of runs stands for them"
 
 
 @pytest.mark.slow
@@ -116,40 +105,25 @@ def test_a_table_of_a_paper_is_a_query_over_runs(ask: Ask, folders: Path) -> Non
 
 
 @pytest.mark.slow
-def test_the_sentence_says_how_many_times_as_fast(source: Path, tmp_path: Path) -> None:
-    solve(tmp_path, "target", "target", input=source / "problems.jsonl")
-    out = pipeline("compare", source / "one", "target", cwd=tmp_path).stdout
-    [said] = [line for line in out.splitlines() if line.startswith("one is ")]
-    assert re.fullmatch(r"one is \d+\.\d\d times as fast as target.*", said), "the accuracy of simulated answers says nothing"
-    assert f"| {said.split()[2]} | " in out
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
         (["nowhere"], "nowhere: no such directory; expected a run folder"),
         (["other.csv"], "other.csv: not a directory; expected a run folder"),
         (["empty"], "empty: holds no run; expected a run folder"),
-        (["unfinished"], "unfinished"),
         (["damaged"], "damaged/chains/part-00000.parquet: "),
         (["text"], "text/run.json: "),
-        (["target", "target"], "target is given twice; name each run once"),
         (["target", "--table", "none"], "none"),
         (["target", "--table", "speccot-3", "--baseline", "x"], "--table and --baseline cannot be combined"),
-        (["target", "data", "speccot", "--baseline", "speccot"], "--baseline speccot: no such run or graph here over other"),
-        (["target", "--baseline", "scot"], "--baseline scot: no such run or graph here; there are target"),
         (["target", "--output", "nowhere/x.md"], "--output nowhere/x.md: cannot be written: no such file or directory"),
-        (["target", "--output", "folder.md"], "--output folder.md: cannot be written: folder.md is not a regular file"),
         (["target", "--output", "tables.xlsx"], "--output tables.xlsx: its name must end in .md, .csv or .json"),
     ],
 )
 def test_what_cannot_be_compared(ask: Ask, folders: Path, arguments: list[str], says: str) -> None:
-    for name in ("empty", "folder.md", "unfinished", "damaged/chains", "text"):
+    for name in ("empty", "damaged/chains", "text"):
         (folders / name).mkdir(parents=True, exist_ok=True)
     (folders / "text/run.json").write_text("not JSON")
-    for name in ("unfinished", "damaged"):
-        (folders / name / "run.json").write_bytes((folders / "target/run.json").read_bytes())
+    shutil.copy(folders / "target/run.json", folders / "damaged")
     (folders / "damaged/chains/part-00000.parquet").write_bytes(b"PAR1")
     refused(ask("compare", *arguments), says)
 
@@ -206,7 +180,6 @@ def test_a_result_need_not_fit_in_memory(run: Path, tmp_path: Path, form: str) -
     ("arguments", "says"),
     [
         (("FROM step",), "SQL: Table with name step does not exist"),
-        (("DELETE FROM steps",), "SQL: expected one query, which begins with"),
         (("SELECT decision::INT FROM steps",), "SQL: Could not convert string"),
         (("nowhere.sql",), "nowhere.sql: cannot be read: no such file"),
         (("FROM steps", "-o", "x.xlsx"), "its name must end in .parquet, .csv, .json, .jsonl"),
@@ -215,19 +188,6 @@ def test_a_result_need_not_fit_in_memory(run: Path, tmp_path: Path, form: str) -
 )
 def test_what_cannot_be_asked(run: Path, arguments: tuple[str, ...], says: str) -> None:
     refused(pipeline("query", run, *arguments), says)
-
-
-@pytest.mark.slow
-def test_answers_as_a_file_of_each_format(source: Path, tmp_path: Path) -> None:
-    for name in ("answers.jsonl", "answers.csv", "answers.parquet"):
-        done = pipeline("export", source / "one", "-o", tmp_path / name)
-        assert (done.returncode, done.stdout, done.stderr) == (0, f"{tmp_path / name}: 13 problems\n", "")
-    lines = [json.loads(line) for line in (tmp_path / "answers.jsonl").read_text().splitlines()]
-    with (tmp_path / "answers.csv").open(newline="") as file:
-        assert [row["problem_id"] for row in csv.DictReader(file)] == [line["problem_id"] for line in lines]
-    assert pq.read_table(tmp_path / "answers.parquet", columns=["answer"]).to_pylist() == [{"answer": line["answer"]} for line in lines]
-    rows = [json.loads(line) for line in pipeline("export", source / "two", "-o", "-", "--thoughts").stdout.splitlines()]
-    assert (len(rows), all(row["thought"] and row["samples"] == 3 for row in rows[:12])) == (13, True)
 
 
 @pytest.mark.slow
@@ -244,6 +204,8 @@ def test_a_file_that_is_not_named_is_named_after_the_run(source: Path, tmp_path:
     assert pq.read_table(tmp_path / "one-steps.parquet").num_rows == steps
     printed = pipeline("export", source / "one", "--as", "steps", "-o", "-").stdout.splitlines()
     assert (len(printed), all("step_text" in json.loads(line) for line in printed)) == (steps, True)
+    answers = [json.loads(line) for line in pipeline("export", source / "two", "-o", "-", "--thoughts").stdout.splitlines()]
+    assert (len(answers), all(row["thought"] and row["samples"] == 3 for row in answers[:12])) == (13, True)
 
 
 @pytest.mark.slow
@@ -251,11 +213,10 @@ def test_training_data_of_runs(source: Path, tmp_path: Path) -> None:
     done = pipeline("export", source / "one", source / "two", "--as", "sft", "-o", tmp_path / "sft.jsonl")
     assert (done.returncode, done.stderr) == (0, "")
     first, *others = done.stdout.splitlines()
-    lines = [json.loads(line) for line in (tmp_path / "sft.jsonl").read_text().splitlines()]
+    lines = (tmp_path / "sft.jsonl").read_text().splitlines()
     assert first.startswith(f"{tmp_path / 'sft.jsonl'}: {len(lines)} rows (")
     assert first.endswith(" of 12 problems")
-    assert "left out: 4 chains that failed or were not finished" in others  # the bad row, once in one run and three times in the other
-    assert {line["run_id"] for line in lines} == {"one", "two"}
+    assert "left out: 4 chains that failed or were not finished" in others, "the bad row, once in one run and three times in the other"
 
 
 @pytest.mark.slow
@@ -269,8 +230,6 @@ def test_training_data_of_runs(source: Path, tmp_path: Path) -> None:
         (("--as", "perfetto", "-o", "nowhere/at/all"), "--output nowhere/at/all: cannot be written: no such file or directory"),
         (("--as", "sft", "--labels", "verdicts"), "--labels: only with --as selection, not --as sft"),
         (("--correct",), "--correct: only with --as sft or selection, not --as answers"),
-        (("--as", "sft", "-o", "data.csv"), "data.csv: CSV cannot hold lists; expected a name that ends in"),
-        (("-o", "data.xlsx"), "data.xlsx: unknown format; expected a name that ends in .jsonl, .csv or .parquet"),
         (("two",), "--as answers: one RUN at a time; several only with --as sft or selection"),
     ],
 )
