@@ -1,14 +1,14 @@
 """What a command does beside a run: it displays how engines start and how far the run is, and lets signals stop it.
 
-On a terminal the display is lines that change, elsewhere plain lines. A separate thread reads counters that only the run changes; the run
-never waits for the display.
+On a terminal the run has a bar that changes, elsewhere a line every ten seconds. A separate thread reads counters that only the run
+changes; the run never waits for the display.
 """
 
 import asyncio
 import signal
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
 
@@ -16,24 +16,18 @@ import anyio
 from rich.console import Group
 from rich.live import Live
 from rich.progress_bar import ProgressBar
-from rich.table import Table
 from rich.text import Text
 
 from pipeline.analysis.progress import RecentRates, duration
 from pipeline.cli.console import PlainConsole
 from pipeline.cli.terminal import CommandOutput, output
 from pipeline.engines.startup import READY, Listener
-from pipeline.graph.spec import EngineSpec
 from pipeline.run.loop import Stop
 from pipeline.run.prepare import Prepared
 from pipeline.runtime.executor import Executor
 
-PER_SECOND = 4
-"""How often lines that change are drawn."""
 LINE_EVERY_S = 10.0
 """Seconds between two plain lines."""
-START_LINE_S = 30.0
-"""Seconds between two plain lines about engines that start."""
 ENOUGH_FOR_SHARES = 20
 """Graded answers from which on a percentage says more than a count."""
 OVER, KEPT, WRITTEN = "chains", "kept tokens", "written tokens"
@@ -67,18 +61,8 @@ def repeated(seconds: float, work: Callable[[], object]) -> Iterator[None]:
 
 
 def has_panel() -> bool:
-    """True if lines that change are to be shown: on a terminal, unless the command is quiet."""
+    """True if a display that changes is to be shown: on a terminal, unless the command is quiet."""
     return PlainConsole(stderr=True).is_terminal and not output().quiet
-
-
-@contextmanager
-def drawn(draw: Callable[[], Group | Text]) -> Iterator[None]:
-    """Draw lines that change on the terminal until the block ends, if there is one."""
-    if has_panel():
-        with Live(get_renderable=draw, console=PlainConsole(stderr=True), refresh_per_second=PER_SECOND, transient=True):
-            yield
-    else:
-        yield
 
 
 @contextmanager
@@ -86,8 +70,10 @@ def watch(run: Prepared, work: Executor) -> Iterator[None]:
     """Display a run until the block ends, as the command was asked to."""
     simulated = any(engine.facts.get("answers") == "simulated" for engine in work.engines.values())
     meter, out = Meter(work, run.record.input.chains, run.record.input.samples, simulated=simulated), output()
-    say = out.log if has_panel() else out.notice
-    with drawn(meter.panel), repeated(LINE_EVERY_S, lambda: say(meter.line())) if out.log_file or not has_panel() else nullcontext():
+    changing = has_panel()
+    say = out.log if changing else out.notice
+    panel = Live(get_renderable=meter.panel, console=PlainConsole(stderr=True), transient=True) if changing else nullcontext()
+    with panel, repeated(LINE_EVERY_S, lambda: say(meter.line())):
         yield
 
 
@@ -108,13 +94,8 @@ class Meter:
         return " · ".join([f"{self._share:.0%}", *self._pace(), *self._quality(), *self._state()])
 
     def panel(self) -> Group:
-        """The facts as three lines, for a terminal: a bar with how far the run is, how it goes, and what the engines do."""
-        self._look()
-        bar = Table.grid(padding=(0, 3), expand=True)
-        bar.add_column(ratio=1)
-        bar.add_column(no_wrap=True)
-        bar.add_row(ProgressBar(1, self._share), Text("   ".join([f"{self._share:.0%}", *self._pace()]), "bold"))
-        return Group(bar, Text("   ".join(self._quality())), Text("   ".join(self._state())))
+        """The facts below a bar, for a terminal."""
+        return Group(ProgressBar(1, self._share), Text(self.line()))
 
     def _look(self) -> None:
         progress, engines = self._work.progress, self._work.engines
@@ -161,47 +142,20 @@ class Meter:
 
 
 class Starts(Listener):
-    """The phase of each engine that starts, and since when; what its processes say goes to `out`."""
+    """Prints the phases of engines that start, and with `--verbose` what their processes print; the log file gets both."""
 
-    def __init__(self, specs: Mapping[str, EngineSpec], out: CommandOutput, now: Callable[[], float] = time.monotonic) -> None:
-        """`now` is the clock, in seconds."""
-        self.verbose, self.heard = out.verbose, False
-        self._now, self._detail = now, out.notice if out.verbose else out.log
-        self._began = dict.fromkeys(specs, now())
-        self._phases = {role: ("waiting to start", at) for role, at in self._began.items()}
+    def __init__(self, out: CommandOutput | None = None, now: Callable[[], float] = time.monotonic) -> None:
+        """`out`: by default that of the command; `now`: the clock, in seconds."""
+        self._out, self._now, self._began = out or output(), now, dict[str, float]()
+        self.verbose = self._out.verbose
 
     def phase(self, role: str, phase: str) -> None:
-        self.heard = True
-        if self._phases[role][0] == READY:  # it died, and starts again
-            self._began[role] = self._now()
-        self._phases[role] = (phase, self._now())
-        self._detail(f"engine {role}: {self.line(role)}")
+        self._began.setdefault(role, self._now())
+        after = f" after {self._now() - self._began.pop(role):.1f} s" if phase == READY else ""
+        self._out.notice(f"engine {role}: {phase}{after}")
 
     def output(self, role: str, line: str) -> None:
-        self._detail(f"engine {role} | {line}")
-
-    def line(self, role: str) -> str:
-        """What the engine `role` does, and for how long."""
-        phase, since = self._phases[role]
-        if phase == READY:
-            return f"ready after {since - self._began[role]:.1f} s"
-        spent = self._now() - since
-        return f"{phase}, {spent:.0f} s" if spent >= 1 else phase
-
-    def all(self) -> str:
-        """What all engines do, in one line."""
-        return "engines: " + " · ".join(f"{role} {self.line(role)}" for role in self._phases)
-
-
-@contextmanager
-def show_starts(specs: Mapping[str, EngineSpec]) -> Iterator[Listener]:
-    """Display the engines of `specs` while they start; simulated ones, which start at once, say nothing."""
-    out, began = output(), time.monotonic()
-    starts = Starts(specs, out)
-    with drawn(lambda: Text(starts.all())), nullcontext() if has_panel() else repeated(START_LINE_S, lambda: out.notice(starts.all())):
-        yield starts
-    if starts.heard:
-        out.notice(f"engines ready after {time.monotonic() - began:.1f} s")
+        (self._out.notice if self.verbose else self._out.log)(f"engine {role} | {line}")
 
 
 @contextmanager

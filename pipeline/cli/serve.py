@@ -67,7 +67,7 @@ def serve(graph: Path, host: str, port: int, max_queue: int, timeout: float, out
     path, chosen = None if folder is None else folder.path, bound([graph], options, options["batch_size"])
     run = RunOptions(graph=graph, input=("requests",), output=path, fail_on_error=1.0, served=True, **chosen)
     address, limits = server.Address(host, port, key), server.ServeLimits(max_queue=max_queue, timeout_s=timeout)
-    observer = Observer(starting=live.show_starts, tell=print_notice)
+    observer = Observer(starting=live.Starts, tell=print_notice)
     metrics = import_module("pipeline.cli.metrics").served_metrics
     with live.restored_handlers(), rare_collection():
         try:

@@ -107,7 +107,7 @@ def _quiet_stdout(options: RunOptions) -> Iterator[None]:
 
 def _observed(metrics: Address, options: RunOptions) -> AbstractContextManager[Observer]:
     """What displays the run, and serves its metrics where that was asked for."""
-    observer = Observer(starting=live.show_starts, ready=print_about, watch=live.watch, tell=output().notice)
+    observer = Observer(starting=live.Starts, ready=print_about, watch=live.watch, tell=output().notice)
     if metrics is None:
         return nullcontext(observer)
     if options.replicas > 1 or options.cluster is not None:

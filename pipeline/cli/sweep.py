@@ -129,7 +129,7 @@ def sweep(graphs: tuple[Path, ...], small: bool, dry_run: bool, max_loss: float 
     if dry_run:
         print_parts(_planned(study))
         return
-    observer = Observer(starting=live.show_starts, tell=print_notice)
+    observer = Observer(starting=live.Starts, tell=print_notice)
     if live.has_panel():
         observer = structs.replace(observer, watch=live.watch)
     with restored_handlers(), rare_collection():

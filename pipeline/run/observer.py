@@ -1,13 +1,12 @@
 """What a caller may see of a run in progress: functions of an `Observer` that are called."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from msgspec import Struct
 
 from pipeline.engines.startup import Listener
-from pipeline.graph.spec import EngineSpec
 from pipeline.run.prepare import Prepared
 from pipeline.runtime.executor import Executor
 from pipeline.runtime.rows import RowSink
@@ -16,8 +15,8 @@ from pipeline.runtime.rows import RowSink
 class Observer(Struct, frozen=True, kw_only=True):
     """Callbacks during a run; by default they do nothing."""
 
-    starting: Callable[[Mapping[str, EngineSpec]], AbstractContextManager[Listener]] = lambda specs: nullcontext(Listener())
-    """Displays how the engines of these specs start, until its context manager ends; that gives what hears them."""
+    starting: Callable[[], Listener] = Listener
+    """Gives what hears the engines that start."""
     ready: Callable[[Prepared], object] = lambda ready: None
     """Is called with a run that was checked, before its engines are opened."""
     watch: Callable[[Prepared, Executor], AbstractContextManager[Any]] = lambda run, work: nullcontext()

@@ -139,9 +139,9 @@ async def solve(
 
 @asynccontextmanager
 async def opened_engines(specs: Mapping[str, EngineSpec], observer: Observer) -> AsyncIterator[Mapping[str, Engine]]:
-    """Engines of these specs, which `observer` displays while they start; closed at the end."""
+    """Engines of these specs, which the listener of `observer` hears while they start; closed at the end."""
     async with AsyncExitStack() as stack:
-        with observer.starting(specs) as listener, listening(listener):
+        with listening(observer.starting()):
             engines = await stack.enter_async_context(open_engines(specs))
         yield engines
 

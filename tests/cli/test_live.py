@@ -54,13 +54,6 @@ class Watched:
                 lane.take()
         self.meter = Meter(cast("Executor", self), 10, now=lambda: self.now)
 
-    def line(self) -> str:
-        """The plain line, each of whose facts the panel has, too."""
-        out, line = StringIO(), self.meter.line()
-        Console(file=out, width=200).print(self.meter.panel())
-        assert [part for part in line.split(" · ") if part not in out.getvalue()] == []
-        return line
-
 
 @pytest.fixture
 def watched() -> Watched:
@@ -73,56 +66,49 @@ def test_the_display_says_how_many_chains_pause() -> None:
     for member in members:
         admission.before_level(member, {"target": range(30)})
     watched = Watched(admission)
-    assert "paused" not in watched.line()
+    assert "paused" not in watched.meter.line()
     admission.before_level(members[0], {"target": range(90)})
-    assert " · 1 paused" in watched.line()
+    assert " · 1 paused" in watched.meter.line()
 
 
 def test_how_far_the_run_is_and_what_the_engines_do(watched: Watched) -> None:
+    watched.now += 10
+    watched.progress.steps = 3
+    watched.engines["draft"].written_tokens += 1_000
+    assert watched.meter.line().startswith("0% · 0/10 · 3 steps · elapsed 0:10 · tokens kept 0/s of 100/s"), "no chain is over"
     watched.progress.done = 2
-    for _ in range(60):
+    for _ in range(58):
         watched.now += 5
         for engine in watched.engines.values():
             engine.written_tokens += 1_000
-    facts = "20% · 2/10 · 0.00667 problems/s · 20:00 left · elapsed 5:00 · tokens kept 0/s of 400/s · 0 in flight: 4 draft, 4 target"
-    assert watched.line() == facts
+    facts = "20% · 2/10 · 0.00667 problems/s · 20:00 left · elapsed 5:00 · tokens kept 0/s of 390/s · 0 in flight: 4 draft, 4 target"
+    assert watched.meter.line() == facts
     watched.engines["draft"].restarts = 2
-    assert watched.line().endswith(" · draft restarted 2x")
-
-
-def test_while_nothing_is_finished_it_counts_steps_and_says_why_no_more_come(watched: Watched) -> None:
-    watched.now += 10
-    watched.progress.steps = 3
-    watched.engines["draft"].written_tokens = 500
-    assert watched.line().startswith("0% · 0/10 · 3 steps · elapsed 0:10 · tokens kept 0/s of 50/s")
     watched.progress.call(blank(CallRow, error_type="EngineUnavailable", error_message="the server answered 503"))
-    assert watched.line().endswith(" · the server answered 503; 1 call waits for its next attempt, number 2")
+    said = " · draft restarted 2x · the server answered 503; 1 call waits for its next attempt, number 2"
+    assert watched.meter.line().endswith(said)
+    out = StringIO()
+    Console(file=out, width=300).print(watched.meter.panel())
+    assert watched.meter.line() in out.getvalue()
 
 
 def test_few_right_answers_are_counted_and_many_are_a_share(watched: Watched) -> None:
     for graded, correct, said in ((2, 2, "right 2 of 2"), (40, 39, "right 97.5 %")):
         watched.progress.graded, watched.progress.correct = graded, correct
-        assert f" · {said} · " in watched.line()
+        assert f" · {said} · " in watched.meter.line()
 
 
 @pytest.mark.parametrize("verbose", [True, False])
-def test_every_engine_says_what_it_does_and_for_how_long(verbose: bool, capsys: pytest.CaptureFixture[str]) -> None:
+def test_engines_say_what_they_do_and_when_they_are_ready(verbose: bool, capsys: pytest.CaptureFixture[str]) -> None:
     now = 0.0
-    starts = Starts(PLAN.engines, CommandOutput(verbose=verbose), lambda: now)
-    assert (starts.verbose, starts.heard) == (verbose, False)
-    assert starts.line("target") == starts.line("draft") == "waiting to start"
-    starts.phase("target", "loading weights")
-    now = 42.0
-    assert (starts.line("target"), starts.heard) == ("loading weights, 42 s", True)
-    starts.phase("target", READY)
-    assert starts.all() == "engines: target ready after 42.0 s · draft waiting to start, 42 s"
-    now = 100.0
-    starts.phase("target", "starting its process")  # it died
-    now = 107.5
-    starts.phase("target", READY)
-    assert starts.line("target") == "ready after 7.5 s"
-    starts.output("draft", "a line of its log")
-    assert ("engine draft | a line of its log\n" in capsys.readouterr().err) is verbose
+    starts = Starts(CommandOutput(verbose=verbose), lambda: now)
+    for at, phase in ((0.0, "loading weights"), (42.0, READY), (100.0, "starting its process"), (107.5, READY)):
+        now = at
+        starts.phase("target", phase)
+    starts.output("target", "a line of its log")
+    said = ["loading weights", "ready after 42.0 s", "starting its process", "ready after 7.5 s"]
+    logged = ["engine target | a line of its log"] * verbose
+    assert capsys.readouterr().err.splitlines() == [f"engine target: {each}" for each in said] + logged
 
 
 def run(tmp_path: Path, *options: str | Path) -> tuple[str, str]:

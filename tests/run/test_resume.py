@@ -3,8 +3,6 @@
 import os
 import signal
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +18,6 @@ from pipeline.analysis.summary import summarize
 from pipeline.cli.live import restored_handlers, stop_on_signal
 from pipeline.engines.startup import Listener
 from pipeline.errors import RunError
-from pipeline.graph.spec import EngineSpec
 from pipeline.run.observer import Observer
 from pipeline.run.prepare import resume_options
 from pipeline.run.run import run
@@ -199,11 +196,9 @@ def test_a_run_that_is_interrupted_says_what_is_left_and_goes_on(recorded: Recor
 
 
 def test_nothing_is_left_of_a_run_whose_engines_do_not_open(tmp_path: Path) -> None:
-    @contextmanager
-    def starting(specs: Mapping[str, EngineSpec]) -> Iterator[Listener]:
+    def starting() -> Listener:
         assert (tmp_path / "runs/run").exists()
         raise RunError("engine 'target' could not start")
-        yield Listener()
 
     with pytest.raises(RunError, match="could not start"):
         run(options_of(tmp_path, "runs/run"), Observer(starting=starting))

@@ -46,7 +46,13 @@ def begun(*arguments: str | Path) -> Iterator[subprocess.Popen[str]]:
     assert process.stdout is not None
     assert process.stderr is not None
     try:
-        assert any("engines ready" in line or " replicas" in line for line in process.stderr)
+        starting = {"engine draft: ready", "engine target: ready"}
+        for line in process.stderr:
+            starting.discard(line.partition(" after ")[0])
+            if not starting or " replicas" in line:
+                break
+        else:
+            raise AssertionError("the command ended before its engines were ready")
         yield process
     finally:
         process.kill()
