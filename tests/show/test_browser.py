@@ -12,25 +12,20 @@ import pytest
 import uvicorn
 
 from pipeline.show.pages import view_app
+from pipeline.show.report import report
 from pipeline.show.shelf import Shelf
 from pipeline.store.folder import hold
 from pipeline.store.rows import ChainRow
 from pipeline.store.store import RunStore
 from tests.support.patience import HANGS_S
 from tests.support.rows import blank
-from tests.support.shown_runs import HOSTILE
-from tests.support.sweeps import sweep
+from tests.support.shown_runs import HOSTILE, SHOWN
 
 pytestmark = pytest.mark.browser
 PATHS = ("/", "/run?run=speccot", "/run?run=sweep%2F%3Cb%3Erun", "/chain?run=speccot&chain=p3%230", "/run?run=damaged")
 DRAWN = "all => all.map((each) => each.getBBox()).filter((box) => box.width + box.height > 0)"
+OPEN_ALL = "document.querySelectorAll('details').forEach((each) => { each.open = true; })"
 Open = Callable[..., Any]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A sweep, made before the browser has its event loop."""
-    return sweep(tmp_path_factory.mktemp("swept")).folder
 
 
 @pytest.fixture(scope="module")
@@ -76,14 +71,11 @@ def names(page: Any) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [500, 1400])
-def test_no_page_runs_over_its_edge_and_all_are_readable(
-    opened: Open, page_of: Callable[..., str], ran: Path, alone: Path, swept: Path, width: int, scheme: str
-) -> None:
-    for path in (*PATHS, page_of(ran, alone), page_of(swept)):
+@pytest.mark.parametrize(("width", "scheme"), [(500, "light"), (1400, "dark")])
+def test_no_page_runs_over_its_edge_and_all_are_readable(opened: Open, runs: Path, swept: Path, width: int, scheme: str) -> None:
+    for path in (*PATHS, report([runs / "speccot", runs / "alone"]), report([swept])):
         page = opened(path, width, scheme)
-        page.evaluate("document.querySelectorAll('details').forEach((each) => { each.open = true; })")
+        page.evaluate(OPEN_ALL)
         assert page.evaluate("document.scrollingElement.scrollWidth") <= width, path[:80]
         ink, ground = page.evaluate("[getComputedStyle(document.body).color, getComputedStyle(document.body).backgroundColor]")
         light = [sum(map(int, colour[4:-1].split(","))) for colour in (ink, ground)]
@@ -106,23 +98,17 @@ def test_from_the_list_to_a_chain_and_on_by_keyboard(opened: Open) -> None:
     page.locator("label", has_text="wrong").click()
     page.wait_for_url("**verdict=wrong*")
     found = names(page)
-    page.locator(".problems a").first.focus()
-    page.keyboard.press("Enter")
-    for name in found[:3]:
+    page.locator(".problems a").first.click()
+    for key, name in (("", found[0]), ("j", found[1]), ("j", found[2]), ("k", found[1])):
+        if key:
+            page.keyboard.press(key)
         page.wait_for_selector(f"h1:text-is('{name}')")
-        page.keyboard.press("j")
-    page.wait_for_selector(f"h1:text-is('{found[3]}')")
-    page.keyboard.press("k")
-    page.wait_for_selector(f"h1:text-is('{found[2]}')")
 
 
-def test_a_chain_shows_its_steps_in_their_colours_or_only_the_rejected_ones(opened: Open) -> None:
+def test_a_chain_shows_its_steps_or_only_the_rejected_ones(opened: Open) -> None:
     page = opened("/run?run=speccot&order=rejected")
     page.locator(".problems a").first.click()
     page.wait_for_selector(".step.fallback")
-    hue = "selector => getComputedStyle(document.querySelector(selector)).borderLeftColor"
-    assert page.evaluate(hue, ".step.fallback") == "rgb(224, 138, 30)"
-    assert page.evaluate(hue, ".step.accepted") == "rgb(47, 158, 110)"
     assert page.locator(".step.fallback .candidate.rejected").first.is_visible()
     assert "%" in page.locator(".fallback .candidate summary").first.inner_text(), "the verifier's probability"
     page.locator(".only input").check()
@@ -130,8 +116,8 @@ def test_a_chain_shows_its_steps_in_their_colours_or_only_the_rejected_ones(open
     assert page.locator(".step.fallback:visible").count() > 0
 
 
-def test_a_row_of_a_chart_has_a_name_and_leads_to_its_chain(opened: Open, page_of: Callable[..., str], ran: Path) -> None:
-    for what in ("/run?run=speccot", page_of(ran)):
+def test_a_row_of_a_chart_leads_to_its_chain(opened: Open, ran: Path) -> None:
+    for what in ("/run?run=speccot", report([ran])):
         page = opened(what)
         chart = page.locator("[data-rows]").first
         chart.hover(position={"x": 200, "y": 20})
@@ -143,8 +129,8 @@ def test_a_row_of_a_chart_has_a_name_and_leads_to_its_chain(opened: Open, page_o
             assert page.locator("details[open] > .row .problem > small").first.inner_text() == name
 
 
-def test_problems_of_a_file_are_found_and_ordered(opened: Open, page_of: Callable[..., str], ran: Path) -> None:
-    page = opened(page_of(ran))
+def test_problems_of_a_file_are_found_and_ordered(opened: Open, ran: Path) -> None:
+    page = opened(report([ran]))
     page.locator("label", has_text="failed").click()
     assert names(page) == ["(row 21)#0"]
     page.locator("label", has_text="all").click()
@@ -174,18 +160,18 @@ def test_a_run_that_goes_on_is_asked_for_anew_until_its_end(opened: Open, runs: 
     shutil.rmtree(folder)
 
 
-def test_hostile_text_is_shown_as_text_and_nothing_of_it_runs(opened: Open, hostile: Path, shown: str, page_of: Callable[..., str]) -> None:
+def test_hostile_text_is_shown_as_text_and_nothing_of_it_runs(opened: Open, runs: Path) -> None:
     run, chain, text = quote("sweep/<b>run"), quote(f"p3#0{HOSTILE}", safe=""), quote(HOSTILE, safe="")
     paths = ("/", f"/run?run={run}", f"/run?run={run}&search={text}", f"/chain?run={run}&chain={chain}", f"/run?run={text}")
-    for what in (*paths, page_of(hostile)):
+    for what in (*paths, report([runs / "sweep/<b>run"])):
         page = opened(what)
-        page.evaluate("document.querySelectorAll('details').forEach((each) => { each.open = true; })")
+        page.evaluate(OPEN_ALL)
         if page.locator("[data-rows]").count():
             page.locator("[data-rows]").first.hover()
-            assert shown in page.locator(".tip").inner_text()
+            assert SHOWN in page.locator(".tip").inner_text()
         assert page.evaluate("window.hit") is None
         foreign = "main img:not([src^='/spark']), main b b, main i b, a[href^='https:'], main script"
         assert page.locator(foreign).count() == 0, what[:80]
         seen = page.locator("body").inner_text()
-        assert shown in seen or "<b>run" in seen, what[:80]
+        assert SHOWN in seen or "<b>run" in seen, what[:80]
         assert "\u202e" not in seen

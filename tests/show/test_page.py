@@ -1,9 +1,7 @@
 """Pages of any sections."""
 
-import re
-
 from pipeline.analysis.tables import Table
-from pipeline.show.page import numeric, page
+from pipeline.show.page import numeric, page, prose
 from pipeline.show.plot import Chart, ChartAxis, Mark, Panel, Shares
 from pipeline.show.problems import AskedChains
 from pipeline.show.sections import Section
@@ -11,31 +9,14 @@ from pipeline.show.sections import Section
 HOSTILE = "</script><i>"
 MARK = Mark(kind="spans", name=HOSTILE, hue="blue", x=[0], until=[1], y=[0])
 PANEL = Panel(y=ChartAxis(), marks=[MARK, MARK], rows=[f"{HOSTILE}'\""], height=321)
-SECTIONS = [
-    Section(
-        title="One <b>",
-        notices=["Careful & slow"],
-        text=["Some text."],
-        charts=[
-            Chart(
-                title="A chart",
-                x=ChartAxis(title=HOSTILE),
-                panels=[Panel(y=ChartAxis(), marks=[MARK, MARK], rows=[f"{HOSTILE}'\""], height=321)],
-            ),
-            Shares(title="Shares", rows={HOSTILE: {"a": 1, "b": 3}}, hues={"a": "blue", "b": "red"}, note="a note"),
-        ],
-        tables=[Table("A table", ("name", "number"), (("<x>", "12"),), "its note")],
-    ),
-    Section(title="Two", folded=True),
-]
 
 
-def shown(title: str, sections: list[Section]) -> str:
-    return page("run.html", title, first=sections, runs=[], asked=AskedChains())
-
-
-def test_sections_of_any_kind_become_one_page() -> None:
-    html = shown("Title <1>", SECTIONS)
+def test_sections_of_any_kind_become_one_page_on_which_only_our_own_script_may_run() -> None:
+    shares = Shares(title="Shares", rows={HOSTILE: {"a": 1, "b": 3}}, hues={"a": "blue", "b": "red"}, note="a note")
+    charts = [Chart(title="A chart", x=ChartAxis(title=HOSTILE), panels=[PANEL]), shares]
+    tables = [Table("A table", ("name", "number"), (("<x>", "12"),), "its note")]
+    one = Section(title="One <b>", notices=["Careful & slow"], text=["Some text."], charts=charts, tables=tables)
+    html = page("run.html", "Title <1>", first=[one, Section(title="Two", folded=True)], runs=[], asked=AskedChains())
     assert "<title>Title &lt;1&gt;</title>" in html
     assert "<h2>One &lt;b&gt;</h2>" in html
     assert "<summary>Two</summary>" in html
@@ -46,17 +27,17 @@ def test_sections_of_any_kind_become_one_page() -> None:
     assert 'title="b: 3 (75.0%)">75%</i>' in html
     assert "<i>" not in html
     assert html.count("<script") == 1, "ours"
-
-
-def test_only_our_own_script_may_run() -> None:
-    policy = re.search(r'Content-Security-Policy" content="([^"]*)"', shown("x", SECTIONS))
-    assert policy is not None
-    assert "default-src &#39;none&#39;" in policy[1]
-    assert policy[1].count("sha256-") == 1
-    assert "unsafe" not in policy[1].partition("script-src")[2].partition(";")[0]
+    policy = html.partition('Content-Security-Policy" content="')[2].partition('"')[0]
+    assert "default-src &#39;none&#39;" in policy
+    assert policy.count("sha256-") == 1
+    assert "unsafe" not in policy.partition("script-src")[2].partition(";")[0]
 
 
 def test_columns_of_numbers_are_known() -> None:
     rows = (("a", "1,000", "-", "baseline", "x 1"), ("b", "-0.5%", "-", "+3", "2"))
     assert numeric(Table("", ("",) * 5, rows)) == [False, True, False, True, False]
     assert numeric(Table("", ("", ""), ())) == [False, False]
+
+
+def test_backticks_are_code_and_nothing_else_is_markup() -> None:
+    assert prose("a `b<i>` <b>\u202e") == "a <code>b&lt;i&gt;</code> &lt;b&gt;\\u202e"
