@@ -46,7 +46,8 @@ async def open_vllm(specs: Mapping[str, VllmSpec]) -> AsyncIterator[Mapping[str,
     for role, spec in specs.items():
         given = setup(role, spec, shares.get(role, ()))
         workers.append(Worker(given, program(spec, shares.get(role), machine), partial(load_tokenizer, given.model, spec)))
-    together = not on_cpu and bool(_sharing(specs))
+    gpus = [gpu for spec in specs.values() for gpu in spec.gpus]
+    together = not on_cpu and len(set(gpus)) < len(gpus)
     async with open_workers([workers] if together else [[worker] for worker in workers]) as opened:
         yield opened
 
@@ -60,27 +61,12 @@ def check(specs: Mapping[str, VllmSpec], machine: Machine) -> None:
     if not VERSIONS[0] <= tuple(int(part) for part in version.split("+")[0].split(".")[:2] if part.isdecimal()) < VERSIONS[1]:
         low, high = (".".join(map(str, bound)) for bound in VERSIONS)
         raise GraphError(first, f"vLLM {version} is installed, which is not supported; use >={low},<{high}: {INSTALL}")
+    on_cuda, count = not is_cpu_build(machine) and version.partition("+")[2][:2] in ("", "cu"), len(machine.gpus)
     for role, spec in specs.items():
         check_model(f"engine {role!r}", resolve(role, spec.model))
-    if not is_cpu_build(machine) and version.partition("+")[2][:2] in ("", "cu"):
-        _check_gpus(specs, len(machine.gpus))
-
-
-def _check_gpus(specs: Mapping[str, VllmSpec], count: int) -> None:
-    for role, spec in specs.items():
-        if max(spec.gpus) >= count:
-            here = f"this machine shows {count} of them" if count else "this machine shows none"
-            what = f"needs GPU {', '.join(map(str, spec.gpus))}, but {here}"
+        if on_cuda and max(spec.gpus) >= count:
+            what = f"needs GPU {', '.join(map(str, spec.gpus))}, but this machine shows {count or 'none'}"
             raise GraphError(f"engine {role!r}", f"{what}; set `devices` or `tensor_parallel_size`, or {INSTALL}")
-    for role in _sharing(specs):
-        if SHARE not in specs[role].args and "kv_cache_memory_bytes" not in specs[role].args:
-            remedy = f"give each engine there its share, --set engines.{role}.args.{SHARE}=0.3, 0.95 together"
-            raise GraphError(f"engine {role!r}", f"shares a GPU with another engine, and vLLM would take 0.9 of it for each; {remedy}")
-
-
-def _sharing(specs: Mapping[str, VllmSpec]) -> list[str]:
-    """The roles that share a GPU with another one."""
-    return [role for role, spec in specs.items() if any(set(spec.gpus) & set(specs[other].gpus) for other in specs if other != role)]
 
 
 def is_cpu_build(machine: Machine) -> bool:
@@ -108,11 +94,7 @@ def program(spec: VllmSpec, cores: Iterable[int] | None, machine: Machine) -> Pr
             environment["TORCHDYNAMO_DISABLE"] = "1"  # the first request would wait 20 s for a compilation
     elif names := {gpu.index: gpu.cuda_name for gpu in machine.gpus}:
         environment |= {"CUDA_VISIBLE_DEVICES": ",".join(names[index] for index in spec.gpus), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
-    return Program(
-        module="pipeline.engines.vllm.worker",
-        environment=environment,
-        shutdown_s=_SHUTDOWN_S,
-    )
+    return Program(module="pipeline.engines.vllm.worker", environment=environment, shutdown_s=_SHUTDOWN_S)
 
 
 def widened(specs: Mapping[str, VllmSpec], opened: Collection[str]) -> dict[str, dict[str, float]]:
