@@ -42,7 +42,7 @@ REPLIES: dict[str, tuple[Reply, Verdict, str]] = {
             (DEEP, "[" * 300 + "..."),
         )
     },
-    "elsewhere": (Reply(302, {"Location": "http://elsewhere.invalid/"}, b""), "failing", "redirects to http://elsewhere.invalid/, which"),
+    "elsewhere": (Reply(302, {"Location": "http://elsewhere.invalid/"}, b""), "failing", "answered 302"),
     "inside": (content(b'{"error": {"message": "out of memory"}}'), "failing", "answered with an error: out of memory"),
     **{str(each): (content(each), "malformed", "not JSON") for each in (b"<html>Sign in</html>", b"", b"\xff\xfe{}", b"data: {}\n\n")},
     "deep": (content(b'{"choices": ' + DEEP + b"}"), "malformed", "is not"),

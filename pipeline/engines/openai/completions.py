@@ -227,9 +227,6 @@ def words_in(content: bytes) -> str:
 def refusal_of(reply: Reply) -> NoAnswer:
     """The meaning of a reply that holds no answer by its status, with the server's own words."""
     status, wait = reply.status, reply.headers.get("Retry-After", "")
-    if 300 <= status < 400:
-        place = quoted(reply.headers.get("Location", "another address"))
-        return NoAnswer("failing", f"redirects to {place}, which is not followed; if that is the right server, set base_url to it")
     said = words_in(reply.content) or reply.content.decode(errors="replace")
     verdict: Verdict = "busy" if status in (429, 503) else "refused" if 400 <= status < 500 and status not in (408, 409, 425) else "failing"
     retry_after_s = float(wait) if re.fullmatch(r"[0-9]{1,9}(\.[0-9]+)?", wait) else None
