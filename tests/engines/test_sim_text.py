@@ -188,9 +188,7 @@ def drawn(preset: Preset, part: Literal["steps", "step_tokens"]) -> list[int]:
     return [max(least, round(found(normal))) for normal in NORMALS]
 
 
-@pytest.mark.parametrize(
-    ("preset", "mean", "median", "sigma"), [("gsm8k", 137, 116, 0.9), ("math", 109, 71, 1.0), ("aime", 134, 104, 0.98)]
-)
+@pytest.mark.parametrize(("preset", "mean", "median", "sigma"), [("gsm8k", 137, 116, 0.9), ("math", 109, 71, 1.0)])
 def test_steps_have_the_characters_that_were_measured(preset: Preset, mean: float, median: float, sigma: float) -> None:
     tokens = drawn(preset, "step_tokens")
     assert fmean(tokens) * CHARACTERS_A_TOKEN == pytest.approx(mean, rel=0.03)
@@ -204,7 +202,6 @@ def test_thoughts_have_the_steps_that_were_measured() -> None:
     assert fmean(steps) == pytest.approx(8.7, rel=0.03)
     assert pstdev(map(math.log, steps)) == pytest.approx(0.72, abs=0.02)
     assert fmean(min(count, 8600 / 109) for count in drawn("math", "steps")) == pytest.approx(42.8, rel=0.03)
-    assert [drawn("aime", "steps")[place] for place in (200, 1800)] == [40, 200]
 
 
 def test_lengths_have_one_source() -> None:

@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping
 
 from pipeline.engines.sim.scheduler import Job, Scheduler
 from pipeline.engines.sim.sharing import Share, Sharing
-from pipeline.engines.sim.spec import SimDeviceSpec, SimSpec, SimSpeculativeSpec
+from pipeline.engines.sim.spec import KERNEL_WAIT, SimDeviceSpec, SimSpec, SimSpeculativeSpec
 from pipeline.errors import GraphError
 
 ROUNDING = 1e-12
@@ -23,7 +23,7 @@ class SimDevice:
     """The simulated accelerator that `spec` describes, with the engines that share it."""
 
     def __init__(self, spec: SimDeviceSpec) -> None:
-        self._sharing = Sharing(spec.waits_for)
+        self._sharing = Sharing(KERNEL_WAIT if spec.sharing == "mps" else None)
         self.shares = self._sharing.shares
 
     def join(self, scheduler: Scheduler) -> Share:

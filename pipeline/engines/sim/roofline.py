@@ -40,7 +40,7 @@ class Rates(Struct, frozen=True):
             kv_s=model.kv_bytes_per_token / device.bytes_per_s,
             overhead_s=overhead_s,
             sequence_s=device.sequence_s,
-            layers=layers_of(model),
+            layers=model.layers if model.parameters else 0,
         )
 
     def batch(self, size: int, tokens: float, prompts: int, reads: float, growth: float, extra_s: float = 0.0) -> "BatchCost":
@@ -50,14 +50,6 @@ class Rates(Struct, frozen=True):
         compute = tokens * self.token_s + prompts * self.prompt_token_s
         memory = self.weights_s + reads * self.kv_s + extra_s
         return BatchCost(compute, memory, growth * self.kv_s, self.overhead_s + size * self.sequence_s, self.layers)
-
-
-def layers_of(model: SimSpec | SimSpeculativeSpec) -> int:
-    """Layers of `model`, 0 where it has no parameters; where it does not say, by a power that goes through Qwen2.5 1.5B (28) and 32B (64):
-    a 70B gets its 80, an 8B 43 in place of 32 to 36."""
-    if model.layers is not None:
-        return model.layers
-    return max(1, round(28 * (model.parameters / 1.78e9) ** 0.284)) if model.parameters else 0
 
 
 class Roofline:

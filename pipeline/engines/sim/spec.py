@@ -10,7 +10,7 @@ from msgspec import Meta, Struct
 
 from pipeline.graph.spec import AdapterName, RestartableSpec, Tokens
 
-Preset = Literal["gsm8k", "math", "aime"]
+Preset = Literal["gsm8k", "math"]
 """The names of `PRESETS`."""
 MAX_LENGTHS = {"steps": 10_000, "step_tokens": 100_000}
 """The maximum number of steps of a thought, and of tokens of a step, where the lengths are measured ones."""
@@ -54,17 +54,15 @@ PRESETS: dict[Preset, dict[str, Distribution]] = {
     # 109 characters on average and 71 in the median, ln sigma 1.00. The steps are log-normal with GSM8K's ln sigma of 0.7, assumed, and
     # have this mean once they are cut there; uncut it is 51.
     "math": _quantiles(steps={10: 16.1, 90: 96.9}, step_tokens={10: 6.5, 50: 25.4, 90: 84.4}),
-    # Thoughts about competition problems have 40 to 200 steps, taken as p10 and p90. Steps as in 20 thoughts of R1-Distill-Llama-8B
-    # about AIME: 134 characters on average, 104 in the median, ln sigma 0.98. These thoughts were cut near 6,600 characters, too early and
-    # too few to tell how long they become.
-    "aime": _quantiles(steps={10: 40, 90: 200}, step_tokens={10: 8.2, 50: 37.1, 90: 99.8}),
 }
 """Measured lengths by name. A token is taken for 2.8 characters: an evaluation of R1-Distill-Qwen-32B over several sets of mathematical
-problems printed 7,886 characters and 2,849 tokens a thought. Of tokens per step, p10 and p90 of `math` and `aime` are those at which
-mean and ln sigma come out as measured."""
+problems printed 7,886 characters and 2,849 tokens a thought. Of tokens per step, p10 and p90 of `math` are those at which mean
+and ln sigma come out as measured."""
 
 KERNEL_WAIT = 0.55
-"""The default of `kernel_wait`: what fits the measured times under CUDA MPS of `bench/results/gpu-*.json` best (`bench/sharing.py`)."""
+"""Under CUDA MPS, for what share of one kernel of each other busy engine a kernel waits, on average: what fits the measured times of
+`bench/results/gpu-*.json` best (`bench/sharing.py`), of two decoders without fused kernels on one H200. Two runs of vLLM there lie between
+0.1 and 0.55."""
 
 
 class SimDeviceSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -84,24 +82,10 @@ class SimDeviceSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Seconds added to an iteration for each sequence that it continues."""
     sharing: Literal["time_slices", "mps"] = "time_slices"
     """How engines that are busy at the same time share it. `time_slices`: whole iterations take turns, `overhead_s` included, so each of k
-    engines runs at 1/k of its rate. `mps`, as under CUDA MPS: kernels of different engines overlap and wait for each other (`kernel_wait`).
-    bench/calibration.md has the error of each on a measured H200."""
-    kernel_wait: Annotated[float, Meta(ge=0, le=1)] | None = None
-    """Under `mps`, for what share of one kernel of each other busy engine a kernel waits, on average; 0: none waits, 1: they alternate.
-    An engine's kernels are as long as its iterations over its `layers`. Null: 0.55, fitted to two decoders without fused kernels on
-    one H200; two runs of vLLM there lie between 0.1 and 0.55 (bench/calibration.md)."""
+    engines runs at 1/k of its rate. `mps`, as under CUDA MPS: kernels of different engines overlap and wait for each other, those of an
+    engine being as long as its iterations over its `layers`. bench/calibration.md has the error of each on a measured H200."""
     fit_error: Annotated[float, Meta(ge=0)] | None = None
     """How well `pipeline calibrate` could fit these rates: the mean of |ln| of simulated over recorded times of calls. Null: not fitted."""
-
-    def __post_init__(self) -> None:
-        """Raise `ValueError` for a `kernel_wait` that would not count."""
-        if self.kernel_wait is not None and self.sharing != "mps":
-            raise ValueError(f"`kernel_wait` is for `sharing: mps`, here it is `{self.sharing}`; drop it")
-
-    @property
-    def waits_for(self) -> float | None:
-        """The share of a kernel of another engine for which a kernel waits; None where iterations take turns."""
-        return (KERNEL_WAIT if self.kernel_wait is None else self.kernel_wait) if self.sharing == "mps" else None
 
 
 class SimTextSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -179,8 +163,8 @@ class SimSpeculativeSpec(Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Number of parameters of the drafting model; 0: proposing costs only `overhead_s`, as with n-grams."""
     bytes_per_parameter: Annotated[float, Meta(gt=0, le=1e15)] = 2.0
     """Bytes per parameter of the drafting model."""
-    layers: Layers | None = None
-    """Layers of the drafting model, an EAGLE head has one; null: as of a model with as many parameters."""
+    layers: Layers = 1
+    """Layers of the drafting model, an EAGLE head has one."""
     kv_bytes_per_token: Annotated[float, Meta(ge=0, le=1e12)] = 0.0
     """Bytes per token of the drafting model's KV cache; `kv_cache_tokens` must leave room for them."""
     overhead_s: Annotated[float, Meta(ge=0, le=1e6)] = 0.0
@@ -203,9 +187,8 @@ class SimSpec(RestartableSpec, frozen=True, kw_only=True, tag="sim"):
     """Number of parameters; each costs 2 FLOP per token."""
     bytes_per_parameter: Annotated[float, Meta(gt=0, le=1e15)] = 2.0
     """Bytes per parameter."""
-    layers: Layers | None = None
-    """Layers of the model; null: as many as dense transformers with as many parameters have. They only count under `sharing: mps`, where
-    an iteration divides into as many kernels."""
+    layers: Layers = 32
+    """Layers of the model. They only count under `sharing: mps`, where an iteration divides into as many kernels."""
     kv_bytes_per_token: Annotated[float, Meta(ge=0, le=1e12)]
     """Bytes per token of the KV cache, over all layers."""
     kv_cache_tokens: Annotated[int, Meta(ge=1, le=1_000_000_000_000)] = 1_000_000
