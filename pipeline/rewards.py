@@ -48,10 +48,7 @@ QUALITY = """
 """
 PLACE = ("problem_id", "chain_id", "sample_index", "step_index", "decision")
 """What a reward row repeats of its step's."""
-STEPS = f"""
-    SELECT {", ".join(PLACE)}, source_engine, chosen_candidate, step_text, candidate_texts
-    FROM steps ORDER BY chain_id, step_index
-"""
+COLUMNS = (*PLACE, "source_engine", "chosen_candidate", "step_text", "candidate_texts")
 OnProgress = Callable[[int, int], None]
 """Called with the number of steps scored so far and the number of all steps."""
 Reward: TypeAlias = "float | ChainError"
@@ -189,7 +186,8 @@ def problem_texts(query: Query, plan: Plan, problems: Problems) -> dict[str, str
 
 def steps_to_score(query: Query, plan: Plan, problems: Mapping[str, str], thought_end: str = "") -> Iterator[StepToScore]:
     """All steps of a run, chain by chain; `problems` has the text of each problem by its id."""
-    rows = (row for batch in query.batches(STEPS, 1024) for row in batch.to_pylist())
+    found = query.stream(f"SELECT {', '.join(COLUMNS)} FROM steps ORDER BY chain_id, step_index")
+    rows = (dict(zip(COLUMNS, row, strict=True)) for row in found)
     for _, of_chain in groupby(rows, key=lambda row: row["chain_id"]):
         thought = Thought(thought_end, plan.prompts)
         for row in of_chain:

@@ -53,8 +53,6 @@ DERIVED = {
     ),
 }
 """Further columns of the view `chains`: type, expression, meaning."""
-BATCH_ROWS = 1 << 17
-"""Rows of an Arrow batch, of a query that is answered in several."""
 STREAMED = 1_000
 """Rows that `stream` fetches at a time."""
 _WHOLE = '"a whole row"'
@@ -135,11 +133,6 @@ class Query:
     def register(self, table: str, **columns: Any) -> None:
         """Make a table of these columns, for the queries to come."""
         self._connection.register(table, pa.table(columns))
-
-    def batches(self, sql: str | Path, size: int = BATCH_ROWS, **params: Any) -> Iterator[pa.RecordBatch]:
-        """The result of a query in Arrow batches of `size` rows, which need not be in memory together."""
-        with self._errors_of_files():
-            yield from self._connection.sql(self._named(sql, params), params=params).to_arrow_reader(size)
 
     def select(self, sql: str) -> "duckdb.DuckDBPyRelation":
         """The result of a user's query: `.df()` makes it a pandas DataFrame, `.pl()` one of Polars, `.arrow()` Arrow batches, and
