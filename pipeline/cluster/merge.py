@@ -59,13 +59,13 @@ def merged_run(files: Sequence[RunFile], run_id: str) -> RunFile:
     """The `run.json` of the run that these shards are, in their order."""
     first = files[0]
     inputs = [file.input for file in files]
-    rows, bad, chains = (sum(each) for each in zip(*((each.rows, each.bad_rows, each.chains) for each in inputs), strict=True))
+    rows, chains = (sum(each) for each in zip(*((each.rows, each.chains) for each in inputs), strict=True))
     most = max(each.samples for each in inputs)
     return structs.replace(
         first,
         run_id=run_id,
         options=structs.replace(first.options, shard=None),
-        input=structs.replace(first.input, rows=rows, bad_rows=bad, chains=chains, samples=most),
+        input=structs.replace(first.input, rows=rows, chains=chains, samples=most),
         totals=reduce(added, [file.totals for file in files]),
         command=[],
         sessions=merged_sessions(files),
@@ -88,7 +88,6 @@ def _together(one: Session, other: Session) -> Session:
         one,
         status=last.status,
         ended_unix_ns=_end(last),
-        startup_s=max(one.startup_s, other.startup_s),
         orchestrator_cpu_s=added(one.orchestrator_cpu_s, other.orchestrator_cpu_s),
         engine_statistics=added(one.engine_statistics, other.engine_statistics),
     )

@@ -130,10 +130,10 @@ async def solve(
 ) -> SessionResult:
     """Solve on `engines`, which stay open; by default on those of the plan, opened and closed here. `feed` gives the chains; by default the
     input does. Raises the error that keeps any chain from starting."""
-    opening, specs = time.monotonic(), run.plan.engines
+    specs = run.plan.engines
     async with opened_engines(specs, observer) if engines is None else nullcontext(engines) as found:
         fitted = await fit(run, {role: found[role] for role in specs}, observer.tell)
-        session = Session(started_unix_ns=run.begins_unix_ns(), startup_s=time.monotonic() - opening)
+        session = Session(started_unix_ns=run.begins_unix_ns())
         return await _carry_out(run, session, fitted, observer, stop or Stop(), feed)
 
 

@@ -48,14 +48,14 @@ class Problems:
 
     def counts(self, samples: int) -> RunInput:
         """The problems up to the limit as `run.json` counts them, with `samples` chains of each that does not say itself how many."""
-        rows = good = 0
+        rows = 0
         own = list[int]()
-        for batch in self._batches(["flaw", "settings"]):
-            rows, good = rows + batch.num_rows, good + batch["flaw"].null_count
+        for batch in self._batches(["settings"]):
+            rows += batch.num_rows
             found = (_SETTINGS.decode(text).samples for text in batch["settings"].drop_null().to_pylist())
             own += [each for each in found if each is not None]
         chains = (rows - len(own)) * samples + sum(own)
-        return RunInput(sha256=self._sha256, rows=rows, bad_rows=rows - good, chains=chains, samples=max([samples, *own]))
+        return RunInput(sha256=self._sha256, rows=rows, chains=chains, samples=max([samples, *own]))
 
     @cached_property
     def graders(self) -> frozenset[str]:

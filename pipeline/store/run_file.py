@@ -36,7 +36,6 @@ class RunInput(Struct, frozen=True, kw_only=True):
     """SHA-256 of its rows, hexadecimal."""
     rows: int
     """Rows that were asked for, bad ones included; a server's are known at the end of a session."""
-    bad_rows: int = 0
     chains: int
     """Chains of these rows, which may say themselves how many they have."""
     samples: int
@@ -88,8 +87,6 @@ class Session(Struct, frozen=True, kw_only=True):
     status: Status | Literal["killed"] = "running"
     """`killed`: the process ended without recording it; its end is then that of the last call in the trace."""
     ended_unix_ns: int | None = None
-    startup_s: float = 0.0
-    """Seconds of opening the engines, by the real clock."""
     orchestrator_cpu_s: float | None = None
     """CPU seconds of the orchestrating process between start and end, which competes with engines on the same cores."""
     engine_statistics: dict[str, EngineStatistics] = {}
@@ -116,7 +113,7 @@ class RunFile(Struct, frozen=True, kw_only=True):
     """The graph and its engines with all their values, as YAML: what the run solves, whatever becomes of the files."""
     input: RunInput
     virtual_time: bool
-    """Whether time was simulated: then all times but `startup_s` and `orchestrator_cpu_s` of a session are those of the simulated clock."""
+    """Whether time was simulated: then all times but the `orchestrator_cpu_s` of a session are those of the simulated clock."""
     versions: dict[str, str] = {}
     host: Host = Host()
     command: list[str] = []
@@ -168,11 +165,6 @@ class RunFile(Struct, frozen=True, kw_only=True):
     def ended_unix_ns(self) -> int | None:
         """When the last session ended; None during the run, or where its end was not recorded."""
         return self.sessions[-1].ended_unix_ns if self.sessions else None
-
-    @property
-    def startup_s(self) -> float:
-        """Seconds of opening the engines, of all sessions."""
-        return sum(session.startup_s for session in self.sessions)
 
     @property
     def wall_time_s(self) -> float | None:
