@@ -6,7 +6,7 @@ from typing import Any
 from msgspec import Struct, field
 
 from pipeline.data.problems import Problem
-from pipeline.engine import Candidate, Completion, Fact, Request, Usage
+from pipeline.engine import Candidate, Completion, Request, Usage
 from pipeline.errors import with_place
 from pipeline.grading.answers import as_kind, form_of
 from pipeline.graph.spec import Purpose
@@ -20,8 +20,6 @@ from pipeline.store.rows import MEASURED_IN, CallRow, ChainRow, StepRow
 
 NO_ANSWER = Completion(candidates=(), usage=Usage(input_tokens=0))
 """The completion that stands in the row of an attempt without an answer."""
-BLOCK_TOKENS = 16
-"""Tokens in a block of the cache of an engine that does not state its `block_size`: vLLM's own default."""
 
 
 class StageLabel(Struct, frozen=True):
@@ -32,8 +30,6 @@ class StageLabel(Struct, frozen=True):
     purpose: Purpose
     role: str
     model: str
-    alone: bool
-    """Whether each of its prompts is a separate chat, and does not begin with the chain's context."""
 
 
 class Attempt(Struct, frozen=True, kw_only=True):
@@ -41,8 +37,6 @@ class Attempt(Struct, frozen=True, kw_only=True):
 
     label: StageLabel
     call: Call
-    context: int
-    """Tokens of the chain's context, with which its prompt begins; 0 if the prompt is a separate chat."""
     step_index: int
     number: int
     """Number of the attempt among those of its call, from 0."""
@@ -66,11 +60,9 @@ class Recording(Struct, frozen=True, kw_only=True):
 class ChainRecorder:
     """Records one chain of a `Recording`: its rows and its counts."""
 
-    def __init__(self, recording: Recording, problem: Problem, sample_index: int, blocks: Mapping[str, int], mode: str | None) -> None:
-        """`blocks`: see `ComputedContexts`, by role; `mode` is a column of its rows."""
+    def __init__(self, recording: Recording, problem: Problem, sample_index: int) -> None:
         self._rows, self._clock, self._problem = recording.rows, recording.clock, problem
         self._progress = progress = recording.progress
-        self._computed, self._mode = ComputedContexts(blocks), mode
         self._chain_id = chain_id(problem.problem_id, sample_index)
         self._identity = (recording.run_id, problem.problem_id, self._chain_id, sample_index)
         """The first columns of every table."""
@@ -146,7 +138,6 @@ class ChainRecorder:
                 self._clock.unix_ns(started),
                 self._clock.unix_ns(now),
                 self._calls,
-                self._mode,
                 step.span.cut,
                 *_gate_columns(step.readings),
             )
@@ -202,8 +193,8 @@ class ChainRecorder:
 
     def _call_row(self, attempt: Attempt, completion: Completion | None, usage: Usage, error: Exception | None, end: float) -> CallRow:
         """The row of an attempt; `CallRow` says what each value is, in this order."""
-        label, call, ready, submit = attempt.label, attempt.call, attempt.ready, attempt.submit
-        request, answer = call.request, completion or NO_ANSWER
+        label, request, ready, submit = attempt.label, attempt.call.request, attempt.ready, attempt.submit
+        answer = completion or NO_ANSWER
         candidates, timing = answer.candidates, answer.timing
         ids = tuple([c.ids for c in candidates])
         decode = timing.decode_time_s
@@ -243,26 +234,12 @@ class ChainRecorder:
             timing.time_to_first_token_s,
             None if decode is None else _time_per_token_s(decode, ids),
             end - submit,
-            call.in_flight_engine,
-            call.waiting_engine,
             None if error is None else type(error).__name__,
             None if error is None else str(error),
-            self._recomputed(attempt, completion),
-            request.top_k,
-            request.min_p,
             request.adapter,
             answer.model,
             **_measures(request, candidates),
         )
-
-    def _recomputed(self, attempt: Attempt, completion: Completion | None) -> int | None:
-        """The column `recomputed_input_tokens` of a call."""
-        if completion is None or (cached := completion.usage.cached_input_tokens) is None:
-            return None
-        label = attempt.label
-        if label.alone:
-            return 0
-        return self._computed.recomputed(label.role, attempt.call.request.adapter, attempt.context, cached)
 
 
 def _measures(request: Request, candidates: Sequence[Candidate]) -> dict[str, Any]:
@@ -312,36 +289,3 @@ def _verdict_columns(verdict: Verdict, stage: str | None) -> VerdictColumns:
 
 NO_VERDICT: VerdictColumns = (None, None, None, None, None, None, None, None, (), None, (), None, None)
 """The same columns of a step that was not verified."""
-
-
-def block_tokens(facts: Mapping[str, Fact]) -> int:
-    """Tokens that the cache of an engine with these `facts` keeps or evicts together."""
-    stated = facts.get("block_size")
-    return stated if isinstance(stated, int) and stated > 0 else BLOCK_TOKENS
-
-
-class ComputedContexts:
-    """The parts of one chain's context that the engines have computed.
-
-    Every prompt begins with the context of its chain, which only grows, so that what an engine computed for an earlier step is a prefix of
-    what it is asked for now. What comes back less than that from its cache, it computes again. The context of the step itself does not
-    count, as calls of one step may be in flight together, and a block that is not full is kept by no cache.
-    """
-
-    __slots__ = ("_blocks", "_contexts")
-
-    def __init__(self, blocks: Mapping[str, int]) -> None:
-        """`blocks`: see `block_tokens`, by role."""
-        self._blocks = blocks
-        self._contexts: dict[tuple[str, str | None], tuple[int, int]] = {}
-        """By role and adapter, the length of the latest context that it computed, and of the one before that was shorter."""
-
-    def recomputed(self, role: str, adapter: str | None, context: int, cached: int) -> int:
-        """How many tokens the engine computed again for a call with a context of that many tokens, computed with this `adapter`, of which
-        `cached` were in its cache."""
-        latest, before = self._contexts.get((role, adapter), (0, 0))
-        if context > latest:
-            before = latest
-            self._contexts[role, adapter] = (context, before)
-        block = self._blocks.get(role, BLOCK_TOKENS)
-        return max(0, before // block * block - cached)

@@ -69,7 +69,7 @@ def bind(plan: Plan, stages: Mapping[str, Stage], dispatchers: Mapping[str, Disp
         model = str(getattr(plan.engines.get(built.role), "model", built.role))
         return BoundStage(
             stage=built,
-            label=StageLabel(name=node.name, kind=spec.kind, purpose=spec.purpose, role=built.role, model=model, alone=built.alone),
+            label=StageLabel(name=node.name, kind=spec.kind, purpose=spec.purpose, role=built.role, model=model),
             dispatcher=dispatchers.get(built.role),
             in_thread=threads and built.in_thread,
             condition=node.condition,

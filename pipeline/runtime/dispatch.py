@@ -39,8 +39,7 @@ class Dispatcher:
         completion: Completion | None = None
         try:
             submit = await self._wait(call, record, ready)
-            context = 0 if label.alone else len(chain.contexts[label.role])
-            attempt = Attempt(label=label, call=call, context=context, step_index=step_index, number=0, ready=ready, submit=submit)
+            attempt = Attempt(label=label, call=call, step_index=step_index, number=0, ready=ready, submit=submit)
             completion = await self._caller.ask(request, _RecordedAttempts(record, attempt, self.lane.priority, self._clock))
             return completion
         finally:

@@ -18,16 +18,13 @@ from pipeline.reasoning.prompts import PromptBuilder
 from pipeline.reasoning.translate import TokenTranslator
 from pipeline.runtime.admission.admission import AdmissionMember
 from pipeline.runtime.admission.feed import Feed, Start
-from pipeline.runtime.chain_recorder import ChainRecorder, Recording, block_tokens
+from pipeline.runtime.chain_recorder import ChainRecorder, Recording
 from pipeline.runtime.chain_runner import ChainRunner, bind
 from pipeline.runtime.dispatch import Dispatcher
 from pipeline.runtime.lane import Lane
 from pipeline.runtime.schedule import Schedule
 from pipeline.stages.base import Stage
 from pipeline.tasks import unwrapped
-
-MODES = {"always": "speculative", "never": "direct"}
-"""The mode of all steps, by what the graph says under `speculate`; none where nothing is drafted."""
 
 
 class Settings(Struct, frozen=True, kw_only=True):
@@ -59,9 +56,7 @@ class Executor:
         self.lanes: Mapping[str, Lane] = {role: dispatcher.lane for role, dispatcher in self._dispatchers.items()}
         self.engines, self.progress = engines, recording.progress
         self._block = bind(plan, fitted.stages, self._dispatchers, threads=not settings.virtual_time)
-        self._mode = None if plan.speculate is None else MODES[plan.speculate]
         self._seed, self._builders = settings.seed, builders
-        self._blocks = {role: block_tokens(engine.facts) for role, engine in engines.items()}
         self._limits = {role: engine.max_model_len for role, engine in engines.items()}
         self._translator = TokenTranslator({role: builder.tokenizer for role, builder in builders.items()}, plan.prompts.thought)
         self._schedule, self._recording = schedule, recording
@@ -96,7 +91,7 @@ class Executor:
         """Run one chain from its first call to its row."""
         item = start.item
         problem = Problem(row=item.row, problem_id=item.problem_id, problem="", answer=None) if isinstance(item, BadRow) else item
-        record = ChainRecorder(self._recording, problem, start.sample_index, self._blocks, self._mode)
+        record = ChainRecorder(self._recording, problem, start.sample_index)
         try:
             await self._run_chain(record, start, member)
         finally:

@@ -13,13 +13,11 @@ class Call:
     """One request in a client queue: which stage and chain it comes from, and whether it was started. `order` is the number of its chain in
     the input."""
 
-    __slots__ = ("in_flight_engine", "order", "request", "stage", "started", "waiting_engine")
+    __slots__ = ("order", "request", "stage", "started")
 
     def __init__(self, stage: str, order: int, request: Request) -> None:
         self.stage, self.order, self.request = stage, order, request
         self.started = False
-        self.in_flight_engine = self.waiting_engine = 0
-        """The calls in flight at the engine when it started, itself included, and those that waited."""
 
 
 class _Stage:
@@ -154,4 +152,4 @@ class Lane:
         if self._room is not None:
             self._room.begin(call.stage, call.request)
         self.in_flight += 1
-        call.started, call.in_flight_engine, call.waiting_engine = True, self.in_flight, self.waiting
+        call.started = True

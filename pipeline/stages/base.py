@@ -33,8 +33,6 @@ class Stage(Protocol):
     """The `StageSpec` that it was built from."""
     role: str
     """The role of the engine that it calls."""
-    alone: bool
-    """Whether each of its prompts is a separate chat, and does not begin with the chain's context."""
     in_thread: bool
     """Whether `apply` may take long, so that it is called in a thread."""
 
@@ -92,7 +90,6 @@ class CallFreeStage:
     """The common part of stages that call no engine."""
 
     role: ClassVar[str] = ""
-    alone: ClassVar[bool] = False
     in_thread = False
 
     def check(self, candidates: int) -> str | None:
@@ -109,7 +106,7 @@ class EngineStage:
         self.name, self.spec, self.place = name, spec, place
         self.role: str = spec.engine
         self.builder = builders[self.role]
-        self.alone = self.in_thread = False
+        self.in_thread = False
         self.close_ids = () if self.builder.think_close_id is None else (self.builder.think_close_id,)
         self.step_stop = (self.builder.prompts.delimiter,)
         self.sampling: Mapping[str, Any] = spec.sampling if isinstance(spec, SamplingSpec) else {}

@@ -59,7 +59,7 @@ class ChooseStage(EngineStage):
 
     def __init__(self, name: str, spec: ChooseSpec, builders: Mapping[str, PromptBuilder], place: StagePlace = ALONE) -> None:
         super().__init__(name, spec, builders, place)
-        self.alone = self.builder.asked_of(spec.unit).form == "alone"
+        self._alone = self.builder.asked_of(spec.unit).form == "alone"
         self._around: dict[int, int] = {}
         """Tokens of the question in addition to the context and that many candidates; of a separate chat, those of the last chain."""
 
@@ -83,7 +83,7 @@ class ChooseStage(EngineStage):
 
     def room_for(self, chain: Chain, candidates: int) -> int:
         context, around = len(chain.contexts[self.role]), self._around.get(candidates)
-        if around is None or self.alone:
+        if around is None or self._alone:
             around = self._around[candidates] = len(self._asked(chain, [()] * candidates).ids) - context
         return (chain.left(self.role, context + around) - 1) // candidates
 

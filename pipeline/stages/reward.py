@@ -53,7 +53,7 @@ class RewardStage(EngineStage):
     def __init__(self, name: str, spec: RewardJudgeSpec, builders: Mapping[str, PromptBuilder], place: StagePlace = ALONE) -> None:
         super().__init__(name, spec, builders, place)
         assert spec.prompt is not None, "the loader fills it in"
-        self.alone, self._prompt = True, spec.prompt
+        self._prompt = spec.prompt
         self._builder = RewardPromptBuilder(self.builder.tokenizer, spec.prompt, spec.prm)
         self._said = next((each.prompts for role, each in builders.items() if role != self.role), self.builder.prompts)
         """The prompts of the graph, which say what ends a step and a thought."""

@@ -8,8 +8,8 @@ from msgspec import Meta
 from pipeline.engine import Completion, Request
 from pipeline.graph.spec import CallSpec, StageSpec, pending_drafts
 from pipeline.reasoning.chain import Chain, Outcome, Scale, Verdict
-from pipeline.reasoning.prompts import OptionPrompt, PromptBuilder
-from pipeline.stages.base import ALONE, EngineStage, StageKind, StagePlace
+from pipeline.reasoning.prompts import OptionPrompt
+from pipeline.stages.base import EngineStage, StageKind
 from pipeline.stages.choose import probabilities
 
 SCALES = {"greedy": Scale("score", 0.0, 9.0, integers=True), "expected": Scale("expected score", 0.0, 9.0)}
@@ -42,10 +42,6 @@ class ScoreStage(EngineStage):
     """
 
     spec: ScoreSpec
-
-    def __init__(self, name: str, spec: ScoreSpec, builders: Mapping[str, PromptBuilder], place: StagePlace = ALONE) -> None:
-        super().__init__(name, spec, builders, place)
-        self.alone = self.builder.prompts.score.form == "alone"
 
     def check(self, candidates: int) -> str | None:
         asked = self.builder.prompts.score

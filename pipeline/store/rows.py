@@ -128,22 +128,10 @@ class CallRow(ChainKey, frozen=True):
     """Decode time divided by one less than the tokens of the longest candidate; null for one token."""
     e2e_latency_s: Annotated[float, column("s", vllm="vllm:e2e_request_latency_seconds")]
     """From when the request was sent until its answer had arrived completely."""
-    in_flight_engine: Annotated[int, column("{request}", vllm="vllm:num_requests_running")]
-    """Requests at this engine when this one was sent, including itself."""
-    waiting_engine: Annotated[int, column("{request}", vllm="vllm:num_requests_waiting")]
-    """Requests left in the client queue when this one was sent."""
     error_type: str | None
     """The error's type; null: none."""
     error_message: str | None
     """The error message."""
-    recomputed_input_tokens: Annotated[int | None, column("{token}")] = None
-    """Minimum number of tokens of the chain's context that this engine had computed for an earlier call, evicted, and computed again. Only
-    the context of earlier steps counts, in full blocks of the cache (`block_size` in the engine's facts, else 16 tokens). Null if the
-    engine does not report what was cached."""
-    top_k: int | None = None
-    """Sampling from the k most likely tokens; 0: no limit."""
-    min_p: float | None = None
-    """Minimum probability relative to that of the most likely token; 0: off."""
     adapter: str | None = None
     """The adapter of the call, by its name in the engines file; null: the unmodified model."""
     response_model: str | None = None
@@ -267,9 +255,6 @@ class StepRow(ChainKey, frozen=True):
     """When it was committed."""
     calls: Annotated[int | None, column("{request}")] = None
     """Number of the chain's calls when the step was committed: those with a smaller `call_index`."""
-    mode: str | None = None
-    """`speculative`: written by the loop, or the guidance before it; `direct`: by the target alone. Null for graphs that draft nothing in a
-    loop."""
     cut: bool | None = None
     """Whether it was cut at a token limit (of the stage, the budget or the context) instead of ending at a blank line, the end of the
     thought or of the sequence."""

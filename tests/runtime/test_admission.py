@@ -1,4 +1,4 @@
-"""Which chains go on where their contexts do not all fit, and what the engines are found to have computed again."""
+"""Which chains go on where their contexts do not all fit."""
 
 import random
 from itertools import pairwise
@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from pipeline.run.prepare import load_plan
 from pipeline.runtime.admission.admission import Admission, AdmissionMember
 from pipeline.runtime.admission.cache import CLASSES, FILLED, Cache, CacheLimit, cache_limits
-from pipeline.runtime.chain_recorder import ComputedContexts, block_tokens
 from tests.support.paths import ROOT, SIM
 
 
@@ -112,14 +111,3 @@ def test_a_step_counts_as_often_as_there_are_candidates() -> None:
     limits = cache_limits(plan, {"draft": {"kv_cache_tokens": 100}, "target": {"kv_cache_tokens": 0}})
     assert limits == {"draft": CacheLimit(role="draft", tokens=100, parallel_steps=5), "target": None}
     assert cache_limits(load_plan(ROOT / "graphs/target.yaml", SIM), {"target": {"kv_cache_tokens": 100}}) == {}
-
-
-def test_what_an_engine_had_computed_for_an_earlier_step_and_does_not_find_is_computed_again() -> None:
-    computed = ComputedContexts({"t": 10})
-    assert computed.recomputed("t", None, 100, 0) == 0
-    assert computed.recomputed("t", None, 100, 0) == 0, "calls of one step may be in flight together"
-    assert computed.recomputed("t", None, 145, 100) == 0
-    assert computed.recomputed("t", None, 145, 60) == 40
-    assert computed.recomputed("t", None, 160, 0) == 140, "a block that is not full is kept by no cache"
-    assert computed.recomputed("t", "mine", 160, 0) == 0, "with another adapter it is computed for the first time"
-    assert (block_tokens({"block_size": 128}), block_tokens({})) == (128, 16)

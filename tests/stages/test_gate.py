@@ -126,7 +126,6 @@ def test_the_target_is_called_where_a_gate_flags_and_computes_what_it_has_not_re
         if call["engine"] == "target":
             known = of_target.get(call["chain_id"], 0)
             assert call["cached_input_tokens"] >= known - 1, "all that it read before"
-            assert call["recomputed_input_tokens"] == 0
             of_target[call["chain_id"]] = call["input_tokens"] if call["kind"] != "score" else known
     found = summarize(result.folder)
     assert found.unverified_steps == decisions["unverified"]

@@ -32,6 +32,6 @@ def test_types_and_foreign_names() -> None:
 
 
 def test_a_lone_surrogate_is_replaced() -> None:
-    batch = columns_of(schema_of(StepRow), [blank(StepRow, step_text="a\ud800b", candidate_texts=("\udfff", "c"), mode=None)])
+    batch = columns_of(schema_of(StepRow), [blank(StepRow, step_text="a\ud800b", candidate_texts=("\udfff", "c"), cut=None)])
     assert batch["step_text"].to_pylist() == ["a?b"]
-    assert (batch["candidate_texts"].to_pylist(), batch["mode"].to_pylist()) == ([["?", "c"]], [None])
+    assert (batch["candidate_texts"].to_pylist(), batch["cut"].to_pylist()) == ([["?", "c"]], [None])
