@@ -106,6 +106,11 @@ class Run(Struct, frozen=True, kw_only=True, dict=True):
         return answers(self.facts.values()) if self.facts else "simulated" if self.file.virtual_time else None
 
     @property
+    def made_up(self) -> bool:
+        """Whether right and wrong say nothing: answers are simulated and none is right."""
+        return self.answers == "simulated" and not self.figures["accuracy"].value
+
+    @property
     def problems(self) -> int:
         """The number of problems with a finished chain."""
         return int(self.sums["problems"].sum())
@@ -246,7 +251,7 @@ class Comparison(Struct, frozen=True, kw_only=True):
             {"run": run.name, "dataset": self.data[run.name], **run.decided(), **run.figures, "over_baseline": self.over_baseline(run)}
             for run in self.runs
         ]
-        return {"baseline": next(iter(self.baselines.values())), "baselines": self.baselines, "runs": runs, "flags": self.flags}
+        return {"baselines": self.baselines, "runs": runs, "flags": self.flags}
 
 
 def compare(runs: Sequence[Run], baseline: str | None = None) -> Comparison:
@@ -337,7 +342,7 @@ def speeds(c: Comparison) -> Table:
     several, rows = len(c.baselines) > 1, []
     for run in c.runs:
         base, data = c.baseline_of(run), [c.data[run.name]] if several else []
-        accuracy = of_answers(percent(run.figures["accuracy"]), run.answers)
+        accuracy = "-" if run.made_up else of_answers(percent(run.figures["accuracy"]), run.answers)
         row = [run.name, *data, run.graph + (" (simulated)" if run.file.virtual_time else ""), " + ".join(run.models.values())]
         row += [str(run.file.options.batch_size), accuracy, plain(run.problems_per_s), plain(run.kept_tokens_per_s)]
         if run is base:

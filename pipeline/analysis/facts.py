@@ -146,17 +146,6 @@ def devices_of(role: str, engine: EngineFacts) -> tuple[str, ...]:
     return engine.devices or (role,)
 
 
-def take_turns(run: RunFile, facts: Mapping[str, EngineFacts]) -> tuple[str, ...]:
-    """The roles of the engines of one GPU that compute there in turns; of several such GPUs those of the first."""
-    sharing: dict[str, list[str]] = {}
-    for role, spec in run.plan.engines.items():
-        device = getattr(spec, "device", None)
-        in_turn = run.host.cuda_mps is False if facts[role].accelerators else getattr(device, "sharing", "") == "time_slices"
-        for name in devices_of(role, facts[role]) if in_turn else ():
-            sharing.setdefault(name, []).append(role)
-    return next((tuple(roles) for roles in sharing.values() if len(roles) > 1), ())
-
-
 def _count(number: int, noun: str) -> str:
     return f"{number} {noun}{'s' * (number > 1)}" if number else ""
 

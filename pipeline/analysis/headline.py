@@ -14,8 +14,8 @@ from pipeline.analysis.compare import compare, read_runs
 from pipeline.analysis.figures import Estimate
 from pipeline.analysis.progress import state_of
 from pipeline.analysis.rules import EXITS, Rules, differences
-from pipeline.analysis.steps import mass_sentence
-from pipeline.analysis.summary import Baseline, Left, Summary, summarize
+from pipeline.analysis.steps import LOW
+from pipeline.analysis.summary import Baseline, Summary, summarize
 from pipeline.analysis.tables import TOO_FEW, Table, plain
 from pipeline.errors import InputError, UsageError
 from pipeline.store.folder import FILE
@@ -27,6 +27,8 @@ WHEN_TO_USE = "docs: concepts/when-to-use"
 """Where it is explained when speculation pays."""
 BUSY = 0.9
 """From this share of the time on an engine counts as busy all the time."""
+DOUBTFUL = 0.05
+"""Above this share of doubtful verifications, verdicts are not to be trusted."""
 ALIKE = 0.03
 """Engines whose busy shares are no further apart are equally busy."""
 
@@ -132,8 +134,7 @@ def about(graph: str, problems: int, chains: int, models: Mapping[str, str], bat
 
 def _about(s: Summary) -> str:
     chains = s.chains if s.planned is None else s.planned
-    problems = chains if s.problems_planned is None else s.problems_planned
-    return about(s.graph or s.run, problems, chains, s.models, s.batch_size, toy=s.has_toy_models)
+    return about(s.graph or s.run, chains // s.samples, chains, s.models, s.batch_size, toy=s.has_toy_models)
 
 
 def _head(s: Summary) -> str:
@@ -156,23 +157,13 @@ def _failed(s: Summary, place: str) -> Iterator[Row]:
         alike = s.failed == s.chains and len(s.errors) == 1 and place and s.resumable
         remedy = f"; mend that, then:  pipeline resume {place} --retry-failed" if alike else ""
         yield Row("failed", _percent(s.failed / s.chains), f"{s.failed:,} of {s.chains:,} chains: {causes}; for example: {example}{remedy}")
-    if s.left is not None:
-        yield Row("left", f"{s.left.chains:,}", f"chains, {s.left.begun:,} of them begun: {_rest(s.left)}")
-    elif s.cancelled:
+    if s.cancelled:
         yield Row("cancelled", f"{s.cancelled:,}", "chains" + (", which `pipeline resume` solves" if s.resumable else ""))
     if (retried := sum(engine.retried_calls for engine in s.engines.values())) > 0:
         yield Row("retries", f"{retried:,}", "failed attempts at a call were repeated")
     if crashed := {name: engine.restarts for name, engine in s.engines.items() if engine.restarts}:
         said = ", ".join(f"{name} {'once' if count == 1 else f'{count} times'}" for name, count in crashed.items())
         yield Row("restarts", "", f"engines crashed and were restarted: {said}")
-
-
-def _rest(left: Left) -> str:
-    """What the rest of a run would take."""
-    if left.tokens is None:
-        return "none is over, so that it is not known what they take"
-    time = "" if left.time_s is None else f", {_seconds(left.time_s)}"
-    return f"about {left.tokens:,} tokens{time} more, as the chains so far"
 
 
 def _accuracy(s: Summary) -> Iterator[Row]:
@@ -200,12 +191,8 @@ def _ungraded(s: Summary) -> str:
 
 
 def _empty(s: Summary) -> Iterator[Row]:
-    """That all answers, or all thoughts of a graph that drafts them, have no text."""
-    of = f"{s.done:,} of {s.done:,}"
     if s.done and s.empty_answers == s.done:
-        yield Row("empty", "", f"{of} answers are empty; does the server take the text out, as reasoning or as a call of a tool?")
-    if s.done and s.drafters and s.empty_thoughts == s.done:
-        yield Row("empty", "", f"{of} thoughts are empty; does the model end its turn at once? See `pipeline graph prompt`")
+        yield Row("empty", "", "all answers are empty; does the server take the text out, as reasoning or as a call of a tool?")
 
 
 def _drafting(s: Summary) -> Iterator[Row]:
@@ -218,23 +205,22 @@ def _drafting(s: Summary) -> Iterator[Row]:
     if s.verified_steps:
         rewritten = f"; {s.fallback_steps:,} rewritten by the target" if s.fallback_steps else ""
         yield Row("drafting", _percent(s.acceptance_rate), f"of {s.verified_steps:,} steps accepted{written}{rewritten}")
-        if s.option_mass and s.option_mass.flagged:
-            yield Row("options", "", mass_sentence(s.option_mass))
+        if (s.doubtful_share or 0) > DOUBTFUL:
+            what = f"of the verifications gave over {1 - LOW:.0%} of the probability to something other than a valid option"
+            yield Row("options", _percent(s.doubtful_share), f"{what}: check the judge's prompt (`pipeline graph prompt`)")
 
 
 def _tokens(s: Summary) -> Iterator[Row]:
     if not s.output_tokens or s.kept_tokens is None:
         return
-    speeds = ""
-    if s.kept_tokens_per_s is not None and s.output_tokens_per_s is not None:
-        speeds = f": {plain(s.kept_tokens_per_s)} kept tokens/s, {plain(s.output_tokens_per_s)} generated tokens/s"
+    speeds = f": {plain(s.kept_tokens_per_s)} kept tokens/s" if s.kept_tokens_per_s else ""
     discarded = f"; {_percent(s.wasted_draft_tokens / s.draft_tokens)} of the drafted ones were discarded" if s.draft_tokens else ""
     yield Row("tokens", _percent(s.kept_tokens / s.output_tokens), f"of {s.output_tokens:,} generated were kept{speeds}{discarded}")
 
 
 def _engines(s: Summary) -> Iterator[Row]:
     busy = {role: engine for role, engine in s.engines.items() if engine.calls}
-    if busy and s.span_s:
+    if busy:
         said = ", ".join(f"{role} {_percent(engine.busy_share)}" for role, engine in busy.items())
         yield Row("busy", "", said + (f", on any of {s.replicas} replicas" if s.replicas > 1 else ""))
     for role, engine in busy.items():
@@ -294,9 +280,6 @@ def limit(s: Summary) -> str | None:
         return f"the target rejected all {s.verified_steps:,} drafted steps{toys if s.has_toy_models else ''}"
     if found is not None and not s.has_toy_models and (found.speed_up.high or 1) < 1 and (found.times_as_fast or 1) < 1:
         return "speculation: the target alone is faster here; use it, or a draft that costs less for each accepted token"
-    if len(s.take_turns) > 1 and s.span_s:
-        remedy = "`sharing: mps` in the engines file" if s.answers else "`nvidia-cuda-mps-control -d` before the run"
-        return f"one {'device' if s.answers else 'GPU'}: {' and '.join(s.take_turns)} take turns; CUDA MPS lets both compute ({remedy})"
     if s.pauses:
         return f"the KV cache: it was full, chains paused {s.pauses:,} times; give the engines more memory, or lower --batch-size"
     if not busy or s.replicas > 1:
@@ -322,9 +305,8 @@ def _few_in_flight(s: Summary, most: str) -> str:
 def facts_table(s: Summary) -> Table:
     """Further figures of a run, one row each."""
     rows = (
-        ("wall time", f"{plain(s.wall_time_s)} s ({plain(s.tail_time_s)} s tail: fewer chains in flight than the batch size)"),
+        ("wall time", f"{plain(s.wall_time_s)} s"),
         ("steps", f"{s.steps:,}"),
-        ("overlap", f"{_percent(s.overlap_share)} of the time at least two engines were busy"),
         ("stop reasons", ", ".join(f"{reason} {count}" for reason, count in s.stop_reasons.items())),
         *((kind, f"for example: {message}") for kind, message in s.error_examples.items()),
     )
@@ -336,7 +318,7 @@ def engines_table(s: Summary) -> Table:
     columns = ("engine", "calls", "input tokens", "cached", "output tokens", "generated tokens/s", "busy", "in flight")
     rows = []
     for name, e in s.engines.items():
-        speed = (plain(e.output_tokens_per_s), _percent(e.busy_share), f"{e.mean_in_flight:.1f}")
+        speed = (plain(e.output_tokens / s.wall_time_s if s.wall_time_s else None), _percent(e.busy_share), f"{e.mean_in_flight:.1f}")
         rows.append((name, f"{e.calls:,}", f"{e.input_tokens:,}", _percent(e.cached_share), f"{e.output_tokens:,}", *speed))
     return Table("Engines", columns, tuple(rows))
 

@@ -1,8 +1,5 @@
-"""The steps of a run: their lengths, how many were accepted by step number and by the verifier's value, and how much probability a
-verifier's model gave to the valid options. A run enters, counts leave; a few numbers of each step are held.
-
-An engine is asked for one of a few tokens, and their probabilities are renormalised. Where they had little mass before that, the model
-meant to say something else; SpecReason's released code gives such a step the score 0.
+"""The steps of a run: their lengths, and how many were accepted by step number and by the verifier's value. A run enters, counts leave; a
+few numbers of each step are held.
 """
 
 import math
@@ -49,16 +46,7 @@ FROM steps WHERE verify_kind = $kind AND score_scale = $name AND score_integers 
 AND score_low IS NOT DISTINCT FROM $low::DOUBLE AND score_high IS NOT DISTINCT FROM $high::DOUBLE AND isfinite(score_value)
 """
 LOW = 0.9
-"""Below this mass on the options a verification counts as doubtful."""
-FLAGGED = 0.05
-"""Above this share of doubtful verifications a run is flagged."""
-MASSES = f"""
-SELECT count(*) AS verifications, coalesce(avg(score_mass), 0) AS mean,
-       coalesce(avg((score_mass < {LOW})::INT), 0) AS low_share
-FROM steps WHERE score_mass IS NOT NULL AND len(score_probs) > 0
-"""
-"""Verifications that chose among options: those of functions have no mass."""
-NOT_ONE = "no option had any probability, and every draft was rejected"
+"""Below this probability of all valid options together, before renormalising, a verification is doubtful."""
 BINS = 20
 """Number of bins of a scale, but for whole numbers, which have one each."""
 OUTLIERS = 0.005
@@ -92,20 +80,6 @@ class StepCounts(Struct, frozen=True, kw_only=True):
     """Number of them that were accepted, by step number."""
     scores: dict[str, Scores]
     """Values of verdicts by kind of verifier, or by kind and scale where one kind has several scales."""
-
-
-class OptionMass(Struct, frozen=True):
-    """Probability of all valid options together, before renormalising, over the verifications of a run; 0 to 1."""
-
-    verifications: int
-    mean: float
-    low_share: float
-    """Share of the verifications with a mass below `LOW`."""
-
-    @property
-    def flagged(self) -> bool:
-        """Whether too many are doubtful for the verdicts to be trusted."""
-        return self.low_share > FLAGGED
 
 
 def count_steps(query: Query) -> StepCounts:
@@ -147,15 +121,3 @@ def _scores(query: Query, kind: str, threshold: float | None, **fields: Any) -> 
 def scale_of(step: Mapping[str, Any]) -> Scale:
     """The scale of a step's verdict; `step` is a row of the steps table whose step was verified."""
     return Scale(step["score_scale"], step["score_low"], step["score_high"], step["score_integers"])
-
-
-def option_mass(db: Query) -> OptionMass | None:
-    """The figures of a run's verifications; None without any."""
-    found = db.row(MASSES, OptionMass)
-    return found if found.verifications else None
-
-
-def mass_sentence(found: OptionMass) -> str:
-    """What was found, where it is `flagged`, as one sentence."""
-    what = f"{1 - found.mean:.0%} of the probability is on something other than a valid option" if found.mean else NOT_ONE
-    return f"{what}: check the judge's prompt (`pipeline graph prompt`)"

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from msgspec import Struct, structs
+from msgspec import Struct
 
 from pipeline.analysis.choices import Sample, majority
-from pipeline.analysis.facts import answers, engine_facts, of_engines, replica_count, take_turns
+from pipeline.analysis.facts import answers, engine_facts, of_engines, replica_count
 from pipeline.analysis.figures import NOTHING, Estimate, outcomes, pass_at
-from pipeline.analysis.steps import STEP_SUMS, OptionMass, option_mass
+from pipeline.analysis.steps import LOW, STEP_SUMS
 from pipeline.analysis.time.occupancy import Occupancy, occupancy
 from pipeline.analysis.time.work import RunTimes, read_work
 from pipeline.errors import InputError
@@ -29,7 +29,6 @@ WITH of_chains AS (
            count(*) FILTER (finished) AS done, count(*) FILTER (stop_reason = 'error') AS failed,
            count(*) FILTER (stop_reason = 'cancelled') AS cancelled, count(counted) AS graded, count(*) FILTER (counted) AS correct,
            count(*) FILTER (finished AND coalesce(answer_text, '') !~ '\\S') AS empty_answers,
-           count(*) FILTER (finished AND thought_tokens = 0) AS empty_thoughts,
            coalesce(sum(thought_tokens) FILTER (finished), 0)::BIGINT AS kept_of_thoughts,
            (max(end_unix_ns) - min(start_unix_ns)) / 1e9 AS span_of_chains_s, arg_min(problem_id, input_row) FILTER (finished) AS example
     FROM chains),
@@ -41,7 +40,8 @@ of_steps AS (
            coalesce(sum(steps * tokens), 0)::BIGINT AS thought_tokens,
            coalesce(sum(steps * tokens) FILTER (decision IN ('accepted', 'unverified')), 0)::BIGINT AS drafted_tokens,
            coalesce(sum(steps * tokens) FILTER (list_contains($finishing, stage)), 0)::BIGINT AS finishing_tokens,
-           coalesce(sum(kept_draft_tokens), 0)::BIGINT AS kept_draft_tokens
+           coalesce(sum(kept_draft_tokens), 0)::BIGINT AS kept_draft_tokens,
+           (SELECT avg((score_mass < $low)::INT) FROM steps WHERE len(score_probs) > 0) AS doubtful_share
     FROM step_sums)
 SELECT *, accepted_steps / nullif(verified_steps, 0) AS acceptance_rate, drafted_tokens / nullif(thought_tokens, 0) AS draft_share
 FROM of_chains, of_steps
@@ -85,8 +85,6 @@ class EngineSummary(Struct, frozen=True, kw_only=True):
     cached_share: float | None
     """Share of the prompt tokens that were in the prefix cache, 0 to 1, of the calls whose engine states it; null where none does."""
     output_tokens: int
-    output_tokens_per_s: float | None
-    """`output_tokens` over the wall time."""
     busy_s: float
     """Seconds in which at least one request was in flight."""
     busy_share: float
@@ -133,18 +131,6 @@ class Baseline(Struct, frozen=True, kw_only=True):
     """Reasons other than the graph why the two may differ, as clauses."""
 
 
-class Left(Struct, frozen=True, kw_only=True):
-    """The work left when a run ended before its chains did, and its cost if the rest is like the chains so far. Null: unknown."""
-
-    chains: int
-    begun: int
-    """Those of `chains` that continue from a recorded call."""
-    tokens: int | None = None
-    """Tokens that the engines would sample."""
-    time_s: float | None = None
-    """With the batch size, graph and engines that it had."""
-
-
 class Summary(Struct, frozen=True, kw_only=True):
     """The figures of a run. A rate is null where its denominator is zero or not known."""
 
@@ -155,7 +141,7 @@ class Summary(Struct, frozen=True, kw_only=True):
     error: str | None = None
     """What ended it early, as in `run.json`; null where nothing did, or a person."""
     graph: str = ""
-    """Name of the graph; empty where `run.json` does not say, as the fields up to `take_turns` are."""
+    """Name of the graph; empty where `run.json` does not say, as the fields up to `answers` are."""
     models: dict[str, str] = {}
     """By role, without their folders."""
     has_toy_models: bool = False
@@ -164,8 +150,6 @@ class Summary(Struct, frozen=True, kw_only=True):
     """Roles that draft."""
     planned: int | None = None
     """Chains of the run, those that have not started included."""
-    problems_planned: int | None = None
-    """Problems of the run; null where each has one chain."""
     schedule: str | None = None
     resumable: bool = True
     """Whether the command line can resume it: not where its graph or its engines were given as values in Python."""
@@ -175,8 +159,6 @@ class Summary(Struct, frozen=True, kw_only=True):
     """How far simulated speeds are from measured ones; empty where they are measured."""
     answers: str | None = None
     """`simulated` or `recorded` where models did not give the answers; see `resources.answers`."""
-    take_turns: tuple[str, ...] = ()
-    """Roles of engines that computed on one GPU in turns, because CUDA MPS did not run."""
     example: str | None = None
     """A problem of which a chain gave an answer."""
     baseline: Baseline | None = None
@@ -185,8 +167,6 @@ class Summary(Struct, frozen=True, kw_only=True):
     """As in `run.json`: the most chains in flight at once, on each replica where there are several."""
     pauses: int | None = None
     """Times that a chain had to pause for room in a cache; null where the run does not say."""
-    left: Left | None = None
-    """Null where all chains are over."""
     wall_time_s: float | None
     """As in `run.json`; without one, from the first chain's start until the last one's end."""
     problems: int
@@ -197,8 +177,6 @@ class Summary(Struct, frozen=True, kw_only=True):
     """Chains that neither failed nor were cancelled."""
     empty_answers: int = 0
     """Those of `done` whose answer has no text."""
-    empty_thoughts: int = 0
-    """Those of `done` whose thought has no tokens."""
     failed: int
     cancelled: int
     graded: int
@@ -209,12 +187,13 @@ class Summary(Struct, frozen=True, kw_only=True):
     """Chains whose answer was not compared with the reference to the end, by the reason, most frequent first; some are graded as wrong."""
     accuracy: float | None
     """`correct` over `graded`, 0 to 1; of several samples a problem this is pass@1."""
-    option_mass: OptionMass | None = None
-    """How much of the probability verifications gave to their valid options; null without any that says."""
+    doubtful_share: float | None = None
+    """Share of the verifications that gave less than `steps.LOW` of the probability to their valid options, 0 to 1; null without any that
+    says."""
     accuracy_interval: Interval | None
     """95 % interval of `accuracy`; null below 30 problems."""
     samples: int
-    """The most graded chains of one problem."""
+    """Chains of one problem."""
     pass_at: dict[str, float]
     """pass@k by k, for 1, 2, 4, ... up to `samples`; see `figures.pass_at`."""
     majority_accuracy: float | None
@@ -225,8 +204,6 @@ class Summary(Struct, frozen=True, kw_only=True):
     """Committed steps, guidance included."""
     output_tokens: int
     """Generated tokens: those that all engines sampled, whatever became of them."""
-    output_tokens_per_s: float | None
-    """Sampled tokens of all engines over the wall time."""
     kept_tokens: int | None
     """Tokens of the thoughts and answers of the chains that are done; null where the graph is not known."""
     kept_tokens_per_s: float | None
@@ -248,13 +225,6 @@ class Summary(Struct, frozen=True, kw_only=True):
     """Tokens that were sampled for candidates, also where no step came of them."""
     wasted_draft_tokens: int
     """Those of `draft_tokens` that were not committed."""
-    span_s: float
-    """Seconds from the first call that was sent until the last that ended, without pauses between sessions."""
-    overlap_share: float
-    """Share of `span_s` in which two or more engines were busy, 0 to 1."""
-    tail_time_s: float | None
-    """Seconds at the end of the run in which fewer chains lived than the batch size, or than the most that ever did; null without
-    chains."""
     replicas: int = 1
     """How many solved its problems."""
     engines: dict[str, EngineSummary]
@@ -281,7 +251,7 @@ def summarize_work(work: RunTimes, over_time: Occupancy | None = None) -> Summar
     """The same of a run that is open; `over_time` where that is known already."""
     db, file = work.db, work.run
     db.execute(STEP_SUMS)
-    [sums] = db.arrow(SUMS, finishing=list(file.plan.finishing)).to_pylist()
+    [sums] = db.arrow(SUMS, finishing=list(file.plan.finishing), low=LOW).to_pylist()
     calls, over_time = db.arrow(CALLS).to_pylist(), over_time or occupancy(work, 1)
     wall_s, engines = file.wall_time_s or sums["span_of_chains_s"] or None, [each for each in calls if each["engine"]]
     span_s = (max((each["last"] for each in engines), default=0) - min((each["first"] for each in engines), default=0)) / 1e9
@@ -294,22 +264,16 @@ def summarize_work(work: RunTimes, over_time: Occupancy | None = None) -> Summar
         **_decided(file, sums),
         batch_size=file.options.batch_size,
         pauses=file.totals.pauses,
-        left=_left(file, sums, tokens, wall_s),
         wall_time_s=wall_s,
         problems_per_s=_over(sums["done_problems"], wall_s),
-        **_chain_figures(db),
+        **_chain_figures(db, file.input.samples),
         draft_tokens=drafted,
         wasted_draft_tokens=drafted - sums["kept_draft_tokens"],
-        option_mass=option_mass(db),
         output_tokens=tokens,
-        output_tokens_per_s=_over(tokens, wall_s),
         kept_tokens=kept,
         kept_tokens_per_s=None if kept is None else _over(kept, wall_s),
-        span_s=span_s,
-        overlap_share=_over(over_time.overlap_s, span_s) or 0.0,
-        tail_time_s=over_time.tail_s,
         replicas=replica_count(file),
-        engines={each["engine"]: _engine(each, file, over_time, span_s, wall_s) for each in engines},
+        engines={each["engine"]: _engine(each, file, over_time, span_s) for each in engines},
         stages={each["stage"]: msgspec.convert(each, StageSummary) for each in _in_order(calls, file)},
         error_examples=dict(db.stream(ERROR_EXAMPLES)) if sums["failed"] else {},
     )
@@ -321,21 +285,18 @@ def _decided(run: RunFile, sums: Mapping[str, Any]) -> dict[str, Any]:
     A run that was resumed with a smaller limit has more chains than its input by now.
     """
     facts, plan = engine_facts(run), run.plan
-    planned, problems = max(run.input.chains, sums["chains"]), max(run.input.rows, sums["problems"])
     return {
         "error": run.error,
         "graph": plan.name,
         "models": plan.models,
         "has_toy_models": plan.has_toy_models,
         "drafters": tuple(dict.fromkeys(plan.drafters)),
-        "planned": planned,
-        "problems_planned": None if planned == problems else problems,
+        "planned": max(run.input.chains, sums["chains"]),
         "schedule": run.options.schedule,
         "resumable": not (run.options.served or any(isinstance(spec, OpenSpec) for spec in plan.engines.values())),
         "simulated": run.virtual_time,
         "simulator": of_engines(facts.values()) if run.virtual_time else "",
         "answers": answers(facts.values()),
-        "take_turns": take_turns(run, facts),
     }
 
 
@@ -348,30 +309,16 @@ def _kept(run: RunFile, sums: Mapping[str, Any], calls: Iterable[Mapping[str, An
     return int(sums["kept_of_thoughts"] + ending - sums["finishing_tokens"])
 
 
-def _left(run: RunFile, sums: Mapping[str, Any], tokens: int, wall_s: float | None) -> Left | None:
-    """What is left of a run that sampled that many `tokens`: as much for each chain as so far, where one that has begun counts as half.
-    None where nothing is left, or the run is not known."""
-    over, begun = sums["done"] + sums["failed"], sums["cancelled"]
-    if not run.plan.engines or run.input.chains <= over or run.status == "running":
-        return None
-    left = Left(chains=run.input.chains - over, begun=begun)
-    if not over or not tokens:
-        return left
-    share = run.input.chains / (over + begun / 2) - 1
-    return structs.replace(left, tokens=round(tokens * share), time_s=None if wall_s is None else wall_s * share)
-
-
 def _in_order(calls: Iterable[dict[str, Any]], run: RunFile) -> list[dict[str, Any]]:
     """The stages in the order of the graph; those that are not in it last."""
     places = {node.name: place for place, node in enumerate(run.plan.stages())}
     return sorted((each for each in calls if each["stage"]), key=lambda each: places.get(each["stage"], len(places)))
 
 
-def _engine(sums: dict[str, Any], run: RunFile, over_time: Occupancy, span_s: float, wall_s: float | None) -> EngineSummary:
+def _engine(sums: dict[str, Any], run: RunFile, over_time: Occupancy, span_s: float) -> EngineSummary:
     busy_s, own = over_time.engines[sums["engine"]].total_busy_s, run.engine_statistics.get(sums["engine"])
     speculation = own.speculation if own else None
     figures = {
-        "output_tokens_per_s": _over(sums["output_tokens"], wall_s),
         "busy_s": busy_s,
         "busy_share": _over(busy_s, span_s) or 0.0,
         "mean_in_flight": _over(sums["in_flight_s"], span_s) or 0.0,
@@ -382,9 +329,9 @@ def _engine(sums: dict[str, Any], run: RunFile, over_time: Occupancy, span_s: fl
     return msgspec.convert(sums | figures, EngineSummary)
 
 
-def _chain_figures(db: Query) -> dict[str, Any]:
+def _chain_figures(db: Query, samples: int) -> dict[str, Any]:
     graded, right = db.columns(OUTCOMES).values()
-    accuracy, samples = outcomes(right, graded), int(graded.max(initial=0))
+    accuracy = outcomes(right, graded)
     return {
         "grading_errors": _counts(db, "grading_error"),
         "accuracy": accuracy.value,

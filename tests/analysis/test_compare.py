@@ -106,7 +106,13 @@ def test_a_comparison_is_a_table_sentences_and_json() -> None:
     assert said == "part is 0.50 times as fast as target, accuracy -50.0 points"
     assert "2 of its 2 problems are also the baseline's" in str(flags)
     written = json.loads(as_json(found.as_dict()))
-    assert (written["baseline"], written["runs"][1]["over_baseline"]["speed_up"]["value"]) == ("target", 1.0)
+    assert (written["baselines"], written["runs"][1]["over_baseline"]["speed_up"]["value"]) == ({"data": "target"}, 1.0)
+
+
+def test_an_accuracy_of_answers_that_are_made_up_is_not_printed() -> None:
+    simulated: dict[str, Any] = {"engine_facts": {"target": {"answers": "simulated"}}, "engines": ALONE}
+    runs = [run_of("none", BASE, sums={"right": [0] * 4}, **simulated), run_of("some", BASE, **simulated)]
+    assert [row[4] for row in speeds(compare(runs)).rows] == ["-", "100.0% (too few) of simulated answers"]
 
 
 @pytest.mark.slow

@@ -3,12 +3,11 @@
 import random
 from collections import Counter
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import pytest
 
-from pipeline.analysis.steps import LOW, count_steps, option_mass
+from pipeline.analysis.steps import count_steps
 from pipeline.cli.show import failures
 from pipeline.store.query import Query
 from pipeline.store.rows import ChainRow, StepRow
@@ -60,13 +59,7 @@ def _step(draw: random.Random, chain: str, index: int) -> dict[str, Any]:
     }
     if drafts:
         scale, value = draw.choice([(CHOOSE, draw.random()), (SCORE, float(draw.randint(0, 9)))])
-        probs = draw.choice([(), (0.4, 0.6)])
-        row |= scale | {
-            "score_value": value,
-            "score_probs": probs,
-            "score_mass": draw.choice([None, draw.random() ** 0.1]),
-            "threshold": 7.0,
-        }
+        row |= scale | {"score_value": value, "threshold": 7.0}
     return row
 
 
@@ -127,19 +120,3 @@ def test_lengths_and_verdicts(given: tuple[Path, Rows]) -> None:
         mine = [row for row in verified if row["verify_kind"] == kind]
         accepted = [row for row in mine if row["decision"] == "accepted"]
         assert (int(scores.accepted.sum()), int(scores.rejected.sum()), scores.threshold) == (len(accepted), len(mine) - len(accepted), 7.0)
-
-
-def test_masses(given: tuple[Path, Rows]) -> None:
-    run, rows = given
-    masses = [row["score_mass"] for row in rows["steps"] if row.get("score_mass") is not None and row["score_probs"]]
-    with Query(run) as db:
-        found = option_mass(db)
-    assert (found is None) == (not masses)
-    if found is not None:
-        low = sum(mass < LOW for mass in masses)
-        assert (found.verifications, found.mean, found.low_share) == (
-            len(masses),
-            pytest.approx(fmean(masses)),
-            pytest.approx(low / len(masses)),
-        )
-        assert found.flagged == (low > 0.05 * len(masses))

@@ -13,7 +13,7 @@ from pipeline.errors import InputError
 from pipeline.store.rows import CallRow, ChainRow, StepRow
 from pipeline.store.store import RunStore
 from tests.support.rows import blank
-from tests.support.run_files import write_run_json
+from tests.support.run_files import RUN_JSON, write_run_json
 from tests.support.traces import SCORE
 
 S = 1_000_000_000
@@ -90,7 +90,7 @@ def test_failed_chains_count_as_wrong_and_are_said(tmp_path: Path) -> None:
     store.append("chains", [structs.replace(row, problem_id=f"p{row.input_row}", chain_id=f"p{row.input_row}#0") for row in rows])
     store.close()
     found = summarize(tmp_path)
-    assert (found.empty_answers, found.empty_thoughts) == (1, 1)
+    assert found.empty_answers == 1
     assert (found.graded, found.correct, found.failed, found.pass_at) == (3, 2, 2, {"1": pytest.approx(2 / 3)})
     assert found.accuracy == pytest.approx(2 / 3)
     said = next(row for row in headline(found).rows if row.name == "accuracy")
@@ -98,18 +98,14 @@ def test_failed_chains_count_as_wrong_and_are_said(tmp_path: Path) -> None:
     assert said.text.startswith("2 of 3, too few problems for an interval")
 
 
-def test_probability_on_valid_options_is_summed_and_flagged(tmp_path: Path) -> None:
+def test_verifications_that_prefer_other_tokens_are_counted(tmp_path: Path) -> None:
     store = RunStore(tmp_path)
     masses = [1.0] * 9 + [0.3]
     store.append("steps", [blank(StepRow, decision="fallback", score_mass=mass, score_probs=(1.0,), **SCORE) for mass in masses])
     store.append("chains", [chain(1, 0, 5, "thought_closed")])
     store.close()
     found = summarize(tmp_path)
-    assert found.option_mass is not None
-    assert (found.option_mass.mean, found.option_mass.low_share, found.option_mass.flagged) == (pytest.approx(0.93), 0.1, True)
-    assert next(row.text for row in headline(structs.replace(found, verified_steps=10)).rows if row.name == "options").startswith(
-        "7% of the probability is on something other than a valid option: check"
-    )
+    assert found.doubtful_share == 0.1
 
 
 def engine_summary(*values: Any, **others: Any) -> EngineSummary:
@@ -135,7 +131,6 @@ def test_every_number(folder: Path) -> None:
         chains=3,
         done=2,
         empty_answers=2,
-        empty_thoughts=2,
         failed=1,
         cancelled=0,
         graded=2,
@@ -148,7 +143,6 @@ def test_every_number(folder: Path) -> None:
         problems_per_s=0.2,
         steps=4,
         output_tokens=50,
-        output_tokens_per_s=5.0,
         kept_tokens=0,
         kept_tokens_per_s=0.0,
         verified_steps=3,
@@ -160,12 +154,9 @@ def test_every_number(folder: Path) -> None:
         draft_share=40 / 60,
         draft_tokens=40,
         wasted_draft_tokens=0,
-        span_s=10.0,
-        overlap_share=pytest.approx(0.2),
-        tail_time_s=2.0,
         engines={
-            "draft": engine_summary(1, 100, 0.5, 40, 4.0, 4.0, pytest.approx(0.4), pytest.approx(0.4)),
-            "target": engine_summary(2, 400, 0.875, 10, 1.0, 8.0, pytest.approx(0.8), pytest.approx(0.8)),
+            "draft": engine_summary(1, 100, 0.5, 40, 4.0, pytest.approx(0.4), pytest.approx(0.4)),
+            "target": engine_summary(2, 400, 0.875, 10, 8.0, pytest.approx(0.8), pytest.approx(0.8)),
         },
         stages={
             "draft": StageSummary(1, 0, 100, 40, 4.0, 0.5),
@@ -187,7 +178,7 @@ def test_a_run_without_rows(tmp_path: Path) -> None:
     RunStore(tmp_path).close()
     found = summarize(tmp_path)
     assert (found.chains, found.steps, found.engines, found.stages, found.errors) == (0, 0, {}, {}, {})
-    assert [found.accuracy, found.problems_per_s, found.acceptance_rate, found.draft_share, found.tail_time_s] == [None] * 5
+    assert [found.accuracy, found.problems_per_s, found.acceptance_rate, found.draft_share] == [None] * 4
 
 
 def test_a_run_that_was_cut_short_before_its_first_part(tmp_path: Path) -> None:
@@ -217,7 +208,7 @@ def test_several_samples_of_a_problem(tmp_path: Path) -> None:
         ],
     )
     store.close()
-    found = summarize(tmp_path)
+    found = summarize(write_run_json(tmp_path, sessions=[], input=RUN_JSON["input"] | {"samples": 4}))
     assert (found.samples, found.graded, found.correct, found.accuracy) == (4, 12, 4, pytest.approx(1 / 3))
     assert found.pass_at == {"1": pytest.approx(1 / 3), "2": pytest.approx((1 + 0.5 + 0) / 3), "4": pytest.approx(2 / 3)}
     assert found.majority_accuracy == pytest.approx(1 / 3)

@@ -109,8 +109,6 @@ def test_the_time_between_sessions_is_in_no_figure(wholes: dict[str, Path], tmp_
     assert len(sessions) == 4
     assert all(since + 1000 * 10**9 < until for since, until in result.run.pauses)
     assert summary.wall_time_s == pytest.approx(sum(session.wall_time_s or 0 for session in sessions))
-    assert summary.span_s <= summary.wall_time_s  # type: ignore[operator]
-    assert summary.tail_time_s <= summary.wall_time_s  # type: ignore[operator]
     for chain in rows(result.folder, "chains"):
         assert chain["chain_time_s"] <= summary.wall_time_s + 1e-6  # type: ignore[operator]
     with Query(result.folder) as db:
@@ -126,7 +124,7 @@ def test_a_clock_that_was_set_back_turns_no_time_around(wholes: dict[str, Path],
     result = run(resume_options(tmp_path / "run"))
     assert result.run.sessions[1].started_unix_ns > tomorrow
     assert all(row["chain_time_s"] >= 0 for row in rows(result.folder, "chains"))
-    assert summarize(result.folder).span_s >= 0
+    assert (summarize(result.folder).wall_time_s or 0) > 0
     assert said(result) == said(wholes["target"])
 
 
@@ -179,7 +177,7 @@ class Signals(MemoryRows):
 
 
 @pytest.mark.parametrize("count", [1, 2], ids=["drained", "aborted"])
-def test_a_run_that_is_interrupted_says_what_is_left_and_goes_on(recorded: Recorded, tmp_path: Path, count: int) -> None:
+def test_a_run_that_is_interrupted_goes_on(recorded: Recorded, tmp_path: Path, count: int) -> None:
     whole = recorded(samples=2)
     options = options_of(tmp_path, batch_size=4, samples=2, settings=("engines.*.text.steps_mean=3",))
     with restored_handlers():
@@ -187,10 +185,7 @@ def test_a_run_that_is_interrupted_says_what_is_left_and_goes_on(recorded: Recor
     assert (result.exit_code, result.run.status) == (130, "interrupted")
     assert 4 < result.done < 24
     found = summarize(result.folder)
-    assert found.left is not None
-    assert (found.left.chains, found.left.begun) == (24 - result.done, found.cancelled)
-    total = sum(row["output_tokens"] for row in rows(whole, "calls"))
-    assert (found.left.tokens or 0) + found.output_tokens == pytest.approx(total, rel=0.3)
+    assert (found.planned, found.done, found.samples) == (24, result.done, 2)
     result = run(resume_options(tmp_path / "run"))
     assert (result.exit_code, said(result)) == (0, said(whole))
 

@@ -72,7 +72,6 @@ def test_busy_and_idle_are_shares_of_each_slice() -> None:
         overlap=np.array([0.25, 0.0]),
         overlap_s=0.25,
         overlap_share=0.125,
-        tail_s=0.0,
     )
     in_flight = [[list(mark.y) for mark in panel.marks] for panel in charts.requests(found).panels]
     assert in_flight == [[[3, 0], [4, 0]], [[3, 0], [4, 0]], [[4, 4, 1, 1]]]

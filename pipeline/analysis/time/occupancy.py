@@ -21,7 +21,7 @@ import numpy as np
 from msgspec import Struct
 
 from pipeline.analysis.facts import EngineFacts, devices_of, engine_facts, replica_count
-from pipeline.analysis.time.work import OPEN, Array, Lives, RunTimes
+from pipeline.analysis.time.work import Array, Lives, RunTimes
 
 BINS = 600
 CAUSES = ("nothing_admitted", "recovery", "barrier", "orchestration", "tail", "other_engine")
@@ -89,9 +89,6 @@ class Occupancy(Struct, frozen=True, kw_only=True):
     """Sum of `overlap` over all bins."""
     overlap_share: float
     """`overlap_s` over `span_s`, 0 to 1."""
-    tail_s: float | None
-    """Seconds from the last moment at which as many chains lived as the batch size, or as ever did, until the last one ended; null where
-    no chain is over."""
 
 
 def occupancy(work: RunTimes, bins: int = BINS) -> Occupancy:
@@ -126,7 +123,6 @@ def occupancy(work: RunTimes, bins: int = BINS) -> Occupancy:
         overlap=sums.overlap / 1e9,
         overlap_s=overlap_s,
         overlap_share=overlap_s / span_s if span_s else 0.0,
-        tail_s=max(0, int(lives.end.max()) - sums.full_until) / 1e9 if (lives.status != OPEN).any() else None,
     )
 
 

@@ -33,7 +33,7 @@ class IdleRules(NamedTuple):
 
 
 class IdleSums(NamedTuple):
-    """Nanoseconds in each bin, and an instant."""
+    """Nanoseconds in each bin."""
 
     open: Array
     """Added up over chains or calls, by row: chains that live (row 0); then by engine calls in flight, and calls that wait."""
@@ -41,8 +41,6 @@ class IdleSums(NamedTuple):
     """In which two or more engines are busy."""
     spent: Array
     """By engine and after them by device, by what their time is spent on, and by bin."""
-    full_until: int
-    """The last instant until which as many chains lived as may at once."""
 
 
 def occupancy_sums(rules: IdleRules, chains: Lives, calls: Calls) -> IdleSums:
@@ -77,14 +75,14 @@ def compiled(function: F) -> F:
 @compiled
 def _walk(
     rules: IdleRules, streams: tuple[Array, ...], orders: tuple[Array, ...], engine: Array, again: Array, comes_to: Array
-) -> tuple[Array, Array, Array, int]:
+) -> tuple[Array, Array, Array]:
     """The fields of `IdleSums`. `streams` are the instants at which time is divided, chains start and end, calls are ready, sent and
     ended, and chains begin and cease to come to an engine; `orders` sort each of them."""
     engines, bins = rules.engines, len(rules.edges) - 1
     live, counts, causes = 0, np.zeros((4, engines), np.int64), np.zeros(engines, np.int64)
     open_ns, overlap = np.zeros((1 + 2 * engines, bins), np.int64), np.zeros(bins, np.int64)
     spent = np.zeros((engines + len(rules.devices), 7, bins), np.int64)
-    place, now, full_until, passed = 0, rules.edges[0], rules.edges[0], np.zeros(len(streams), np.int64)
+    place, now, passed = 0, rules.edges[0], np.zeros(len(streams), np.int64)
     while passed[CUT] < len(streams[CUT]):
         stream, at = CUT, streams[CUT][orders[CUT][passed[CUT]]]
         for other in range(1, len(streams)):
@@ -94,7 +92,7 @@ def _walk(
             while now >= rules.edges[place + 1]:
                 place += 1
             _add(rules, now, at - now, live, counts, causes, open_ns[:, place], overlap[place : place + 1], spent[:, :, place])
-            now, full_until = at, at if live >= rules.full else full_until
+            now = at
         row = orders[stream][passed[stream]]
         passed[stream] += 1
         if stream == START:
@@ -112,7 +110,7 @@ def _walk(
             counts[IN_FLIGHT, engine[row]] -= 1
         elif stream != CUT:
             counts[COMING, comes_to[row]] += 1 if stream == COMES else -1
-    return open_ns, overlap, spent, full_until
+    return open_ns, overlap, spent
 
 
 @compiled
