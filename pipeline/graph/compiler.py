@@ -3,8 +3,7 @@
 A loop with `speculate: never` becomes what the target writes without speculation. The role of its `generate` stage, the fallback, is the
 target. The `response` is the request that `target.yaml` makes, by the same name, so that it has the same id and seed.
 
-Where an `until` asks for the answer before the thought is over, its loop gets the stage `trial`, which asks it. A response with such an
-`until` becomes a loop, whose rounds write pieces of it.
+Where the `until` of a loop asks for the answer before the thought is over, the loop gets the stage `trial`, which asks it.
 """
 
 from collections.abc import Iterator
@@ -16,23 +15,21 @@ from msgspec import structs
 
 from pipeline.graph.plan import Block, Condition, LoopNode, Plan, StageNode
 from pipeline.graph.rules import RESPONSE, TRIAL, Stages, with_keys
-from pipeline.graph.spec import EndSpec, GraphSpec, RepeatSpec, Speculate, StageSpec, TrialSpec, UntilSpec, waits_for
+from pipeline.graph.spec import GraphSpec, RepeatSpec, Speculate, StageSpec, TrialSpec, waits_for
 
 
 def compile_graph(graph: GraphSpec) -> Plan:
     """The plan of `graph`, in which `rules` find no flaw."""
     speculate = _speculation(graph.stages)
-    block = _alone(graph.stages) if speculate == "never" else _block(graph.stages, count())
-    if trial := _trial(graph.stages, sum(1 for _ in block.stages())):
-        block = structs.replace(block, levels=tuple(tuple(_tried(node, trial) for node in level) for level in block.levels))
+    block = _alone(graph.stages) if speculate == "never" else _block(graph.stages, count(), _trial(graph.stages))
     specs = [spec for _, spec in with_keys(graph.stages)] if speculate != "never" else [node.spec for node in block.stages()]
     roles = dict.fromkeys(spec.role for spec in specs if spec.role is not None)
     return Plan(graph=graph, block=block, engines={role: graph.engines[role] for role in roles}, speculate=speculate)
 
 
-def _block(stages: Stages, ranks: Iterator[int]) -> Block:
-    """The stages of a graph or of a `repeat`, in levels; each stage takes its rank from `ranks`."""
-    levels = [tuple(_node(name, stages[name], ranks) for name in names) for names in _levels(stages)]
+def _block(stages: Stages, ranks: Iterator[int], trial: TrialSpec | None = None) -> Block:
+    """The stages of a graph or of a `repeat`, in levels; each stage takes its rank from `ranks`. `trial`: that of loops which need one."""
+    levels = [tuple(_node(name, stages[name], ranks, trial) for name in names) for names in _levels(stages)]
     nodes = (node for level in levels for node in level if isinstance(node, StageNode))
     first = next(((node, steps) for node in nodes if (steps := getattr(node.spec, "first_steps", 0))), (None, 0))
     return Block(tuple(levels), *first)
@@ -47,36 +44,20 @@ def _levels(stages: Stages) -> Iterator[list[str]]:
         sorter.done(*ready)
 
 
-def _node(name: str, spec: StageSpec, ranks: Iterator[int]) -> StageNode | LoopNode:
+def _node(name: str, spec: StageSpec, ranks: Iterator[int], trial: TrialSpec | None = None) -> StageNode | LoopNode:
     condition = Condition(*spec.when.split(".")) if spec.when else None
     if isinstance(spec, RepeatSpec):
-        return LoopNode(name, spec.until, _block(spec.stages, ranks), condition)
-    if getattr(spec, "until", None) is not None and spec.early_end is None:
-        spec = structs.replace(spec, until=None)  # nothing is asked before the end: as if nothing were said
+        body = _block(spec.stages, ranks)
+        asks = StageNode(TRIAL, trial, None, next(ranks)) if trial and spec.until.tries else None
+        return LoopNode(name, spec.until, body, condition, asks)
     return StageNode(name, spec, condition, next(ranks))
 
 
-def _trial(stages: Stages, rank: int) -> StageNode | None:
-    """The stage that asks for the answer before the thought is over, as the first that answers would be asked; None where no `until` needs
-    it."""
-    ends = [until for spec in stages.values() if (until := spec.early_end) is not None]
-    if not ends:
-        return None
-    answer: Any = next(spec for spec in stages.values() if spec.answers and spec.when is None)
-    confidence = any(until.answer_confident is not None for until in ends)
-    spec = TrialSpec(engine=answer.engine, confidence=confidence, adapter=answer.adapter)
-    return StageNode(TRIAL, spec, None, rank)
-
-
-def _tried(node: StageNode | LoopNode, trial: StageNode) -> StageNode | LoopNode:
-    """`node` with the `trial` where its `until` needs one; a response then is a loop, a piece of it a round."""
-    if isinstance(node, LoopNode):
-        return structs.replace(node, trial=trial) if node.until.tries else node
-    if (end := node.spec.early_end) is None:
-        return node
-    limits: dict[str, Any] = {"thought_closed": True, "token_budget": getattr(node.spec, "max_tokens", None)}
-    until = UntilSpec(answer_confident=end.answer_confident, answer_stable=end.answer_stable, **limits)
-    return LoopNode(node.name, until, Block(((structs.replace(node, condition=None),),)), node.condition, trial=trial)
+def _trial(stages: Stages) -> TrialSpec | None:
+    """The stage that asks for the answer before the thought is over, as the first that answers would be asked; None where none answers."""
+    answer: Any = next((spec for spec in stages.values() if spec.answers and spec.when is None), None)
+    confidence = any(spec.until.answer_confident is not None for spec in stages.values() if isinstance(spec, RepeatSpec))
+    return answer and TrialSpec(engine=answer.engine, confidence=confidence, adapter=answer.adapter)
 
 
 def _speculation(stages: Stages) -> Speculate | None:
@@ -91,8 +72,6 @@ def _alone(stages: Stages) -> Block:
     name, answer = next((name, spec) for name, spec in stages.items() if spec.answers)
     said = getattr(answer, "max_tokens", None) if getattr(answer, "budget", None) == "thought" else None
     fallback: Any = next(spec for spec in loop.stages.values() if spec.kind == "generate")
-    until = loop.until
-    end = EndSpec(answer_confident=until.answer_confident, answer_stable=until.answer_stable, every=until.every * fallback.max_tokens)
-    fields = {"after": (), "when": None, "first_steps": 0, "unit": "response", "max_tokens": until.token_budget, "answer_tokens": said}
-    response = structs.replace(fallback, **fields, until=end if until.tries else None)
+    fields = {"after": (), "when": None, "first_steps": 0, "unit": "response", "max_tokens": loop.until.token_budget, "answer_tokens": said}
+    response = structs.replace(fallback, **fields)
     return Block(((StageNode(RESPONSE, response, None, 0),), (_node(name, structs.replace(answer, after=RESPONSE), count(1)),)))

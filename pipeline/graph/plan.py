@@ -50,10 +50,8 @@ class LoopNode(Struct, frozen=True):
 
     @property
     def pace(self) -> str:
-        """The interval of trial answers in words: in tokens of a response that is written in pieces, else in steps."""
-        pieces = [end.every for node in self.body.stages() if (end := node.spec.early_end) is not None]
-        every, unit = (pieces[0], "token") if pieces else (self.until.every, "step")
-        return f"every {unit}" if every == 1 else f"every {every:,} {unit}s"
+        """The interval of trial answers in words."""
+        return "every step" if self.until.every == 1 else f"every {self.until.every:,} steps"
 
 
 class Block(Struct, frozen=True):

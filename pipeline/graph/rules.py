@@ -10,10 +10,10 @@ from itertools import combinations
 
 from pipeline.errors import GraphError, did_you_mean
 from pipeline.graph.plan import READINGS, VERDICTS, Plan
-from pipeline.graph.spec import CallSpec, EndSpec, EngineSpec, RepeatSpec, StageSpec, UntilSpec, waits_for
+from pipeline.graph.spec import CallSpec, EngineSpec, RepeatSpec, StageSpec, UntilSpec, waits_for
 
 Stages = Mapping[str, StageSpec]
-CONDITIONS = sorted(set(UntilSpec.__struct_fields__) - {"every"}, key=[*UntilSpec.__annotations__, *EndSpec.__annotations__].index)
+CONDITIONS = tuple(name for name in UntilSpec.__struct_fields__ if name != "every")
 """The stop conditions of a loop."""
 Flaw = tuple[tuple[str, ...], str]
 """The path of what is wrong, and a clause."""
@@ -159,8 +159,8 @@ def _dead_end(condition: str | None, body: Stages) -> str | None:
 
 
 def _end_flaws(stages: Stages) -> Iterator[Flaw]:
-    """What is wrong with stages that may end early."""
-    for name in [name for name, spec in stages.items() if spec.early_end is not None]:
+    """What is wrong with loops that may end early."""
+    for name in [name for name, spec in stages.items() if isinstance(spec, RepeatSpec) and spec.until.tries]:
         if not any(each.answers and each.when is None for each in stages.values()):
             yield (name, "until"), "asks for the answer before the thought is over, of the engine of the `answer` stage; add one after it"
         if any(keys[-1] == TRIAL for keys, _ in with_keys(stages)):
@@ -194,6 +194,9 @@ def _speculation_flaws(stages: Stages) -> Iterator[Flaw]:
             yield (name, "speculate"), f"`never` is only for graphs of the form {form}, without a stage named `{RESPONSE}`"
         if loop.until.token_budget is None:
             yield (name, "until"), "`speculate: never` needs a `token_budget`, the maximum number of tokens of the target's response"
+        if loop.until.tries:
+            what = "`speculate: never` writes one response, which cannot end early; drop `answer_confident` and `answer_stable`"
+            yield (name, "until"), what
 
 
 def unmet_needs(plan: Plan, cannot: Mapping[str, Collection[str]]) -> dict[tuple[str, str], GraphError]:

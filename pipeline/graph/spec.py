@@ -104,12 +104,6 @@ class StageSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, t
         """Whether a chain ends with it."""
         return self.answers
 
-    @property
-    def early_end(self) -> "EndSpec | None":
-        """Its `until`, where that asks for the answer before the thought is over."""
-        until = getattr(self, "until", None)
-        return until if isinstance(until, EndSpec) and until.tries else None
-
     def flaws(self, before: Mapping[str, "StageSpec"], *, inside_repeat: bool) -> Iterator[tuple[str, str]]:
         """Everything that is wrong with the stage in its graph beyond types and bounds, each as a field and one clause.
 
@@ -179,28 +173,13 @@ class SamplingSpec(CallSpec, frozen=True, kw_only=True):
         return unusual | ({"seeds": True} if self.temperature else {})
 
 
-class EndSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """When a thought ends early, because its answer stands: the engine of the `answer` stage is asked for it now and then
-    (`prompts.trial`), in at most 20 tokens, which are not kept."""
+class UntilSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The stop conditions of a `repeat`: the first that holds ends it. So does the end of the context.
 
-    answer_confident: Annotated[float, Meta(gt=0.0, le=1.0)] | None = None
-    """Stop when the geometric mean of the probabilities of that answer's tokens is at least this (DEER); null: off."""
-    answer_stable: Annotated[int, Meta(ge=2, le=1000)] | None = None
-    """Stop when the same answer was given this many times in a row (Dynasor); null: off."""
-    every: Count = 64
-    """The interval of these trial answers, in tokens of the response."""
+    For `answer_confident` and `answer_stable` the engine of the `answer` stage is asked for a trial answer now and then
+    (`prompts.trial`), in at most 20 tokens, which are not kept.
+    """
 
-    @property
-    def tries(self) -> bool:
-        """Whether the answer is asked for before the end."""
-        return self.answer_confident is not None or self.answer_stable is not None
-
-
-class UntilSpec(EndSpec, frozen=True, kw_only=True):
-    """The stop conditions of a `repeat`: the first that holds ends it. So does the end of the context."""
-
-    every: Count = 1
-    """The interval of the trial answers of `answer_confident` and `answer_stable`, in steps."""
     thought_closed: bool = False
     """Stop when the last step has closed the thought."""
     answer_boxed: bool = False
@@ -211,6 +190,17 @@ class UntilSpec(EndSpec, frozen=True, kw_only=True):
     """Stop after this many steps, not counting guidance."""
     token_budget: Tokens | None = None
     """Stop after this many tokens of the thought."""
+    answer_confident: Annotated[float, Meta(gt=0.0, le=1.0)] | None = None
+    """Stop when the geometric mean of the probabilities of the trial answer's tokens is at least this (DEER); null: off."""
+    answer_stable: Annotated[int, Meta(ge=2, le=1000)] | None = None
+    """Stop when the same trial answer was given this many times in a row (Dynasor); null: off."""
+    every: Count = 1
+    """The interval of trial answers in steps."""
+
+    @property
+    def tries(self) -> bool:
+        """Whether the answer is asked for before the end."""
+        return self.answer_confident is not None or self.answer_stable is not None
 
 
 class RepeatSpec(StageSpec, frozen=True, kw_only=True, tag="repeat"):

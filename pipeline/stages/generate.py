@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal
 from msgspec import Meta
 
 from pipeline.engine import Candidate, Completion, Request
-from pipeline.graph.spec import EndSpec, Purpose, SamplingSpec, StageSpec, Tokens
+from pipeline.graph.spec import Purpose, SamplingSpec, StageSpec, Tokens
 from pipeline.reasoning.chain import Chain, Outcome, Span
 from pipeline.stages.base import EngineStage, StageKind
 
@@ -21,8 +21,6 @@ class GenerateSpec(SamplingSpec, frozen=True, kw_only=True, tag="generate"):
     """Maximum number of tokens. 0, only with `unit: tokens`: the stage is skipped (SpecCoT 4.3: no guidance)."""
     answer_tokens: Tokens | None = None
     """With `unit: response`: maximum number of tokens of the answer; the rest is cut off. Null: no limit."""
-    until: EndSpec | None = None
-    """With `unit: response`: when it ends early; it is then written in pieces, a request each. Null: in one request."""
     first_steps: Annotated[int, Meta(ge=0, le=1_000_000)] = 0
     """In a `repeat`: this stage writes the first n steps without drafts (SpecReason 4.1)."""
 
@@ -45,8 +43,6 @@ class GenerateSpec(SamplingSpec, frozen=True, kw_only=True, tag="generate"):
     def flaws(self, before: Mapping[str, StageSpec], *, inside_repeat: bool) -> Iterator[tuple[str, str]]:
         if not self.max_tokens and (self.unit != "tokens" or inside_repeat):
             yield "max_tokens", "expected at least 1, got 0; only `unit: tokens` outside a `repeat` can be switched off with 0"
-        if self.until is not None and self.until.tries and (self.unit != "response" or inside_repeat):
-            yield "until", "ends only a whole response early; set it with `unit: response`, or under `until` of the `repeat`"
         if self.first_steps and not inside_repeat:
             yield "first_steps", "only a stage inside a `repeat` can write the first steps"
 
@@ -62,9 +58,8 @@ class GenerateStage(EngineStage):
             return []
         stop = self.step_stop if spec.unit == "step" else ()
         stop_ids = () if spec.unit == "response" else self.close_ids
-        most = min(spec.max_tokens, spec.until.every) if spec.until is not None and spec.until.tries else spec.max_tokens
-        prompt = chain.contexts[self.role]
-        return [self.request(chain, prompt, chain.room(most, self.role), stop=stop, stop_ids=stop_ids, **self.sampled(chain))]
+        most = chain.room(spec.max_tokens, self.role)
+        return [self.request(chain, chain.contexts[self.role], most, stop=stop, stop_ids=stop_ids, **self.sampled(chain))]
 
     def apply(self, chain: Chain, completions: Sequence[Completion]) -> Outcome:
         if not completions:

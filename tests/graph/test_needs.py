@@ -38,7 +38,7 @@ STEPS, THOUGHTS = {"continues", "seeds"}, {"seeds"}
         ("scot", ("top_p=1.0", "min_probability=0.5"), {"draft": THOUGHTS, "target": THOUGHTS | {"options", "probabilities"}}),
         ("gated", (), {"draft": STEPS | {"logprobs"}, "target": STEPS | {"options"}}),
         ("self-consistency", (), {"draft": THOUGHTS, "target": THOUGHTS}),
-        ("target", ("answer_confident=0.95",), {"target": STEPS | {"logprobs"}}),
+        ("target-steps", ("answer_confident=0.95",), {"target": STEPS | {"logprobs"}}),
     ],
     ids=lambda each: each if isinstance(each, str) else "-".join(each) if isinstance(each, tuple) else "",
 )

@@ -35,19 +35,12 @@ def test_never_is_the_plan_of_the_target_alone(name: str) -> None:
     assert (never.block, never.engines, never.speculate) == (target.block, target.engines, "never")
 
 
-def test_the_answer_is_asked_for_after_as_many_tokens_as_two_steps_have() -> None:
-    found = plan("specreason", "speculate=never", "answer_stable=2", "every=2")
-    pieces = [getattr(node.spec, "until", None) for node in found.stages() if node.name == "response"]
-    assert [end.every for end in pieces if end is not None] == [512]
-    assert [loop.until.every for loop in found.loops] == [1], "each round writes a piece"
-
-
 def test_the_target_writes_on_as_its_fallback_does() -> None:
     loop = {"kind": "repeat", "speculate": "never", "until": {"token_budget": 500}, "stages": parse(STEPS)}
     stages = {"reason": loop, "answer": {"kind": "answer", "engine": "target", "after": "reason"}}
     [response, answer] = load_graph({"name": "mine", "stages": stages}, engines=SIM).stages()
     same = {"kind": "generate", "engine": "target", "temperature": 0.1, "top_p": 1.0, "after": (), "when": None, "first_steps": 0}
-    same |= {"adapter": None, "top_k": 0, "min_p": 0.0, "until": None}
+    same |= {"adapter": None, "top_k": 0, "min_p": 0.0}
     assert msgspec.to_builtins(response.spec) == {**same, "unit": "response", "max_tokens": 500, "answer_tokens": 1024}
     assert (response.rank, answer.rank, answer.spec.after) == (0, 1, "response")
 

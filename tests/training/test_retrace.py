@@ -44,7 +44,7 @@ def test_three_models_in_turn(tmp_path: Path) -> None:
     check_as_recorded(solve_with(engines, tmp_path / "run", graph=ROOT / "graphs/rsd.yaml", limit=4), 4)
 
 
-@pytest.mark.parametrize("graph", ["specreason", "target"])
+@pytest.mark.parametrize("graph", ["specreason", "target-steps"])
 def test_thoughts_that_ended_early(graph: str, tmp_path: Path) -> None:
     check_as_recorded(solve(tmp_path, graph=graph, input=write_problems(tmp_path, 6), settings=("answer_confident=0.95",)), 6)
 
