@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import pyarrow.parquet as pq
 import pytest
 
 from pipeline.export.answers import Answers, _common, _kind
@@ -12,7 +11,7 @@ from pipeline.store.rows import ChainRow, StepRow
 from pipeline.store.store import RunStore, read_batches
 from tests.support.killed import cut
 from tests.support.rows import blank
-from tests.support.runs import solve, write_problems
+from tests.support.runs import rows, solve, write_problems
 
 pytestmark = pytest.mark.slow  # whole runs
 
@@ -23,22 +22,16 @@ def answer_rows(folder: Path) -> list[dict[str, Any]]:
     return list(Answers(folder).rows())
 
 
-def chains(folder: Path) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = pq.read_table(folder / "chains").to_pylist()
-    return found
-
-
 def test_a_row_for_each_problem_in_the_order_of_the_input(tmp_path: Path) -> None:
     folder = solve(tmp_path, input=write_problems(tmp_path, 12, BAD)).folder
-    rows = answer_rows(folder)
-    assert [row["problem_id"] for row in rows] == [f"p{i}" for i in range(12)] + ["(row 13)"]
-    assert [row["problem"] for row in rows[:2]] == ["Problem number 0?", "Problem number 1?"]
-    by_problem = {chain["problem_id"]: chain for chain in chains(folder)}
-    for row in rows[:12]:
-        chain = by_problem[row["problem_id"]]
+    *answered, bad = answer_rows(folder)
+    chains = {chain["problem_id"]: chain for chain in rows(folder, "chains")}
+    assert [(row["problem_id"], row["problem"]) for row in answered] == [(f"p{i}", f"Problem number {i}?") for i in range(12)]
+    for row in answered:
+        chain = chains[row["problem_id"]]
         assert (row["answer"], row["correct"], row["status"], row["error"]) == (chain["answer"], chain["correct"], "done", None)
-    assert (rows[12]["status"], rows[12]["answer"], rows[12]["level"]) == ("failed", None, "hard")
-    assert rows[12]["error"].startswith("BadRow: ")
+    assert (bad["problem_id"], bad["status"], bad["answer"], bad["level"]) == ("(row 13)", "failed", None, "hard")
+    assert bad["error"].startswith("BadRow: ")
 
 
 def test_columns_that_are_called_like_ours_are_renamed(tmp_path: Path) -> None:
@@ -46,16 +39,10 @@ def test_columns_that_are_called_like_ours_are_renamed(tmp_path: Path) -> None:
     problems.write_bytes(msgspec.json.encode({"question": "1+1?", "answer": "x", "status": "old", "gold": "2", "level": 5}) + b"\n")
     folder = solve(tmp_path, input=problems, columns={"problem": "question", "answer": "gold"}).folder
     [row] = answer_rows(folder)
-    assert row["problem"] == "1+1?"
-    assert row["reference_answer"] == "2"
-    assert {name: row[name] for name in ("input_answer", "input_status", "gold", "level")} == {
-        "input_answer": "x",
-        "input_status": "old",
-        "gold": "2",
-        "level": 5,
-    }
+    own = {"input_answer": "x", "input_status": "old", "gold": "2", "level": 5}
+    assert (row["problem"], row["reference_answer"], {name: row[name] for name in own}) == ("1+1?", "2", own)
+    assert list(Answers(folder, thoughts=True).columns()) == [*list(row)[:7], *own, "thought"]
     assert "question" not in row
-    assert list(Answers(folder, thoughts=True).columns()) == [*list(row)[:7], "input_answer", "input_status", "gold", "level", "thought"]
 
 
 def test_a_column_has_the_type_that_its_values_have_in_common() -> None:
@@ -89,14 +76,14 @@ def test_the_answer_with_most_votes_is_the_answer_and_has_its_thought(tmp_path: 
             store.append("chains", [blank(ChainRow, chain_id=name, **place, **said)])
             store.append("steps", [blank(StepRow, chain_id=name, step_text=f"thought {i}")])
     store.close()
-    rows = Answers(folder, thoughts=True).rows()
-    assert [(row["answer"], row["correct"], int(row["thought"][-1]), row["votes"]) for row in rows] == [*expected.values()]
+    found = Answers(folder, thoughts=True).rows()
+    assert [(row["answer"], row["correct"], int(row["thought"][-1]), row["votes"]) for row in found] == [*expected.values()]
 
 
 def test_of_a_run_that_is_not_finished(tmp_path: Path) -> None:
     whole = solve(tmp_path).folder
     cut(whole, part := tmp_path / "part", 0.5)
-    over = {name for batch in read_batches(part, "chains", ["problem_id"]) for name in batch.column("problem_id").to_pylist()}
+    over = {row["problem_id"] for batch in read_batches(part, "chains", ["problem_id"]) for row in batch.to_pylist()}
     states = {row["problem_id"]: row["status"] for row in answer_rows(part)}
     assert {name for name, state in states.items() if state == "done"} == over
     assert set(states.values()) == {"done", "unfinished"}

@@ -10,12 +10,10 @@ import pytest
 from msgspec import structs
 
 from pipeline.export.openai_batch import errors_file, write_batch_files
-from pipeline.options import RunOptions
 from pipeline.run.loop import Stop
 from pipeline.run.run import SessionResult, run
-from tests.support.paths import ROOT, SIM
 from tests.support.requests import REFUSED, request, write_batch
-from tests.support.runs import rows, solve_short
+from tests.support.runs import options_of, rows, solve_short
 
 SYSTEM, ONE, TWO = ({"role": "system", "content": "Be brief."}, {"role": "user", "content": "1+1?"}, {"role": "assistant", "content": "2"})
 LINES = [
@@ -29,13 +27,17 @@ LINES = [
 ]
 
 
+Lines = tuple[list[dict[str, Any]], list[dict[str, Any]]]
+"""Of the answers and of the errors."""
+
+
 @pytest.fixture(scope="module")
 def solved(tmp_path_factory: pytest.TempPathFactory) -> SessionResult:
     folder = tmp_path_factory.mktemp("batch")
     return solve_short(folder, input=write_batch(folder / "batch.jsonl", LINES), fail_on_error=1.0)
 
 
-def exported(folder: Path, output: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def exported(folder: Path, output: Path) -> Lines:
     counts = write_batch_files(folder, output)
     unpack = gzip.decompress if output.suffix == ".gz" else bytes
     answered, errors = ([json.loads(line) for line in unpack(file.read_bytes()).splitlines()] for file in (output, errors_file(output)))
@@ -43,38 +45,38 @@ def exported(folder: Path, output: Path) -> tuple[list[dict[str, Any]], list[dic
     return answered, errors
 
 
-def test_every_line_is_answered_or_told_why_not(solved: SessionResult, tmp_path: Path) -> None:
-    assert (solved.exit_code, solved.done, solved.failed) == (0, 7, len(REFUSED))
+@pytest.fixture(scope="module")
+def lines(solved: SessionResult, tmp_path_factory: pytest.TempPathFactory) -> Lines:
     assert solved.folder is not None
-    answered, errors = exported(solved.folder, tmp_path / "out.jsonl")
+    return exported(solved.folder, tmp_path_factory.mktemp("exported") / "out.jsonl")
+
+
+def test_every_line_is_answered_or_told_why_not(solved: SessionResult, lines: Lines) -> None:
+    assert (solved.exit_code, solved.done, solved.failed) == (0, 7, len(REFUSED))
+    answered, errors = lines
     assert [each["custom_id"] for each in answered] == ["first", "chat", "short", "same", "again", "stop"]
-    told = [(each["custom_id"], each["response"]["body"]["error"]["param"], each["response"]["body"]["error"]["code"]) for each in errors]
-    assert told == [(name, param, code) for _, name, param, code in REFUSED]
-    assert {(each["response"]["status_code"], each["response"]["body"]["error"]["type"], each["error"]) for each in errors} == {
-        (400, "invalid_request_error", None)
-    }
+    for line, (_, name, param, code) in zip(errors, REFUSED, strict=True):
+        error = line["response"]["body"]["error"]
+        assert (line["custom_id"], error["param"], error["code"], error["type"]) == (name, param, code, "invalid_request_error")
+        assert (line["response"]["status_code"], line["error"]) == (400, None)
     assert len({each["id"] for each in (*answered, *errors)}) == len(LINES)
 
 
-def test_a_line_decides_about_its_own_chains_alone(solved: SessionResult, tmp_path: Path) -> None:
-    assert solved.folder is not None
-    bodies = {each["custom_id"]: each["response"]["body"] for each in exported(solved.folder, tmp_path / "out.jsonl")[0]}
+def test_a_line_decides_about_its_own_chains_alone(solved: SessionResult, lines: Lines) -> None:
+    bodies = {each["custom_id"]: each["response"]["body"] for each in lines[0]}
     choices = {name: body["choices"] for name, body in bodies.items()}
     assert [len(each) for each in choices.values()] == [2, 1, 1, 1, 1, 1]
     assert choices["first"][0]["message"]["reasoning_content"] != choices["first"][1]["message"]["reasoning_content"]
     assert choices["same"] == choices["again"]
     assert [each["finish_reason"] for each in choices["first"]] == ["stop", "stop"]
-    [short] = choices["short"]
+    [short], [stop] = choices["short"], choices["stop"]
     assert (short["finish_reason"], short["message"]["content"]) == ("length", None)
     assert bodies["short"]["usage"]["completion_tokens_details"] == {"reasoning_tokens": 3}
-    [stop] = choices["stop"]
     assert (stop["finish_reason"], "o" in stop["message"]["content"]) == ("stop", False)
     usage = bodies["first"]["usage"]
     assert usage["total_tokens"] == sum(each["total_tokens"] for each in usage["by_role"].values())
-    calls = rows(solved, "calls")
-    assert {call["temperature"] for call in calls if call["problem_id"] == "same" and call["purpose"] in ("draft", "write", "answer")} == {
-        1.0
-    }
+    written = [call for call in rows(solved, "calls") if call["problem_id"] == "same" and call["purpose"] in ("draft", "write", "answer")]
+    assert {call["temperature"] for call in written} == {1.0}
 
 
 async def drained(stop: Stop, *, task_status: Any = anyio.TASK_STATUS_IGNORED) -> None:
@@ -86,21 +88,15 @@ async def drained(stop: Stop, *, task_status: Any = anyio.TASK_STATUS_IGNORED) -
 
 def test_what_an_interrupted_run_did_not_come_to_is_told_as_expired_until_it_is_resumed(tmp_path: Path) -> None:
     lines = [request("a", n=2), *(request(f"b{k}") for k in range(5)), request("c", tools=[1])]
-    options = RunOptions(
-        graph=ROOT / "graphs/speccot.yaml",
-        engines=SIM,
-        input=(str(write_batch(tmp_path / "batch.jsonl", lines)),),
-        output=tmp_path / "run",
-        batch_size=1,
-        settings=("engines.*.text.steps_mean=3",),
-    )
+    batch = write_batch(tmp_path / "batch.jsonl", lines)
+    options = options_of(tmp_path, input=batch, batch_size=1, settings=("engines.*.text.steps_mean=3",))
     assert run(options, attend=drained).exit_code == 130
     answered, errors = exported(tmp_path / "run", tmp_path / "part.jsonl")
     assert len(answered) + len(errors) == len(lines)
     assert answered == [] or [each["custom_id"] for each in answered] == ["a"]
     codes = {each["custom_id"]: each["error"] and each["error"]["code"] for each in errors}
     assert (codes["b4"], codes["c"]) == ("batch_expired", None)
-    (tmp_path / "batch.jsonl").unlink()  # the run keeps its problems, and what they say of their chains
+    batch.unlink()  # the run keeps its problems, and what they say of their chains
     assert run(structs.replace(options, resume=True)).done == 7
     answered, errors = exported(tmp_path / "run", tmp_path / "whole.jsonl.gz")
     assert ([each["custom_id"] for each in answered], len(errors)) == (["a", "b0", "b1", "b2", "b3", "b4"], 1)
@@ -109,14 +105,13 @@ def test_what_an_interrupted_run_did_not_come_to_is_told_as_expired_until_it_is_
 
 @pytest.mark.vllm
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_the_models_of_vllm_and_the_types_of_openai_read_every_line(solved: SessionResult, tmp_path: Path) -> None:
+def test_the_models_of_vllm_and_the_types_of_openai_read_every_line(lines: Lines) -> None:
     from openai.types import ErrorObject
     from openai.types.chat import ChatCompletion
     from vllm.entrypoints.launchers.run_batch import BatchRequestInput, BatchRequestOutput
     from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionResponse
 
-    assert solved.folder is not None
-    answered, errors = exported(solved.folder, tmp_path / "out.jsonl")
+    answered, errors = lines
     for line in answered:
         read = BatchRequestOutput.model_validate_json(json.dumps(line), strict=True)
         assert read.response is not None

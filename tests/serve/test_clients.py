@@ -37,22 +37,19 @@ def client(name: str, *arguments: object, folder: Path, url: str) -> Any:
 def our_score(folder: Path) -> float:
     """The share of a run's answers that we grade as right, of as many problems of the test set."""
     answers = {row["problem"]: row["answer"] for row in pq.read_table(TEST_SET).to_pylist()}
-    problems = {row["problem_id"]: row["problem"] for row in pq.read_table(folder / "problems").to_pylist()}
-    right = [same_answer(row["answer"], answers[problems[row["problem_id"]]]) for row in rows(folder, "chains")]
-    assert len(right) == len({problems[row["problem_id"]] for row in rows(folder, "chains")}) == PROBLEMS
-    return sum(right) / PROBLEMS
+    problems = {row["problem_id"]: row["problem"] for row in rows(folder, "problems")}
+    right = {
+        problems[row["problem_id"]]: same_answer(row["answer"], answers[problems[row["problem_id"]]]) for row in rows(folder, "chains")
+    }
+    assert len(right) == PROBLEMS == len(rows(folder, "chains"))
+    return sum(right.values()) / PROBLEMS
 
 
-def test_lm_eval_scores_the_answers_as_we_do(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "words"), [("harness.py", ("URL", PROBLEMS)), ("inspection.py", (PROBLEMS, "FOLDER"))])
+def test_others_score_the_answers_as_we_do(tmp_path: Path, name: str, words: tuple[object, ...]) -> None:
     with serving(folder := tmp_path / "run", engines="tiny", batch_size=PROBLEMS) as server:
-        score = client("harness.py", server.url, PROBLEMS, folder=tmp_path, url=server.url)
-    assert score == pytest.approx(our_score(folder))
-    assert score > 0.5
-
-
-def test_inspect_scores_the_answers_as_we_do(tmp_path: Path) -> None:
-    with serving(folder := tmp_path / "run", engines="tiny", batch_size=PROBLEMS) as server:
-        score = client("inspection.py", PROBLEMS, tmp_path / "logs", folder=tmp_path, url=server.url)
+        given = {"URL": server.url, "FOLDER": tmp_path / "logs"}
+        score = client(name, *(given.get(str(word), word) for word in words), folder=tmp_path, url=server.url)
     assert score == pytest.approx(our_score(folder))
     assert score > 0.5
 

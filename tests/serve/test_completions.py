@@ -50,17 +50,17 @@ async def answer(steps: tuple[str, ...], said: str, **more: Any) -> httpx2.Respo
         return await client.post(URL, json=body)
 
 
-@pytest.mark.parametrize(
-    ("steps", "thought"),
-    [
-        (("Two ", f"and three.{CLOSE}"), "Two and three."),
-        (("Two.", CLOSE), "Two."),
-        (("Two ", "and"), "Two and"),
-        ((f"One {CLOSE}", f"or two.{CLOSE}"), f"One {CLOSE}or two."),
-        (("It is</think>",), "It is</think>"),
-        ((CLOSE,), None),
-    ],
-)
+THOUGHTS: dict[tuple[str, ...], str | None] = {
+    ("Two ", f"and three.{CLOSE}"): "Two and three.",
+    ("Two.", CLOSE): "Two.",
+    ("Two ", "and"): "Two and",
+    (f"One {CLOSE}", f"or two.{CLOSE}"): f"One {CLOSE}or two.",
+    ("It is</think>",): "It is</think>",
+    (CLOSE,): None,
+}
+
+
+@pytest.mark.parametrize(("steps", "thought"), THOUGHTS.items())
 async def test_a_thought_ends_before_the_closing_tag_of_the_graph(steps: tuple[str, ...], thought: str | None) -> None:
     [whole] = (await answer(steps, "\n\nIt is 5.\n\nDone", stop=["\n\n"])).json()["choices"]
     assert whole["message"]["reasoning_content"] == thought

@@ -61,17 +61,17 @@ def test_what_cannot_be_done_is_refused_in_the_form_of_the_api(server: Serving) 
             server.client().chat.completions.create(**ASKED | more)
         error: Any = refused.value
         assert (error.param, error.code, error.status_code) == (*more, code, 404 if "model" in more else 400)
-    missing = httpx2.post(f"{server.url}/embeddings", json={})
-    assert (missing.status_code, missing.json()["error"]["code"]) == (404, "unknown_url")
-    assert httpx2.get(f"{server.url}/chat/completions").status_code == 405
-
-
-def test_a_web_page_of_another_site_cannot_ask(server: Serving) -> None:
-    port = server.url.removesuffix("/v1").rpartition(":")[2]
-    for headers in ({"Sec-Fetch-Site": "cross-site"}, {"Origin": "http://evil.example"}, {"Host": f"evil.example:{port}"}):
-        refused = httpx2.post(f"{server.url}/chat/completions", json={}, headers=headers)
-        assert refused.status_code == 403
-        assert refused.json()["error"]["code"] == ("wrong_host" if "Host" in headers else "cross_site")
+    chat, port = f"{server.url}/chat/completions", server.url.removesuffix("/v1").rpartition(":")[2]
+    answers = {"unknown_url": httpx2.post(f"{server.url}/embeddings", json={})}
+    answers["wrong_host"] = httpx2.post(chat, json={}, headers={"Host": f"evil.example:{port}"})
+    assert {code: (each.status_code, each.json()["error"]["code"]) for code, each in answers.items()} == {
+        "unknown_url": (404, "unknown_url"),
+        "wrong_host": (403, "wrong_host"),
+    }
+    for headers in ({"Sec-Fetch-Site": "cross-site"}, {"Origin": "http://evil.example"}):  # a web page of another site
+        refusal = httpx2.post(chat, json={}, headers=headers)
+        assert (refusal.status_code, refusal.json()["error"]["code"]) == (403, "cross_site")
+    assert httpx2.get(chat).status_code == 405
     assert httpx2.get(f"{server.url}/models", headers={"Host": f"localhost:{port}"}).status_code == 200
 
 
@@ -85,22 +85,18 @@ def test_a_body_that_is_too_large_or_too_late_is_refused(server: Serving, monkey
         assert b"408 Request Timeout" in client.recv(1000)
 
 
-def test_models_health_and_metrics_say_what_is_served(server: Serving) -> None:
-    root = server.url.removesuffix("/v1")
-    assert [model.id for model in server.client().models.list()] == ["speccot"]
-    assert httpx2.get(f"{root}/health").json() == {"status": "serving"}
-    said = httpx2.get(f"{root}/metrics").text
-    assert "pipeline:requests_waiting 0.0" in said
-    assert 'pipeline:num_requests_running{engine="draft"' in said
-
-
-def test_a_key_is_asked_for_below_v1(tmp_path: Path) -> None:
+def test_models_health_and_metrics_say_what_is_served_below_v1_only_with_the_key(tmp_path: Path) -> None:
     with serving(tmp_path / "run", key="secret") as server:
+        root = server.url.removesuffix("/v1")
         with pytest.raises(openai.AuthenticationError, match="wrong API key"):
             server.client("guess").models.list()
+        assert [model.id for model in server.client("secret").models.list()] == ["speccot"]
         named = {"Host": "gpu.example", "Authorization": "Bearer secret"}
         assert httpx2.get(f"{server.url}/models", headers=named).status_code == 200
-        assert httpx2.get(f"{server.url.removesuffix('/v1')}/health").status_code == 200
+        assert httpx2.get(f"{root}/health").json() == {"status": "serving"}
+        said = httpx2.get(f"{root}/metrics").text
+    assert "pipeline:requests_waiting 0.0" in said
+    assert 'pipeline:num_requests_running{engine="draft"' in said
 
 
 def test_clients_that_leave_or_have_waited_too_long_end_their_chains(tmp_path: Path) -> None:

@@ -44,17 +44,14 @@ def learnt(folder: Path, name: str, row: dict[str, Any]) -> tuple[str, list[int]
 
 
 @pytest.mark.parametrize("name", ["tiny-draft", "r1-distill-qwen", "qwq", "qwen3"])
-def test_a_thought_follows_the_prompt_of_serving(tmp_path: Path, name: str) -> None:
-    tokenizer = chat_model(name)
-    before, said = learnt(tmp_path, name, reply(PROBLEM, "<think>\nFirst, <|im_end|> 3 + 2 = 5.\n\n</think>"))
+def test_a_thought_follows_the_prompt_of_serving_and_a_whole_reply_ends(tmp_path: Path, name: str) -> None:
+    tokenizer, thought = chat_model(name), "First, <|im_end|> 3 + 2 = 5.\n\n</think>"
+    before, said = learnt(tmp_path, name, reply(PROBLEM, f"<think>\n{thought}"))
     assert before == tokenizer.decode(PromptBuilder(tokenizer, Prompts(problem="{{problem}}")).generation(PROBLEM))
-    assert tokenizer.decode(said) == "First, <|im_end|> 3 + 2 = 5.\n\n</think>"
+    assert tokenizer.decode(said) == thought
     assert [id_ for id_ in said if id_ in tokenizer.control_ids] == [tokenizer.special_ids["</think>"]], "of what is said none"
-
-
-def test_a_whole_reply_ends_with_the_end_of_the_sequence(tmp_path: Path) -> None:
-    _, said = learnt(tmp_path, "tiny-draft", reply(PROBLEM, "<think>\nSo 5.\n\n</think>\n\\boxed{5}"))
-    assert chat_model("tiny-draft").decode(said) == "So 5.\n\n</think>\n\\boxed{5}<|end|>"
+    *whole, end = learnt(tmp_path, name, reply(PROBLEM, f"<think>\n{thought}\n\\boxed{{5}}"))[1]
+    assert (tokenizer.decode(whole), end in tokenizer.eos_ids) == (f"{thought}\n\\boxed{{5}}", True)
 
 
 def test_a_model_without_reasoning_tags_learns_answers(tmp_path: Path) -> None:
@@ -94,7 +91,7 @@ def test_exported_choices_stay_as_they_are(tmp_path: Path) -> None:
         assert {name: list(ids) for name, ids in example.items()} == {name: row[name] for name in ("input_ids", "option_ids", "right")}
 
 
-def test_too_long_examples_are_left_out_whole_and_counted(tmp_path: Path) -> None:
+def test_too_long_examples_and_problems_of_a_test_set_are_left_out_whole_and_counted(tmp_path: Path) -> None:
     path = write_lines(tmp_path / "data.jsonl", replies(20, split="train"))
     lengths = sorted(len(example["input_ids"]) for example in read(path).train)
     data = read(path, longest=lengths[9])
@@ -106,12 +103,7 @@ def test_too_long_examples_are_left_out_whole_and_counted(tmp_path: Path) -> Non
     ]
     with pytest.raises(InputError, match=r"data.jsonl: nothing is left to learn from: data.jsonl: 20 rows have more than 3 tokens"):
         read(path, longest=3)
-
-
-def test_problems_of_a_test_set_are_left_out_and_counted(tmp_path: Path) -> None:
-    held_out = {problem_hash(problem): "mine" for problem, _ in arith(6, 4)}
-    path = write_lines(tmp_path / "data.jsonl", replies(20, split="train"))
-    data = read(path, held_out=held_out)
+    data = read(path, held_out={problem_hash(problem): "mine" for problem, _ in arith(6, 4)})
     assert (len(data.train), data.notices[0]) == (14, "data.jsonl: 6 rows are about problems of the test set mine and are left out")
 
 

@@ -32,30 +32,25 @@ def written(folder: Path, *runs: Path, name: str = "data.parquet", **wanted: Any
     return found, pq.read_table(path).to_pylist()
 
 
-def test_thoughts_as_messages(speccot: SessionResult, tmp_path: Path) -> None:
-    result = speccot
-    found, data = written(tmp_path, result.folder, format="sft")
-    thoughts: dict[str, str] = {}
-    for row in rows(result, "steps"):
-        thoughts[row["chain_id"]] = thoughts.get(row["chain_id"], "") + row["step_text"]
-    whole = [row for row in rows(result, "chains") if row["stop_reason"] in ("thought_closed", "answer_boxed")]
-    assert sorted(row["chain_id"] for row in data) == sorted(row["chain_id"] for row in whole)
+@pytest.mark.parametrize("part", ["thought", "response"])
+def test_thoughts_as_messages_with_their_answers_on_request(speccot: SessionResult, tmp_path: Path, part: str) -> None:
+    """Where answers are asked for, of the chains alone whose answers are right."""
+    found, data = written(tmp_path, speccot.folder, format="sft", completion=part, correct=part == "response")
+    texts: dict[str, str] = {}
+    for row in rows(speccot, "steps"):
+        texts[row["chain_id"]] = texts.get(row["chain_id"], "") + row["step_text"]
+    whole = {row["chain_id"]: row for row in rows(speccot, "chains") if row["stop_reason"] in ("thought_closed", "answer_boxed")}
+    wanted = {name: row for name, row in whole.items() if part == "thought" or row["correct"]}
+    assert sorted(row["chain_id"] for row in data) == sorted(wanted)
     assert sum(found.rows.values()) == len(data)
+    assert (found.left_out.get("chains without a right answer", 0) > 0) == (part == "response")
     for row in data:
         [asked], [said] = row["prompt"], row["completion"]
-        assert asked == {"role": "user", "content": asked["content"]}
-        assert asked["content"].startswith("Problem number ")
-        inside = thoughts[row["chain_id"]].removesuffix("</think>")
-        assert said == {"role": "assistant", "content": f"<think>\n{inside}</think>"}
-        assert (row["run_id"], row["graph"]) == (result.run.run_id, "speccot")
-
-
-def test_only_right_chains_with_their_answers_on_request(speccot: SessionResult, tmp_path: Path) -> None:
-    found, data = written(tmp_path, speccot.folder, format="sft", completion="response", correct=True)
-    assert {row["correct"] for row in data} == {True}
-    assert found.left_out["chains without a right answer"] > 0
-    answers = {row["chain_id"]: row["answer_text"] for row in rows(speccot, "chains")}
-    assert all(row["completion"][0]["content"].partition("</think>")[2].lstrip() == answers[row["chain_id"]].lstrip() for row in data)
+        assert (asked["role"], asked["content"].startswith("Problem number "), said["role"]) == ("user", True, "assistant")
+        thought, _, answer = said["content"].partition("</think>")
+        assert thought == "<think>\n" + texts[row["chain_id"]].removesuffix("</think>")
+        assert answer.lstrip() == (wanted[row["chain_id"]]["answer_text"].lstrip() if part == "response" else "")
+        assert (row["run_id"], row["graph"]) == (speccot.run.run_id, "speccot")
 
 
 def test_cut_thoughts_are_left_out(tmp_path: Path) -> None:
