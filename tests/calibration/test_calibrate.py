@@ -1,6 +1,5 @@
 """Fitting simulated engines to runs: rates that made a run are found again, lengths come back, the file is one that runs."""
 
-import json
 import math
 import re
 import shutil
@@ -16,6 +15,7 @@ from pipeline.analysis.summary import summarize
 from pipeline.calibration.calibrate import Calibration, calibrate, engines_file
 from pipeline.calibration.fit import error_of, nelder_mead, simulate
 from pipeline.calibration.recorded import CORRELATION, TimedCall, accuracy_for, durations, read_calls, read_texts, undisturbed
+from pipeline.engines.models import read_json
 from pipeline.engines.sim.spec import SimDeviceSpec, SimSpec
 from pipeline.errors import InputError, UsageError
 from pipeline.options import RunOptions
@@ -23,17 +23,17 @@ from pipeline.run.prepare import load_plan
 from pipeline.run.run import run
 from pipeline.show.sections import notices
 from pipeline.store.run_file import RunFile
+from tests.support.paths import ROOT, SIM
 from tests.support.replicas import options_of, replica_run
 from tests.support.run_files import edit_engines
 from tests.support.runs import write_problems
 
 pytestmark = pytest.mark.slow  # whole runs
 
-ROOT = Path(__file__).parent.parent.parent
-SIM = ROOT / "graphs/engines/sim-2xh100.yaml"
 SPECCOT = ROOT / "graphs/speccot.yaml"
 OWN = {"flops_per_s": 6e14, "sequence_s": 3e-4}
 SETTINGS = tuple(f"engines.*.device.{name}={rate}" for name, rate in OWN.items())
+TORCH = {"backend": "torch", "max_in_flight": 4, "max_num_seqs": 4}
 TRUE = SimDeviceSpec(name="h100-0+1", bytes_per_s=4.82e12, overhead_s=0.0032, **OWN)  # type: ignore[arg-type]
 
 
@@ -53,20 +53,26 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return [folder / f"b{batch_size}" for batch_size in sizes]
 
 
-def test_the_rates_that_made_a_run_are_found_again(recorded: list[Path]) -> None:
-    found = calibrate(recorded, max_calls=120)
-    [device] = found.devices.values()
+@pytest.fixture(scope="module")
+def fitted(recorded: list[Path]) -> Calibration:
+    """Fitted to 120 calls of each engine."""
+    return calibrate(recorded, max_calls=120)
+
+
+def test_the_rates_that_made_a_run_are_found_again_and_explain_it(recorded: list[Path], fitted: Calibration) -> None:
+    """Calls of the target may change places where several come at once, and then those after them do."""
+    [device] = fitted.devices.values()
     for name in ("flops_per_s", "bytes_per_s", "overhead_s", "sequence_s"):
         assert getattr(device, name) == pytest.approx(getattr(TRUE, name), rel=0.25), name
     assert device.fit_error is not None
     assert device.fit_error < 0.12
-    assert {role: spec.device for role, spec in found.specs.items()} == dict.fromkeys(("draft", "target"), device)
-
-
-@pytest.fixture(scope="module")
-def fitted(recorded: list[Path]) -> Calibration:
-    """Fitted to 60 calls of each engine."""
-    return calibrate(recorded, max_calls=60)
+    assert {role: spec.device for role, spec in fitted.specs.items()} == dict.fromkeys(("draft", "target"), device)
+    calls, specs = read_calls(recorded[1], 10_000), load_plan(SPECCOT, SIM, SETTINGS).engines
+    simulated = simulate(specs, calls)  # type: ignore[arg-type]
+    assert np.median(np.abs(simulated["draft"] / durations(calls["draft"]) - 1)) < 1e-2
+    assert error_of(specs, [calls]) < 0.1  # type: ignore[arg-type]
+    slower = {role: msgspec.structs.replace(spec, device=msgspec.structs.replace(TRUE, overhead_s=0.0064)) for role, spec in specs.items()}
+    assert error_of(slower, [calls]) > error_of(specs, [calls]) + 0.1  # type: ignore[arg-type]
 
 
 def test_of_replicas_the_calls_of_one_are_read(tmp_path: Path) -> None:
@@ -93,17 +99,6 @@ def test_the_least_point_of_a_curved_valley_is_found() -> None:
     """Rosenbrock's function, for which the method is known to need many steps."""
     found = nelder_mead(lambda point: float(100 * (point[1] - point[0] ** 2) ** 2 + (1 - point[0]) ** 2), np.array([-1.2, 1.0]), 0.5, 400)
     assert found == pytest.approx([1, 1], abs=0.05)
-
-
-def test_the_rates_that_made_a_run_explain_it(recorded: list[Path]) -> None:
-    """Calls of the target may change places where several come at once, and then those after them do."""
-    calls = read_calls(recorded[1], 10_000)
-    specs = load_plan(SPECCOT, SIM, SETTINGS).engines
-    simulated = simulate(specs, calls)  # type: ignore[arg-type]
-    assert np.median(np.abs(simulated["draft"] / durations(calls["draft"]) - 1)) < 1e-2
-    assert error_of(specs, [calls]) < 0.1  # type: ignore[arg-type]
-    slower = {role: msgspec.structs.replace(spec, device=msgspec.structs.replace(TRUE, overhead_s=0.0064)) for role, spec in specs.items()}
-    assert error_of(slower, [calls]) > error_of(specs, [calls]) + 0.1  # type: ignore[arg-type]
 
 
 def test_work_that_shares_a_device_shares_its_time() -> None:
@@ -156,40 +151,25 @@ def test_an_accuracy_gives_the_acceptance_that_it_is_for() -> None:
     assert accuracy_for(0.0, 5, CORRELATION) == 0.0
 
 
-def test_runs_of_other_engines_are_refused(recorded: list[Path], tmp_path: Path) -> None:
-    other = tmp_path / "other"
-    record(other, write_problems(tmp_path, 2), settings=("engines.draft.max_in_flight=3",))
+def test_what_cannot_be_calibrated_with_is_refused(recorded: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    problems = write_problems(tmp_path, 2)
+    other = record(tmp_path / "other", problems, settings=("engines.draft.max_in_flight=3",))
     with pytest.raises(UsageError, match=r"other: its engine '(draft|target)' differs from .*b1; use runs on the same engines"):
         calibrate([recorded[0], other])
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(InputError, match=r"run\.json: cannot be read: no such file"):
-        calibrate([tmp_path / "empty"])
-
-
-def test_a_model_that_is_not_here_has_no_size(recorded: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    instant = record(tmp_path / "instant", problems, engines=ROOT / "graphs/engines/sim-instant.yaml")
+    with pytest.raises(InputError, match=r"instant: no call of engine '\w+' took time, so there is nothing to calibrate with$"):
+        calibrate([instant])
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    copy = Path(shutil.copytree(recorded[0], tmp_path / "copy"))
-    edit_engines(copy, target={"backend": "torch", "model": "nobody/nothing", "max_in_flight": 4, "max_num_seqs": 4})
+    edit_engines(other, target=TORCH | {"model": "nobody/nothing"})
     with pytest.raises(InputError, match=r"engine 'target': the size of 'nobody/nothing' is not known; calibrate where"):
-        calibrate([copy])
+        calibrate([other])
 
 
 def test_sizes_and_layers_are_those_of_the_models_files(recorded: list[Path], tmp_path: Path) -> None:
-    shutil.copytree(recorded[1], tmp_path / "copy")
-    roles = RunFile.read(recorded[1]).engines
-    torch = {"backend": "torch", "max_in_flight": 4, "max_num_seqs": 4}
-    edit_engines(tmp_path / "copy", **{role: torch | {"model": f"bundled:tiny-{role}"} for role in roles})
-    found = calibrate([tmp_path / "copy"], max_calls=20)
-    for role, spec in found.specs.items():
-        config = json.loads((ROOT / f"pipeline/models/tiny-{role}/config.json").read_bytes())
-        assert spec.layers == config["num_hidden_layers"]
-
-
-def test_a_run_whose_calls_took_no_time_is_refused(tmp_path: Path) -> None:
-    instant = ROOT / "graphs/engines/sim-instant.yaml"
-    record(tmp_path / "out", write_problems(tmp_path, 2), engines=instant)
-    with pytest.raises(InputError, match=r"out: no call of engine '\w+' took time, so there is nothing to calibrate with$"):
-        calibrate([tmp_path / "out"])
+    copy = Path(shutil.copytree(recorded[1], tmp_path / "copy"))
+    edit_engines(copy, **{role: TORCH | {"model": f"bundled:tiny-{role}"} for role in RunFile.read(copy).engines})
+    for role, spec in calibrate([copy], max_calls=20).specs.items():
+        assert spec.layers == read_json(ROOT / f"pipeline/models/tiny-{role}/config.json")["num_hidden_layers"]
 
 
 def test_calls_count_that_took_time_were_undisturbed_and_of_which_is_known_what_they_computed() -> None:

@@ -36,9 +36,3 @@ def _store(server: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     for name, value in given.items():
         monkeypatch.setenv(name, value)
     return server
-
-
-@pytest.fixture(name="prefix")
-def _prefix(request: pytest.FixtureRequest) -> str:
-    """A folder of the bucket that no other test has."""
-    return "".join(char if char.isalnum() else "-" for char in request.node.nodeid.partition("::")[2])

@@ -18,10 +18,10 @@ from pipeline.errors import RunFolderError, StoreError, UsageError
 from pipeline.remote import folder as remote
 from pipeline.remote.inputs import fetch_problems
 from pipeline.remote.store import RemoteFiles
-from pipeline.remote.url import Url
+from pipeline.remote.url import Url, parse_url
 from pipeline.store.rows import CallRow, ChainRow, StepRow
 from pipeline.store.run_file import RunFile
-from pipeline.store.store import RunStore, read_batches, read_rows
+from pipeline.store.store import RunStore, read_rows
 from tests.support.commands import pipeline
 from tests.support.hanging_together import check_hangs_together
 from tests.support.paths import ROOT, SIM, TEST_SET
@@ -37,38 +37,42 @@ SMALL_PARTS = (
 
 
 @pytest.fixture(name="url")
-def _url(store: Any, prefix: str) -> str:
-    return f"s3://runs/{prefix}"
+def _url(store: Any, request: pytest.FixtureRequest) -> str:
+    """A folder of the bucket that no other test has."""
+    return "s3://runs/" + "".join(char if char.isalnum() else "-" for char in request.node.nodeid.partition("::")[2])
 
 
-def names(store: Any, prefix: str) -> list[str]:
-    """The names of the objects below `prefix`, without it."""
-    found = store.list_objects_v2(Bucket="runs", Prefix=f"{prefix}/").get("Contents", [])
-    return sorted(each["Key"].removeprefix(f"{prefix}/") for each in found)
+def names(store: Any, url: str) -> list[str]:
+    """The names of the objects below `url`, without it."""
+    prefix = f"{parse_url(url).key}/"
+    return sorted(each["Key"].removeprefix(prefix) for each in store.list_objects_v2(Bucket="runs", Prefix=prefix).get("Contents", []))
 
 
-def put(store: Any, prefix: str, **files: bytes) -> None:
+def put(store: Any, url: str, **files: bytes) -> None:
     for name, content in files.items():
-        store.put_object(Bucket="runs", Key=f"{prefix}/{name}", Body=content)
+        store.put_object(Bucket="runs", Key=f"{parse_url(url).key}/{name}", Body=content)
 
 
-@pytest.mark.parametrize(
-    ("pattern", "found"),
-    [
-        ("a.csv", ["a.csv"]),
-        ("", ["a.csv", "b.csv"]),
-        ("x", ["x/part.csv"]),
-        ("*/part.csv", ["x/part.csv", "y/part.csv"]),
-        ("**/*.csv", ["a.csv", "b.csv", "x/part.csv", "y/part.csv"]),
-        ("c.csv", "there is no such file"),
-        ("*.jsonl", "no file matches this pattern"),
-        ("z", "has no file that ends in .parquet"),
-    ],
-)
-def test_inputs_are_a_file_a_folder_or_a_pattern(
-    store: Any, prefix: str, url: str, tmp_path: Path, pattern: str, found: list[str] | str
-) -> None:
-    put(store, prefix, **{name: name.encode() for name in ("b.csv", "a.csv", "a.txt", "y/part.csv", "x/part.csv", "z/notes.txt")})
+def copy_of(url: str, cache: Path) -> Path:
+    """The copy of a run on the machine whose folder for copies is `cache`."""
+    return cache / "speculative-pipeline/runs/s3/runs" / parse_url(url).key
+
+
+FOUND: dict[str, list[str] | str] = {
+    "a.csv": ["a.csv"],
+    "": ["a.csv", "b.csv"],
+    "x": ["x/part.csv"],
+    "*/part.csv": ["x/part.csv", "y/part.csv"],
+    "**/*.csv": ["a.csv", "b.csv", "x/part.csv", "y/part.csv"],
+    "c.csv": "there is no such file",
+    "*.jsonl": "no file matches this pattern",
+    "z": "has no file that ends in .parquet",
+}
+
+
+@pytest.mark.parametrize(("pattern", "found"), FOUND.items())
+def test_inputs_are_a_file_a_folder_or_a_pattern(store: Any, url: str, tmp_path: Path, pattern: str, found: list[str] | str) -> None:
+    put(store, url, **{name: name.encode() for name in ("b.csv", "a.csv", "a.txt", "y/part.csv", "x/part.csv", "z/notes.txt")})
     if isinstance(found, str):
         with pytest.raises(UsageError, match=found):
             files_of(fetch_problems(f"{url}/{pattern}", tmp_path))
@@ -85,18 +89,18 @@ def test_a_store_that_fails_says_why(store: Any, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.slow
-def test_a_run_is_written_read_and_resumed_by_url(store: Any, prefix: str, url: str, tmp_path: Path) -> None:
-    put(store, prefix, **{"problems.jsonl": write_problems(tmp_path).read_bytes()})
+def test_a_run_is_written_read_and_resumed_by_url(store: Any, url: str, tmp_path: Path) -> None:
+    put(store, url, **{"problems.jsonl": write_problems(tmp_path).read_bytes()})
     done = pipeline(*COMMAND, f"{url}/problems.jsonl", "--limit", "4", "--output", f"{url}/run")
     assert done.returncode == 0, done.stderr
-    here = tmp_path / "first/speculative-pipeline/runs/s3/runs" / prefix / "run"
+    here = copy_of(f"{url}/run", tmp_path / "first")
     files = {path.relative_to(here).as_posix() for path in here.rglob("*") if path.is_file()} - {"run.lock"}
-    assert names(store, f"{prefix}/run") == sorted(files)
+    assert names(store, f"{url}/run") == sorted(files)
     assert RunFile.read(here).options.input == (f"{url}/problems.jsonl",)
     shutil.rmtree(here)
     done = pipeline("resume", f"{url}/run", "--limit", "12")
     assert done.returncode == 0, done.stderr
-    assert said(RunFolder(here)) == said(solve(tmp_path, "local", input=tmp_path / "problems.jsonl"))
+    assert said(here) == said(solve(tmp_path, "local", input=tmp_path / "problems.jsonl"))
     for command, expected in {
         ("show", f"{url}/run"): "12 of 12 solved",
         ("export", f"{url}/run", "-o", tmp_path / "answers.csv"): "12 problems",
@@ -109,13 +113,6 @@ def test_a_run_is_written_read_and_resumed_by_url(store: Any, prefix: str, url: 
     for output, what in {f"{url}/run": "a run", url: "other files"}.items():
         with pytest.raises(UsageError, match=f"{output}: already holds {what}; choose another URL"):
             api.solve("speccot", ["1+1?"], engines=SIM, output=output)
-
-
-class RunFolder:
-    """As what `said` takes."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
 
 
 def test_what_is_not_uploaded_is_uploaded_by_a_resume(store: Any, tmp_path: Path) -> None:
@@ -134,22 +131,19 @@ def test_what_is_not_uploaded_is_uploaded_by_a_resume(store: Any, tmp_path: Path
 
 def whole_chains(folder: Path) -> int:
     """The number of chains in the folder, each of which has the calls and steps that it counts."""
-    found = {
-        table: [row for batch in read_batches(folder, table, ["chain_id", *more]) for row in batch.to_pylist()]
-        for table, more in {"calls": (), "steps": ("step_index",), "chains": ("calls", "steps")}.items()
-    }
-    calls = Counter(row["chain_id"] for row in found["calls"])
-    steps = Counter(row["chain_id"] for row in found["steps"] if row["step_index"])
-    assert all((calls[row["chain_id"]], steps[row["chain_id"]]) == (row["calls"], row["steps"]) for row in found["chains"])
-    return len(found["chains"])
+    calls = Counter(row.chain_id for row in read_rows(folder, CallRow, "calls"))
+    steps = Counter(row.chain_id for row in read_rows(folder, StepRow, "steps") if row.step_index)
+    chains = [*read_rows(folder, ChainRow, "chains")]
+    assert all((calls[row.chain_id], steps[row.chain_id]) == (row.calls, row.steps) for row in chains)
+    return len(chains)
 
 
 @pytest.mark.slow
-def test_at_every_moment_the_copy_has_whole_chains(store: Any, prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_at_every_moment_the_copy_has_whole_chains(store: Any, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A chain is written before each request of an upload, and another machine downloads after it."""
     monkeypatch.setattr("pipeline.store.store.PART_BYTES", 1 << 16)
     run = solve(tmp_path, "run", input=write_problems(tmp_path, 40)).folder
-    copy, other = (remote._RunCopy(Url("s3", "runs", prefix), tmp_path / name) for name in ("here", "there"))
+    copy, other = (remote._RunCopy(parse_url(url), tmp_path / name) for name in ("here", "there"))
     kinds, seen = {"calls": CallRow, "steps": StepRow, "chains": ChainRow}, set[int]()
     rows = {table: read_rows(run, kind, table) for table, kind in kinds.items()}
     chains = iter(rows["chains"])
@@ -163,7 +157,7 @@ def test_at_every_moment_the_copy_has_whole_chains(store: Any, prefix: str, tmp_
                 writer.append(table, [row for row in rows[table] if row.chain_id == chain.chain_id])
             writer.make_parts()
         upload(files, name, path, size)
-        if "run.json" in names(store, prefix):
+        if "run.json" in names(store, url):
             other.download()
             seen.add(whole_chains(other.folder))
 
@@ -174,29 +168,25 @@ def test_at_every_moment_the_copy_has_whole_chains(store: Any, prefix: str, tmp_
 
 
 @pytest.mark.slow
-def test_a_killed_run_is_continued_by_another_machine(
-    store: Any, prefix: str, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_killed_run_is_continued_by_another_machine(store: Any, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     words = ["run", "speccot", TEST_SET, "--engines", SIM, "--limit", CHAINS, "--batch-size", 16, "--output", url, "--quiet"]
     process = subprocess.Popen([sys.executable, "-c", SMALL_PARTS, *map(str, words)], cwd=ROOT)
     try:
-        while not {"chains/wal-00000.arrows", "calls/part-00000.parquet"} <= {
-            re.sub(r"-[0-9a-f]{6,}", "", name) for name in names(store, prefix)
-        }:
+        awaited = {"chains/wal-00000.arrows", "calls/part-00000.parquet"}
+        while not awaited <= {re.sub(r"-[0-9a-f]{6,}", "", name) for name in names(store, url)}:
             assert process.poll() is None
             threading.Event().wait(0.02)
     finally:
         process.kill()
         process.wait()
-    assert json.loads(store.get_object(Bucket="runs", Key=f"{prefix}/run.json")["Body"].read())["status"] == "running"
+    assert json.loads(store.get_object(Bucket="runs", Key=f"{parse_url(url).key}/run.json")["Body"].read())["status"] == "running"
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "second"))
     what = r"another machine is at work in it: its run.json was written \d+ s ago; wait for its end, or 180 s if that machine is gone"
     assert re.fullmatch(rf"error: {url}: {what}\n", pipeline("resume", url).stderr)
     monkeypatch.setattr(remote, "ALIVE_S", 0.0)
     done = pipeline("resume", url)
     assert done.returncode == 0, done.stderr
-    here = tmp_path / "second/speculative-pipeline/runs/s3/runs" / prefix
-    assert [session.status for session in RunFile.read(here).sessions] == ["killed", "finished"]
+    assert [session.status for session in RunFile.read(copy_of(url, tmp_path / "second")).sessions] == ["killed", "finished"]
     with remote.read_folder(url) as there:
         check_hangs_together(there, CHAINS)
-        assert said(RunFolder(there)) == said(solve(tmp_path, "whole", input=TEST_SET, limit=CHAINS, batch_size=16))
+        assert said(there) == said(solve(tmp_path, "whole", input=TEST_SET, limit=CHAINS, batch_size=16))

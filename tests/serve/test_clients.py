@@ -38,9 +38,8 @@ def our_score(folder: Path) -> float:
     """The share of a run's answers that we grade as right, of as many problems of the test set."""
     answers = {row["problem"]: row["answer"] for row in pq.read_table(TEST_SET).to_pylist()}
     problems = {row["problem_id"]: row["problem"] for row in rows(folder, "problems")}
-    right = {
-        problems[row["problem_id"]]: same_answer(row["answer"], answers[problems[row["problem_id"]]]) for row in rows(folder, "chains")
-    }
+    said = {problems[row["problem_id"]]: row["answer"] for row in rows(folder, "chains")}
+    right = {problem: same_answer(answer, answers[problem]) for problem, answer in said.items()}
     assert len(right) == PROBLEMS == len(rows(folder, "chains"))
     return sum(right.values()) / PROBLEMS
 

@@ -61,11 +61,8 @@ def _trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_an_adapter_is_learnt_and_what_was_measured_is_what_the_engine_chooses_with_it(trained: Path) -> None:
     """Left padding, the last position alone, and loss: all against one request for each example."""
     adapter = read_json(trained / "adapter_config.json")
-    assert (adapter["r"], adapter["base_model_name_or_path"], {*adapter["target_modules"]}) == (
-        8,
-        "bundled:tiny-target",
-        {"q_proj", "v_proj"},
-    )
+    assert (adapter["r"], adapter["base_model_name_or_path"]) == (8, "bundled:tiny-target")
+    assert {*adapter["target_modules"]} == {"q_proj", "v_proj"}
     rows, (steps, validations) = [row for row in ROWS if row["split"] == "validation"], log_of(trained)
     assert [row["step"] for row in validations] == [0, 13, 26]
     assert [row["step"] for row in steps] == [10, 20]
