@@ -1,6 +1,5 @@
 """A run folder's steps with what came before them: which texts, and whose."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -8,9 +7,7 @@ import pytest
 
 from pipeline.data.reading import read_files
 from pipeline.errors import InputError
-from pipeline.options import RunOptions
 from pipeline.rewards import StepText, StepToScore, problem_texts, steps_to_score
-from pipeline.run.run import run as solve
 from pipeline.store.kept_problems import keep_problems, solved_problems
 from pipeline.store.query import Query
 from pipeline.store.rows import StepRow
@@ -18,11 +15,10 @@ from pipeline.store.run_file import RunFile
 from pipeline.store.store import RunStore
 from tests.support.rows import blank
 from tests.support.run_files import write_run_json
+from tests.support.runs import solve
 
 pytestmark = pytest.mark.slow  # whole runs
 
-ROOT = Path(__file__).parent.parent
-SIM = ROOT / "graphs/engines/sim-2xh100.yaml"
 STAGES = {"draft": {"kind": "draft", "engine": "small", "candidates": 2, "max_tokens": 9}}
 ENGINES: dict[str, Any] = {"small": {}, "large": {}}
 
@@ -75,17 +71,10 @@ def test_a_step_knows_its_problem_its_thought_and_its_candidates(tmp_path: Path)
 
 @pytest.mark.parametrize("graph", ["speccot", "scot"])
 def test_it_reads_what_a_run_writes(tmp_path: Path, graph: str) -> None:
-    problems = tmp_path / "problems.jsonl"
-    problems.write_text("".join(json.dumps({"problem": f"Problem {i}?"}) + "\n" for i in range(1, 13)))
-    options = RunOptions(
-        graph=ROOT / f"graphs/{graph}.yaml", engines=SIM, input=(str(problems),), samples=2, batch_size=4, output=tmp_path / "out"
-    )
-    assert solve(options).exit_code == 0
-    found = rounds_of(tmp_path / "out")
-    assert {(each.place["problem_id"], each.problem) for each in found} == {(str(i), f"Problem {i}?") for i in range(1, 13)}
+    found = rounds_of(solve(tmp_path, graph=graph, samples=2, batch_size=4).folder)
+    assert {(each.place["problem_id"], each.problem) for each in found} == {(f"p{i}", f"Problem number {i}?") for i in range(12)}
     assert all(sum(said.selected for said in each.texts) == 1 for each in found)
-    drafted = [said for each in found for said in each.texts if said.candidate_index is not None]
-    assert {said.source_engine for said in drafted} == {"draft"}
+    assert {said.source_engine for each in found for said in each.texts if said.candidate_index is not None} == {"draft"}
     assert any(each.before for each in found) == (graph != "scot")
     assert any(len(steps) > 1 for each in found for steps in each.steps.values()) == (graph == "scot")
 

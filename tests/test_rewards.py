@@ -4,7 +4,6 @@ import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from statistics import mean
-from typing import Any
 
 import anyio
 import psutil
@@ -25,28 +24,23 @@ from pipeline.store.query import Query
 from pipeline.store.rows import RewardRow
 from pipeline.store.store import RunStore
 from tests.support.commands import pipeline
+from tests.support.paths import ROOT, TEST_SET
 from tests.support.rows import blank
 from tests.support.run_files import write_run_json
-from tests.support.runs import SolveTestSet
+from tests.support.runs import SolveTestSet, rows
 
-ROOT = Path(__file__).parent.parent
 PRM = ROOT / "graphs/rewards/prm-tiny.yaml"
-TEST_SET = ROOT / "datasets/arith/test.parquet"
 SIM = SimSpec(
-    model="sim-prm",
-    device=SimDeviceSpec(name="gpu", flops_per_s=3e14, bytes_per_s=2e12),
-    parameters=1e9,
-    kv_bytes_per_token=30_000,
-    max_model_len=256,
-    max_in_flight=4,
-)
+    model="sim-prm", device=SimDeviceSpec(name="gpu", flops_per_s=3e14, bytes_per_s=2e12), parameters=1e9, kv_bytes_per_token=30_000,
+    max_model_len=256, max_in_flight=4,
+)  # fmt: skip
 PROMPT = TextPrompt(begin="{problem}\n", step="{step}\n\n")
-Fail = Callable[[str, int], Exception | float | None]
+Fail = Callable[[str], Exception | float | None]
 Scores = list[tuple[StepToScore, Mapping[str, Reward]]]
 
 
 class Watched:
-    """An engine that counts what is asked of it, and fails or dawdles as `fail` says of a chain and how often it asked before."""
+    """An engine that counts what is asked of it, and fails or dawdles as `fail` says of a chain."""
 
     def __init__(self, engine: Engine, fail: Fail) -> None:
         self._engine, self._fail = engine, fail
@@ -60,7 +54,7 @@ class Watched:
         self.in_flight += 1
         self.most = max(self.most, self.in_flight)
         try:
-            failure = self._fail(request.affinity, sum(each.affinity == request.affinity for each in self.requests) - 1)
+            failure = self._fail(request.affinity)
             if isinstance(failure, Exception):
                 raise failure
             if failure is not None:
@@ -90,24 +84,19 @@ def step_of(number: int, *texts: str, chosen: int | None = 0, before: tuple[str,
     )
 
 
-def nothing(chain: str, before: int) -> None:
-    return None
-
-
-async def score(steps: list[StepToScore], fail: Fail = nothing) -> tuple[Scores, Watched]:
+async def score(steps: list[StepToScore], fail: Fail = lambda chain: None) -> tuple[Scores, Watched]:
     async with open_engines({"reward": SIM}) as engines:
         engine = Watched(engines["reward"], fail)
         found: Scores = []
-        await Scorer(engine, SIM, RewardPromptBuilder(engine.tokenizer, PROMPT, "test")).run(
-            iter(steps), lambda *scored: found.append(scored)
-        )
+        scorer = Scorer(engine, SIM, RewardPromptBuilder(engine.tokenizer, PROMPT, "test"))
+        await scorer.run(iter(steps), lambda *scored: found.append(scored))
     return found, engine
 
 
 @pytest.mark.anyio
 async def test_rewards_come_in_order_with_the_engine_as_full_as_it_may_be() -> None:
     steps = [step_of(i, "a", "b", "a") for i in range(20)]
-    found, engine = await score(steps, lambda chain, before: 5.0 if chain == "p#0" else None)
+    found, engine = await score(steps, lambda chain: 5.0 if chain == "p#0" else None)
     assert [step for step, _ in found] == steps
     assert all(set(rewards) == {"a", "b"} for _, rewards in found)
     assert all(isinstance(reward, float) and 0 <= reward <= 1 for _, rewards in found for reward in rewards.values())
@@ -127,24 +116,17 @@ async def test_a_text_of_several_steps_has_the_least_of_their_rewards() -> None:
 
 
 @pytest.mark.anyio
-async def test_what_does_not_fit_or_says_nothing_has_no_reward_and_the_others_have() -> None:
-    found, _ = await score(
-        [step_of(0, "y " * 1200, "", "x"), step_of(1, "x")], lambda chain, before: RequestRefused("no") if chain == "p#1" else None
-    )
+async def test_a_text_that_fails_has_no_reward_and_the_others_have_but_a_dead_engine_ends_it() -> None:
+    steps, refused = [step_of(0, "y " * 1200, "", "x"), step_of(1, "x")], RequestRefused("no")
+    found, _ = await score(steps, lambda chain: refused if chain == "p#1" else None)
     long, empty, short = (found[0][1][text] for text in ("y " * 1200, "", "x"))
     assert isinstance(long, ContextOverflow)
     assert str(empty) == "the text says nothing"
     assert isinstance(short, float)
-    assert isinstance(found[1][1]["x"], RequestRefused)
-
-
-@pytest.mark.anyio
-async def test_a_dead_engine_ends_it_with_its_own_sentence() -> None:
+    assert found[1][1]["x"] is refused
+    dead = EngineDead("reward", "out of breath")
     with pytest.raises(EngineDead, match="engine 'reward' died: out of breath"):
-        await score(
-            [step_of(i, "a", "b") for i in range(9)],
-            lambda chain, before: EngineDead("reward", "out of breath") if chain == "p#5" else None,
-        )
+        await score([step_of(i, "a", "b") for i in range(9)], lambda chain: dead if chain == "p#5" else None)
 
 
 def test_means_are_over_steps_and_count_a_text_as_often_as_it_was_drafted(tmp_path: Path) -> None:
@@ -179,17 +161,12 @@ def solved(solve_test_set: SolveTestSet, tmp_path_factory: pytest.TempPathFactor
     return folder
 
 
-def rows_of(folder: Path, table: str) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = pq.read_table(folder / table).to_pylist()
-    return rows
-
-
 @pytest.mark.torch
 @pytest.mark.slow
 def test_the_bundled_model_tells_right_steps_of_a_real_run_and_the_means_are_those_of_the_table(solved: Path) -> None:
     """A step is right where the thought up to there is the beginning of the data set's own."""
     gold = {row["problem_id"]: "".join(f"{step}\n\n" for step in row["steps"]) + "</think>" for row in pq.read_table(TEST_SET).to_pylist()}
-    rows, steps, so_far = rows_of(solved, "rewards"), rows_of(solved, "steps"), dict.fromkeys(gold, "")
+    rewards, steps, so_far = rows(solved, "rewards"), rows(solved, "steps"), dict.fromkeys(gold, "")
     right: dict[tuple[str, int, int | None], bool] = {}
     for step in steps:
         problem = step["problem_id"]
@@ -198,7 +175,7 @@ def test_the_bundled_model_tells_right_steps_of_a_real_run_and_the_means_are_tho
             right[step["chain_id"], step["step_index"], index] = whole and gold[problem].startswith(so_far[problem] + text)
         so_far[problem] += step["step_text"]
     found: dict[bool, list[float]] = {True: [], False: []}
-    for row in rows:
+    for row in rewards:
         if row["decision"] != "guidance":
             found[right[row["chain_id"], row["step_index"], row["candidate_index"]]].append(row["reward"])
     assert min(map(len, found.values())) > 20
@@ -206,10 +183,11 @@ def test_the_bundled_model_tells_right_steps_of_a_real_run_and_the_means_are_tho
     assert mean(found[False]) < 0.1
     scored = json.loads((solved / "scored.json").read_text())
     assert (scored["run"], scored["model"], scored["steps"], scored["errors"]) == ("solved", "bundled:tiny-prm", len(steps), {})
-    assert scored["candidates"] == sum(row["candidate_index"] is not None for row in rows) == sum(step["num_candidates"] for step in steps)
+    drafted = sum(row["candidate_index"] is not None for row in rewards)
+    assert scored["candidates"] == drafted == sum(step["num_candidates"] for step in steps)
     accepted, places = scored["quality"]["accepted"], [(step["chain_id"], step["step_index"]) for step in steps]
-    assert [(row["chain_id"], row["step_index"]) for row in rows if row["selected"]] == sorted(places)
-    selected = [row["reward"] for row in rows if row["selected"] and row["decision"] == "accepted"]
+    assert [(row["chain_id"], row["step_index"]) for row in rewards if row["selected"]] == sorted(places)
+    selected = [row["reward"] for row in rewards if row["selected"] and row["decision"] == "accepted"]
     assert accepted["committed"] == pytest.approx(mean(selected))
     assert accepted["committed"] > accepted["drafted"] + 0.05
 
@@ -217,7 +195,7 @@ def test_the_bundled_model_tells_right_steps_of_a_real_run_and_the_means_are_tho
 @pytest.mark.torch
 @pytest.mark.slow
 def test_a_scoring_whose_engine_is_killed_leaves_the_table_as_it_was(solved: Path) -> None:
-    before, names = rows_of(solved, "rewards"), {path.name for path in solved.iterdir()}
+    before, names = rows(solved, "rewards"), {path.name for path in solved.iterdir()}
     others = set(psutil.Process().children())  # engines of other tests
 
     def watch(done: int, total: int) -> None:
@@ -228,7 +206,7 @@ def test_a_scoring_whose_engine_is_killed_leaves_the_table_as_it_was(solved: Pat
     one_by_one = ("engines.reward.max_restarts=0", "engines.reward.max_in_flight=1")  # so that others wait when the first is done
     with pytest.raises(EngineDead):
         score_run(solved, PRM, watch=watch, settings=one_by_one)
-    assert rows_of(solved, "rewards") == before
+    assert rows(solved, "rewards") == before
     assert {path.name for path in solved.iterdir()} == names
 
 

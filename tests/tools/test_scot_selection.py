@@ -23,17 +23,11 @@ def rows(*labels: list[int]) -> list[Any]:
     return list(import_module("scot_selection").selection_rows(published, builder, "bundled:tiny-target", 0.0))
 
 
-def test_right_options_are_those_of_the_label_and_the_last_one_is_none() -> None:
-    found = rows([1], [1, 2], [3])
+def test_the_prompt_asks_about_the_question_and_each_draft_and_right_options_are_those_of_the_label() -> None:
+    found, tokenizer = rows([1], [1, 2], [3]), chat_model("tiny-target")
     assert [[row.options[place] for place in row.right] for row in found] == [["1"], ["1", "2"], ["0"]]
     assert {(row.split, row.model, row.correct) for row in found} == {("train", "bundled:tiny-target", None)}
-
-
-def test_the_prompt_asks_about_the_question_and_each_draft() -> None:
-    [row] = rows([1])
-    tokenizer = chat_model("tiny-target")
-    assert tokenizer.decode(row.input_ids) == row.prompt
-    assert row.prompt.count("2 pens and 3 pens?\n\nOr so?") == 1
-    assert all(row.prompt.count(each) == 1 for each in DRAFTS)
-    assert "All reasoning paths above are wrong" not in row.prompt
-    assert [tokenizer.decode([each]) for each in row.option_ids] == ["0", "1", "2"]
+    prompt = tokenizer.decode(found[0].input_ids)
+    assert prompt == found[0].prompt
+    assert [prompt.count(each) for each in ("2 pens and 3 pens?\n\nOr so?", *DRAFTS, "All reasoning paths above are wrong")] == [1, 1, 1, 0]
+    assert [tokenizer.decode([each]) for each in found[0].option_ids] == ["0", "1", "2"]
