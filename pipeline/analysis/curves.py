@@ -27,7 +27,7 @@ from pipeline.store.run_file import RunFile
 SWEEP = "sweep.json"
 TAIL = """
 WITH changes AS (SELECT start_unix_ns AS t, 1 AS change FROM chains UNION ALL SELECT end_unix_ns, -1 FROM chains),
-     lives AS (SELECT sum(sum(change)) OVER (ORDER BY t) AS live, lead(t) OVER (ORDER BY t) AS until FROM changes GROUP BY t),
+     lives AS (SELECT sum(sum(change)) OVER (ORDER BY t) AS live, lead(t, 1, t) OVER (ORDER BY t) AS until FROM changes GROUP BY t),
      filled AS (SELECT max(until) AS t FROM lives WHERE live >= least($batch_size, (SELECT max(live) FROM lives)))
 SELECT (max(end_unix_ns) - any_value(t)) / 1e9 AS tail_s, count(*) FILTER (finished AND end_unix_ns <= t) AS before FROM chains, filled
 """

@@ -5,7 +5,6 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 from threading import Event, Lock
-from time import monotonic
 from typing import Any
 
 import pytest
@@ -40,7 +39,7 @@ def texts(folder: Path) -> list[tuple[str, str]]:
 
 
 class Moody:
-    """Turns every fifth request away: too busy, broken inside, or with an answer to nothing."""
+    """Turns every fifth request of a run away, once it has begun: too busy, broken inside, or with an answer to nothing."""
 
     ODD = (status(429), status(500), raw(b"{}"), edited(lambda answer: answer["usage"].update(prompt_tokens=10**30)))
 
@@ -49,7 +48,7 @@ class Moody:
 
     def __call__(self, handler: Handler, reply: Reply) -> None:
         self.count += 1
-        (Handler.send if self.count % 5 else self.ODD[self.count // 5 % len(self.ODD)])(handler, reply)
+        (Handler.send if self.count % 5 or self.count < 10 else self.ODD[self.count // 5 % len(self.ODD)])(handler, reply)
 
 
 @pytest.mark.slow
@@ -67,7 +66,7 @@ def test_a_server_that_fails_now_and_then_loses_nothing_and_changes_no_answer(tm
 def over(small: SmallServer, folder: Path) -> RunOptions:
     """A run over one server."""
     served = f"model: tiny, base_url: '{small.base_url}', tokenizer: 'bundled:tiny-target'"
-    (folder / "engines.yaml").write_text(f"target: {{backend: openai, {served}, max_model_len: 512, max_retries: 1}}\n")
+    (folder / "engines.yaml").write_text(f"target: {{backend: openai, {served}, max_model_len: 512, max_retries: 1, reconnect_s: 3}}\n")
     target, problems = ROOT / "graphs/target.yaml", write_problems(folder, 20)
     return RunOptions(graph=target, engines=folder / "engines.yaml", input=(str(problems),), output=folder / "run", batch_size=4)
 
@@ -92,14 +91,12 @@ def after_five(fault: small_server.Fault) -> small_server.Fault:
     ids=["key", "limit", "sign-in page"],
 )
 def test_what_ends_in_mid_run_ends_the_run_and_no_chain(small: SmallServer, tmp_path: Path, fault: small_server.Fault, says: str) -> None:
-    """None unfinished but the live ones, long before `reconnect_s`, and it goes on where it was."""
+    """After `reconnect_s`; none is unfinished but the live ones, and the run goes on where it was."""
     small.always = after_five(fault)
     options = over(small, tmp_path)
-    began = monotonic()
     result = run(options)
     assert (result.exit_code, result.failed) == (1, 0), result.error
     assert says in str(result.error)
-    assert monotonic() - began < 60
     small.always = None
     again = run(structs.replace(options, resume=True))
     assert (again.exit_code, again.done) == (0, 20)

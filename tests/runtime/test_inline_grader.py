@@ -18,6 +18,7 @@ from pipeline.store.recorder import open_recorder
 from pipeline.store.rows import ChainRow
 from pipeline.store.store import RunStore
 from tests.support.rows import blank
+from tests.support.run_files import write_run_json
 
 pytestmark = [pytest.mark.slow, pytest.mark.anyio]
 TOWER = "9^{9^{9^9}}"
@@ -49,7 +50,10 @@ def verdicts(folder: Path) -> dict[str, tuple[bool | None, str | None]]:
 @asynccontextmanager
 async def grading(folder: Path, *, virtual: bool = False, limit_s: float = 10) -> AsyncIterator[InlineGrader]:
     with Grader(limit_s=limit_s) as grader:
-        async with open_recorder(RunStore(folder), virtual=virtual) as recorder, open_inline_grader(recorder, grader, virtual) as found:
+        async with (
+            open_recorder(RunStore(write_run_json(folder)), virtual=virtual) as recorder,
+            open_inline_grader(recorder, grader, virtual) as found,
+        ):
             yield found
 
 

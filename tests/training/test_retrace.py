@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow  # whole runs
 RUNS: dict[str, dict[str, Any]] = {
     **{graph: {"graph": graph} for graph in ("speccot", "specreason", "scot", "best-of-n", "guided-draft", "gated")},
     "three models in turn": {"graph": "rsd", "engines": ROOT / "graphs/engines/sim-4xh100-rsd.yaml"},
-    **{f"{graph}, ended early": {"graph": graph, "settings": ("answer_confident=0.95",)} for graph in ("specreason", "target")},
+    **{f"{graph}, ended early": {"graph": graph, "settings": ("answer_confident=0.95",)} for graph in ("specreason", "target-steps")},
 }
 
 
