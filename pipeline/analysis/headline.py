@@ -15,7 +15,7 @@ from pipeline.analysis.figures import Estimate
 from pipeline.analysis.progress import state_of
 from pipeline.analysis.rules import EXITS, Rules, differences
 from pipeline.analysis.steps import LOW
-from pipeline.analysis.summary import Baseline, Summary, summarize
+from pipeline.analysis.summary import Baseline, Left, Summary, summarize
 from pipeline.analysis.tables import TOO_FEW, Table, plain
 from pipeline.errors import InputError, UsageError
 from pipeline.store.folder import FILE
@@ -157,13 +157,23 @@ def _failed(s: Summary, place: str) -> Iterator[Row]:
         alike = s.failed == s.chains and len(s.errors) == 1 and place and s.resumable
         remedy = f"; mend that, then:  pipeline resume {place} --retry-failed" if alike else ""
         yield Row("failed", _percent(s.failed / s.chains), f"{s.failed:,} of {s.chains:,} chains: {causes}; for example: {example}{remedy}")
-    if s.cancelled:
+    if s.left is not None:
+        yield Row("left", f"{s.left.chains:,}", f"chains, {s.left.begun:,} of them begun: {_rest(s.left)}")
+    elif s.cancelled:
         yield Row("cancelled", f"{s.cancelled:,}", "chains" + (", which `pipeline resume` solves" if s.resumable else ""))
     if (retried := sum(engine.retried_calls for engine in s.engines.values())) > 0:
         yield Row("retries", f"{retried:,}", "failed attempts at a call were repeated")
     if crashed := {name: engine.restarts for name, engine in s.engines.items() if engine.restarts}:
         said = ", ".join(f"{name} {'once' if count == 1 else f'{count} times'}" for name, count in crashed.items())
         yield Row("restarts", "", f"engines crashed and were restarted: {said}")
+
+
+def _rest(left: Left) -> str:
+    """What the rest of a run would take."""
+    if left.tokens is None:
+        return "none is over, so that it is not known what they take"
+    time = "" if left.time_s is None else f", {_seconds(left.time_s)}"
+    return f"about {left.tokens:,} tokens{time} more, as the chains so far"
 
 
 def _accuracy(s: Summary) -> Iterator[Row]:

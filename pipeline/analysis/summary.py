@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from pipeline.analysis.choices import Sample, majority
 from pipeline.analysis.facts import answers, engine_facts, of_engines, replica_count
@@ -131,6 +131,18 @@ class Baseline(Struct, frozen=True, kw_only=True):
     """Reasons other than the graph why the two may differ, as clauses."""
 
 
+class Left(Struct, frozen=True, kw_only=True):
+    """The work left when a run ended before its chains did, and its cost if the rest is like the chains so far. Null: unknown."""
+
+    chains: int
+    begun: int
+    """Those of `chains` that continue from a recorded call."""
+    tokens: int | None = None
+    """Tokens that the engines would sample."""
+    time_s: float | None = None
+    """With the batch size, graph and engines that it had."""
+
+
 class Summary(Struct, frozen=True, kw_only=True):
     """The figures of a run. A rate is null where its denominator is zero or not known."""
 
@@ -167,6 +179,8 @@ class Summary(Struct, frozen=True, kw_only=True):
     """As in `run.json`: the most chains in flight at once, on each replica where there are several."""
     pauses: int | None = None
     """Times that a chain had to pause for room in a cache; null where the run does not say."""
+    left: Left | None = None
+    """Null where all chains are over."""
     wall_time_s: float | None
     """As in `run.json`; without one, from the first chain's start until the last one's end."""
     problems: int
@@ -264,6 +278,7 @@ def summarize_work(work: RunTimes, over_time: Occupancy | None = None) -> Summar
         **_decided(file, sums),
         batch_size=file.options.batch_size,
         pauses=file.totals.pauses,
+        left=_left(file, sums, tokens, wall_s),
         wall_time_s=wall_s,
         problems_per_s=_over(sums["done_problems"], wall_s),
         **_chain_figures(db, file.input.samples),
@@ -307,6 +322,19 @@ def _kept(run: RunFile, sums: Mapping[str, Any], calls: Iterable[Mapping[str, An
         return None
     ending = sum(each["output_tokens"] for each in calls if each["stage"] in run.plan.finishing)
     return int(sums["kept_of_thoughts"] + ending - sums["finishing_tokens"])
+
+
+def _left(run: RunFile, sums: Mapping[str, Any], tokens: int, wall_s: float | None) -> Left | None:
+    """What is left of a run that sampled that many `tokens`: as much for each chain as so far, where one that has begun counts as half.
+    None where nothing is left, or the run goes on."""
+    over, begun = sums["done"] + sums["failed"], sums["cancelled"]
+    if run.input.chains <= over or run.status == "running":
+        return None
+    left = Left(chains=run.input.chains - over, begun=begun)
+    if not over or not tokens:
+        return left
+    share = run.input.chains / (over + begun / 2) - 1
+    return structs.replace(left, tokens=round(tokens * share), time_s=None if wall_s is None else wall_s * share)
 
 
 def _in_order(calls: Iterable[dict[str, Any]], run: RunFile) -> list[dict[str, Any]]:

@@ -177,7 +177,7 @@ class Signals(MemoryRows):
 
 
 @pytest.mark.parametrize("count", [1, 2], ids=["drained", "aborted"])
-def test_a_run_that_is_interrupted_goes_on(recorded: Recorded, tmp_path: Path, count: int) -> None:
+def test_a_run_that_is_interrupted_says_what_is_left_and_goes_on(recorded: Recorded, tmp_path: Path, count: int) -> None:
     whole = recorded(samples=2)
     options = options_of(tmp_path, batch_size=4, samples=2, settings=("engines.*.text.steps_mean=3",))
     with restored_handlers():
@@ -185,7 +185,10 @@ def test_a_run_that_is_interrupted_goes_on(recorded: Recorded, tmp_path: Path, c
     assert (result.exit_code, result.run.status) == (130, "interrupted")
     assert 4 < result.done < 24
     found = summarize(result.folder)
-    assert (found.planned, found.done, found.samples) == (24, result.done, 2)
+    assert found.left is not None
+    assert (found.left.chains, found.left.begun) == (24 - result.done, found.cancelled)
+    total = sum(row["output_tokens"] for row in rows(whole, "calls"))
+    assert (found.left.tokens or 0) + found.output_tokens == pytest.approx(total, rel=0.3)
     result = run(resume_options(tmp_path / "run"))
     assert (result.exit_code, said(result)) == (0, said(whole))
 
