@@ -9,9 +9,10 @@ from typing import Any
 
 import pyarrow as pa
 import ray
-from anyio.from_thread import start_blocking_portal
+from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 import pipeline
+from pipeline.engine import Completion, Engine, Request
 from pipeline.engines.registry import open_engines
 from pipeline.store.rows import ChainRow
 
@@ -25,6 +26,19 @@ PROBLEMS = [
 ]
 
 
+class OnItsLoop:
+    """An open engine for runs on any event loop: it answers on the one where it was opened."""
+
+    def __init__(self, engine: Engine, portal: BlockingPortal) -> None:
+        self._engine, self._portal = engine, portal
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    async def generate(self, request: Request) -> Completion:
+        return await asyncio.wrap_future(self._portal.start_task_soon(self._engine.generate, request))
+
+
 class Solver:
     """The engines live as long as the actor, on an event loop in a thread."""
 
@@ -34,7 +48,8 @@ class Solver:
         asyncio.set_event_loop_policy(asyncio.DefaultEventLoopPolicy())
         self.portal = self.kept.enter_context(start_blocking_portal())
         opening = open_engines(pipeline.load_graph(graph, engines).engines)
-        self.engines = self.kept.enter_context(self.portal.wrap_async_context_manager(opening))
+        engines = self.kept.enter_context(self.portal.wrap_async_context_manager(opening))
+        self.engines = {role: OnItsLoop(engine, self.portal) for role, engine in engines.items()}
 
     def __call__(self, batch: pa.Table) -> pa.Table:
         """The batch with what its problems were answered, or why they were not."""
