@@ -135,7 +135,7 @@ def noise_of(repeats: Sequence[Sequence[Run]]) -> float | None:
 
 
 def page_of(results: Results) -> str:
-    """The whole page."""
+    """The page, from the results."""
     parts = ["# The papers' systems", f"{origin(results['measured'])[:-1]}.", INTRODUCTION, stated(())]
     parts += ["## Printed and simulated", PRINTED, grid(("what", "printed", "simulated", "how"), results["printed"])]
     parts += ["## What was run", RUNS]

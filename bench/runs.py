@@ -46,7 +46,7 @@ def whole(result: R, name: str = "") -> R:
 
 
 def swept(matrix: Matrix, name: str) -> list[Measured]:
-    """All points of a sweep, called `name`, those of earlier starts included."""
+    """All points of a sweep, called `name`, also from earlier starts."""
 
     def done(number: int, planned: int, point: Point, run: RunFile) -> None:
         say(f"{name} {number}/{planned}: {point.label.curve}, batch size {point.label.batch_size}, {run.wall_time_s:.1f} s")

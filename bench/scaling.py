@@ -232,7 +232,7 @@ def form_of_table_6(curves: Sequence[Curve]) -> str:
 
 
 def page_of(results: Results) -> str:
-    """The whole page."""
+    """The page, from the results."""
     parts = [
         "# Where does speculation stop paying?",
         f"{origin(results['measured'])[:-1]}.",

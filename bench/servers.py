@@ -95,7 +95,7 @@ def instant(port: str) -> None:
 
 
 async def loop(url: str, chains: list[list[bytes]], at_once: int) -> None:
-    """The plain loop."""
+    """Ask by a gather loop, without the engine."""
     import aiohttp
 
     left = iter(chains)
@@ -184,7 +184,7 @@ def measured(name: str, url: str, folder: Path, size: int, problems: int, repeat
 @click.option("--any-load", is_flag=True, help="Measure beside other work, to try this out.")
 @click.option("--output", type=click.Path(path_type=Path), default=ROOT / RESULTS / "servers.json")
 def main(problems: int, repeats: int, any_load: bool, output: Path) -> None:
-    """Measure and print."""
+    """Measure, and print a row for each loop."""
     if os.getloadavg()[0] > 1 and not any_load:
         raise click.ClickException(f"the load is {os.getloadavg()[0]:.1f}: wait until the machine is quiet")
     recording, cells, commands = begin(__file__), [], {}

@@ -167,7 +167,7 @@ async def measure(engines: Path, role: str, problems: list[Problem], repeats: in
 @click.option("--output", type=click.Path(path_type=Path), default=ROOT / RESULTS / "vllm-engine.json")
 @click.option("--bare", type=int, help="Be the bare loop, with that many requests at a time.")
 def main(engines: Path, role: str, input_: Path, problems: int, repeats: int, output: Path, bare: int | None) -> None:
-    """Measure and print."""
+    """Measure, and print the calls per second."""
     if bare is not None:
         asyncio.run(_bare_loop(bare))
         return

@@ -3,7 +3,7 @@
     python -m bench.cost.analysis [--calls 10000000] [--repeats 3] [--trace FOLDER]
 
 A simulated run of SpecCoT is repeated, one after the other under new names, until there are about that many calls (making the trace is not
-timed). Then it is summarized, each time in another process. `seconds` are those of that, CPU and memory those of the process. Prints a
+timed). Then it is summarized, each time in another process. `seconds` times the summary; CPU and memory are of the process. Prints a
 table and writes bench/results/analysis.json.
 """
 
@@ -34,7 +34,7 @@ NAMES, INSTANTS = ("problem_id", "chain_id", "request_id"), ("submit_unix_ns", "
 
 
 def table(results: Results) -> str:
-    """One row."""
+    """The result as a row of the page."""
     rows = [(row["system"], f"{row['work_s']:.1f}", f"{row['cpu_s']:.1f}", f"{row['peak_mib']:,.0f}") for row in results["results"]]
     runs = [each for row in results["results"] for each in row["runs"]]
     loads = [each["load"] for each in runs]

@@ -47,7 +47,7 @@ SELECT *, accepted_steps / nullif(verified_steps, 0) AS acceptance_rate, drafted
 FROM of_chains, of_steps
 """
 """One row, most of whose columns are fields of `Summary`. `kept_of_thoughts`: tokens of the thoughts of the chains that are done;
-`finishing_tokens`: those of the thoughts within whole responses."""
+`finishing_tokens`: of thoughts within whole responses."""
 CALLS = """
 SELECT coalesce(engine, '') AS engine, coalesce(stage, '') AS stage, count(*) AS calls, count(error_type) AS failed_calls,
        count(*) FILTER (attempt > 0) AS retried_calls, sum(input_tokens)::BIGINT AS input_tokens,

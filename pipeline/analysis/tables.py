@@ -153,7 +153,7 @@ def as_json(found: Any) -> str:
 
 
 def as_csv(columns: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
-    """Rows as CSV."""
+    """Write rows as CSV, with a header of `columns`."""
     out = io.StringIO()
     csv.writer(out, lineterminator="\n").writerows((columns, *rows))
     return out.getvalue()

@@ -46,7 +46,7 @@ class RecordedCache(PrefixCache):
     extend = insert
 
     def unpin(self, node: Node) -> None:
-        """Does nothing."""
+        """Do nothing: nothing is pinned here."""
 
 
 def fit_device(specs: Mapping[str, SimSpec], traces: Sequence[Calls]) -> SimDeviceSpec:

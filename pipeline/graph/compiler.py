@@ -28,7 +28,7 @@ def compile_graph(graph: GraphSpec) -> Plan:
 
 
 def _block(stages: Stages, ranks: Iterator[int], trial: TrialSpec | None = None) -> Block:
-    """The stages of a graph or of a `repeat`, in levels; each stage takes its rank from `ranks`. `trial`: that of loops which need one."""
+    """The stages of a graph or of a `repeat`, in levels; each takes its rank from `ranks`. `trial`: the stage of loops that need one."""
     levels = [tuple(_node(name, stages[name], ranks, trial) for name in names) for names in _levels(stages)]
     nodes = (node for level in levels for node in level if isinstance(node, StageNode))
     first = next(((node, steps) for node in nodes if (steps := getattr(node.spec, "first_steps", 0))), (None, 0))

@@ -20,7 +20,7 @@ class Observer(Struct, frozen=True, kw_only=True):
     ready: Callable[[Prepared], object] = lambda ready: None
     """Is called with a run that was checked, before its engines are opened."""
     watch: Callable[[Prepared, Executor], AbstractContextManager[Any]] = lambda run, work: nullcontext()
-    """Displays the progress of the run, whose live objects the executor has, until its context manager ends; not that of replicas."""
+    """Displays the progress of the run, whose live objects the executor has, until its context manager ends; not on replicas."""
     tell: Callable[[str], object] = lambda sentence: None
     """Gets the notices that the user should read."""
     sink: RowSink | None = None

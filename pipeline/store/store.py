@@ -78,7 +78,7 @@ class RunStore:
         """With `sync_every_s` an `append` syncs its table only that many seconds after the last sync: for simulated time, in which
         a day's appends come within a minute. Rows that are not synced survive the end of the process, but not of the machine."""
         self.folder, self.id = folder, folder_id(folder) if (folder / FILE).exists() else new_folder_id()
-        """`id`: that of `run.json`; a new one where there is none."""
+        """`id`: from `run.json`; a new one where there is none."""
         self._names, self._sync_every_s = tuple(tables), sync_every_s
         self._tables: dict[str, _Table] = {}
         self._making_parts = threading.Lock()

@@ -1,6 +1,6 @@
 """The settings to use: the measured points of a sweep over a validation set enter, the fastest whose accuracy is good enough leaves.
 
-The loss is the accuracy of the baseline minus that of a point, over the same problems. Its interval is Tango's score interval for paired
+The loss is the accuracy of the baseline minus the point's, over the same problems. Its interval is Tango's score interval for paired
 shares (Tango 1998, "Equivalence test and confidence interval for the difference in proportions for the paired-sample design", Statistics in
 Medicine 17), one-sided at 95 %, by Bonferroni for all points together.
 """

@@ -57,7 +57,7 @@ class Study(Struct, frozen=True, kw_only=True):
     told: tuple[str, ...] = ()
     """Notices about its systems."""
     folder: RunOptions
-    """Of these options `output`, `resume` and `fail_on_error` are those of the whole folder."""
+    """Its `output`, `resume` and `fail_on_error` hold for the whole folder."""
     warm_up: int = 32
     """Problems that every system solves on real engines before its first point."""
     workers: int | None = None

@@ -1,7 +1,7 @@
 """Study files: a YAML file of what is compared with what enters, the points that it runs and the papers' tables over them leave.
 
-The keys of a study are those of each of its parts; those of a part go before them, those under `small` before both in the small form, which
-runs on what is bundled. They are merged before anything is decoded. Nothing is run here.
+A study's keys hold for each of its parts; a part's own override them. In the small form, which runs on what is bundled, `small`
+overrides both. They are merged before anything is decoded. Nothing is run here.
 """
 
 from collections.abc import Iterator, Mapping
@@ -26,7 +26,7 @@ from pipeline.study.systems import Matrix, combinations, read_systems, unlike
 WARM_UP = 8
 """Problems that every system solves on real engines before its first point."""
 OTHER = {"limit": "random", "random": "limit"}
-"""Keys that each say which problems there are, of which the last one said counts."""
+"""Keys that choose problems: the last one given counts."""
 Text = Annotated[str, Meta(min_length=1)]
 
 
@@ -87,20 +87,20 @@ class StudySpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     preset: Text | None = None
     """Settings of a paper, as of `--preset`."""
     set: dict[str, Param] = {}
-    """Settings of all systems and engines that have them, as of `--set`; they go before those of the preset."""
+    """Settings of all systems and engines that have them, as of `--set`; they override the preset."""
     params: dict[str, Annotated[tuple[Param, ...], Meta(min_length=1)]] = {}
     """Values of params by name; every combination is run. Where the baseline has the param too, it is run with each value as well."""
     batch_sizes: Annotated[tuple[Count, ...], Meta(min_length=1)] = (1, 8, 32)
     """Most chains in progress at once."""
     schedules: tuple[ScheduleName, ...] = ("pipelined",)
     samples: Count | None = None
-    """Attempts at every problem; by default those of the preset, or 1."""
+    """Attempts at every problem; by default as the preset says, or 1."""
     seeds: Annotated[tuple[int, ...], Meta(min_length=1)] = (0,)
     """Random seeds, a run for each; tables pool them."""
     repeats: Count = 1
     """Runs of every point on real engines."""
     tables: tuple[Text, ...] = ()
-    """Tables as of `compare --table`: of a study over all its runs, of a part over those of the part."""
+    """Tables as of `compare --table`: of a study over all its runs, of a part over its own."""
     parts: dict[Text, dict[str, Any]] = {}
     """By name; a study without them is one part. Each has keys of the study that take the place of those above."""
     small: dict[str, Any] = {}

@@ -34,7 +34,7 @@ class Matrix(Struct, frozen=True, kw_only=True):
     baseline: Path | None = None
     """The graph of the target alone; by default `target.yaml` next to the first graph, else the bundled one."""
     engines: tuple[Path, ...] = ()
-    """Engines files, each with its own baseline; by default those of `shared`."""
+    """Engines files, each with its own baseline; by default as in `shared`."""
     baseline_engines: tuple[Path, ...] = ()
     """Engines files on which the target alone runs as well."""
     vary: Mapping[str, tuple[str, ...]] = {}
@@ -42,7 +42,7 @@ class Matrix(Struct, frozen=True, kw_only=True):
     choices: Mapping[Path, tuple[Mapping[str, str], ...]] = {}
     """By graph the values of params of its systems; without them those that `vary` gives."""
     data: Mapping[str, Mapping[str, Any]] = {}
-    """By name of each data set the options that say which problems it has; by default those of `shared`."""
+    """By data set the options that choose its problems; by default as in `shared`."""
     batch_sizes: tuple[int, ...] = (1, 8, 32)
     schedules: tuple[ScheduleName, ...] = ("pipelined",)
     seeds: tuple[int, ...] = (0,)
@@ -61,7 +61,7 @@ class System(Struct, frozen=True, kw_only=True):
     plan: Plan
     baseline: bool = False
     widened: tuple[str, ...] = ()
-    """Those of its settings that give it the memory of engines that it does not use."""
+    """Settings that give it the memory of engines that it does not use."""
 
     @property
     def virtual(self) -> bool:
@@ -153,7 +153,7 @@ def _on(file: Path | None, matrix: Matrix, name: str) -> list[System]:
 def system_of(
     graph: Path, options: RunOptions, choice: Mapping[str, str] | None = None, *, engines: str = "", baseline: bool = False
 ) -> System:
-    """The system of a graph with this choice of params, and with those of the settings that concern it or its engines."""
+    """The system of a graph with this choice of params, and the settings that concern it or its engines."""
     choice, names = choice or {}, outline(graph)
     own = (each for each in options.settings if (name := each.partition("=")[0]) == "preset" or names.has(name))
     settings = (*own, *_of_engines(options), *(f"{param}={value}" for param, value in choice.items()))
@@ -188,7 +188,7 @@ def _baseline(matrix: Matrix) -> Path:
 
 
 def _of_engines(options: RunOptions) -> tuple[str, ...]:
-    """Those of the settings of engines whose role its engines file has; all of them where the graphs name their engines."""
+    """The settings for roles that its engines file has; all of them where the graphs name their engines."""
     given, bound = [each for each in options.settings if each.startswith("engines.")], options.bound_engines
     if bound is None:
         return tuple(given)

@@ -1,4 +1,4 @@
-"""Runs of replicas whose engines wait in real time in place of computing, and the run of one process that they are compared with."""
+"""Runs of replicas whose engines wait in real time rather than compute, and the run of one process that they are compared with."""
 
 import threading
 from collections.abc import Callable

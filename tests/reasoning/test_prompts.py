@@ -120,7 +120,7 @@ def test_the_chat_before_a_problem_is_said_as_the_template_says_it(tmp_path: Pat
     builder = PromptBuilder(tokenizer, Prompts(system="The graph's."))
     text = tokenizer.decode(builder.generation("2+2?", ("3", "4"), HISTORY))
     asked = f"<|user|>1+1?\n<|assistant|>2<|end|><|user|>{DEFAULT_PROMPTS.asked('2+2?', ('3', '4'))}<|assistant|><think>\n"
-    assert text == f"[Be brief.]{asked}", "its message of the system stands in place of the graph's"
+    assert text == f"[Be brief.]{asked}", "its message of the system replaces the graph's"
     assert tokenizer.decode(builder.generation("2+2?")).startswith("[The graph's.]")
 
 

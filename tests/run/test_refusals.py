@@ -115,8 +115,8 @@ def test_rows_that_are_lost_are_missed(place: Path, tmp_path: Path, table: str) 
 )
 def test_who_names_engines_models_or_the_bundled_problems_is_not_asked_about_toys(tmp_path: Path, chosen: dict[str, Any]) -> None:
     given = options(tmp_path, **{"engines": None, "input": (str(write_problems(tmp_path)),), "output": tmp_path / "run"} | chosen)
-    with prepare(given, load_plan(given.graph, given.bound_engines, given.settings)):
-        pass
+    with prepare(given, load_plan(given.graph, given.bound_engines, given.settings)) as found:
+        assert not found.nothing_to_do
 
 
 class Twice(SimTokenizer):

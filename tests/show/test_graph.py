@@ -30,7 +30,7 @@ stages:
 
 
 def plan(name: str, *settings: str) -> Plan:
-    """That of a checked-in graph."""
+    """The plan of a checked-in graph."""
     return load_plan(ROOT / f"graphs/{name}.yaml", settings=settings)
 
 

@@ -121,7 +121,7 @@ def test_what_cannot_be_trained_is_one_sentence(tmp_path: Path) -> None:
 
 
 def test_losses_outcomes_and_gradients_against_plain_arithmetic() -> None:
-    """The gradient is that of the likeliest right option alone."""
+    """The gradient is of the likeliest right option alone."""
     import torch
 
     from pipeline.training.trainer import PADDING, least, option_logprobs, outcomes

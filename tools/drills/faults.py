@@ -73,7 +73,7 @@ def compared(engines: str, begin: tuple[str, ...], whole: Path) -> Ground:
 
 
 def ids(rows: int) -> frozenset[str]:
-    """The chains of so many problems without ids of their own."""
+    """The chains of this many problems without ids."""
     return frozenset(f"{row}#0" for row in range(1, rows + 1))
 
 
@@ -94,7 +94,7 @@ def _problems(folder: Path, rows: int) -> Path:
 def killed(
     ground: Ground, folder: Path, strikes: int, luck: random.Random, longest_s: float, number: signal.Signals = signal.SIGKILL
 ) -> Toll:
-    """Runs that are hit at random moments, one after the other in folders under `folder`, until there were so many strikes."""
+    """Runs that are hit at random moments, one after the other in folders under `folder`, until `strikes` have hit."""
     tolls = list[Toll]()
     while (left := strikes - sum(each.faults for each in tolls)) > 0:
         tolls.append(_killed_until_done(ground, folder / f"{number.name}-{len(tolls)}", left, luck, longest_s, number))

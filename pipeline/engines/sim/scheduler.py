@@ -184,7 +184,7 @@ class Scheduler:
 
     @property
     def waiting(self) -> int:
-        """Queued jobs."""
+        """Number of queued jobs."""
         return len(self._queue)
 
     @property
