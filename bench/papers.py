@@ -25,7 +25,7 @@ from pipeline.analysis.compare import Comparison, Run, compare, read_runs
 from pipeline.analysis.facts import stated
 from pipeline.analysis.tables import number, percent, plain
 from pipeline.options import RunOptions
-from pipeline.run.observer import Observer
+from pipeline.run.run import Observer
 from pipeline.study.points import Point, Study
 from pipeline.study.run import SweepResult, carry_out
 from pipeline.study.study_file import read_study

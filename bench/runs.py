@@ -14,8 +14,7 @@ import pyarrow.parquet as pq
 from bench.figures import ROOT
 from pipeline.analysis.curves import Measured, read_points
 from pipeline.engines.sim.text import sim_answer
-from pipeline.run.observer import Observer
-from pipeline.run.run import SessionResult
+from pipeline.run.run import Observer, SessionResult
 from pipeline.store.run_file import RunFile
 from pipeline.study.points import Point, plan_sweep
 from pipeline.study.run import SweepResult, carry_out

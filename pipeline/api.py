@@ -54,9 +54,8 @@ from pipeline.options import (
 from pipeline.remote.folder import written_folder
 from pipeline.remote.url import is_url
 from pipeline.run.loop import loop_options
-from pipeline.run.observer import Observer
 from pipeline.run.prepare import Prepared, load_plan, prepare
-from pipeline.run.run import SessionResult, solver_of
+from pipeline.run.run import Observer, SessionResult, solver_of
 from pipeline.run.run import solve as solve_run
 from pipeline.run.stream import ChainStream, MemoryRows, in_thread, progress_shown
 from pipeline.stages.base import StageKind

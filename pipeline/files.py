@@ -1,6 +1,7 @@
-"""Files that are made with care: a new one is whole and durable.
+"""Files and texts made with care: a new file is whole and durable, a text from elsewhere is safe to show and to store.
 
-A durable file is flushed, then given its name, then its folder is flushed, so that it survives a loss of power.
+A durable file is flushed, then given its name, then its folder is flushed, so that it survives a loss of power. In a text, control
+characters stay visible as `\\uXXXX`, the way JSON writes them, so that JSON stays the same JSON.
 """
 
 import gzip
@@ -15,6 +16,8 @@ from typing import BinaryIO, cast
 sync_data = getattr(os, "fdatasync", os.fsync)
 """Flush the data of an open file, given by its descriptor; its times need not be flushed, which is faster."""
 _DRAFT = re.compile(r"\.[0-9a-f]{16}\.tmp")
+_OBEYED = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+"""Control characters except tab and line feed, characters that change the direction of writing, and lone surrogates."""
 
 
 @contextmanager
@@ -68,3 +71,18 @@ def sync_folder(folder: Path) -> None:
         os.fsync(number)
     finally:
         os.close(number)
+
+
+def sanitize(text: str) -> str:
+    """`text` with control characters and characters that change the direction of writing shown as `\\uXXXX`; line feeds stay."""
+    return _OBEYED.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+def one_line(text: str) -> str:
+    """`text` sanitized and on one line: line feeds are shown as `\\n`, so that untrusted text cannot add lines."""
+    return sanitize(text).replace("\n", "\\n")
+
+
+def storable(text: str) -> str:
+    """`text` as valid UTF-8, with escapes for the bytes of file names that are not."""
+    return text.encode(errors="backslashreplace").decode()

@@ -15,7 +15,7 @@ FILES = sorted((ROOT / "pipeline").rglob("*.py"))
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
 
 LEVELS = [
-    ["errors", "text", "files", "confidence", "system"],
+    ["errors", "files", "confidence", "system"],
     ["graph", "grading", "options", "tasks", "local_web"],
     ["engine", "data"],
     ["store", "reasoning"],

@@ -1,11 +1,12 @@
-"""A file gets its name whole, in the place of the one that had it, and what is no regular file is not replaced."""
+"""A file gets its name whole and replaces the one that had it; only a regular file is replaced. Text of others can be read, and no terminal
+obeys it."""
 
 import os
 from pathlib import Path
 
 import pytest
 
-from pipeline.files import new_file, publish
+from pipeline.files import new_file, one_line, publish, sanitize
 
 
 def test_a_new_file_has_its_name_when_it_is_whole(tmp_path: Path) -> None:
@@ -50,3 +51,19 @@ def test_a_link_gives_way_and_what_it_leads_to_stays(tmp_path: Path) -> None:
     with new_file(tmp_path / "run.json") as draft:
         draft.write_text("ours")
     assert [(tmp_path / name).read_text() for name in ("foreign", "run.json")] == ["theirs", "ours"]
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("plain, café, 日本, 👍\tand\nlines", "plain, café, 日本, 👍\tand\nlines"),
+        ("\x1b[2J\x1b]0;title\x07", "\\u001b[2J\\u001b]0;title\\u0007"),
+        ("a\rb\x00\x7f", "a\\u000db\\u0000\\u007f"),
+        ("\x9b31m", "\\u009b31m"),
+        ("\u202egnp.exe\u2066", "\\u202egnp.exe\\u2066"),
+        ("half \ud83d", "half \\ud83d"),
+    ],
+)
+def test_what_a_terminal_obeys_is_shown(text: str, shown: str) -> None:
+    assert sanitize(text) == shown
+    assert one_line(text) == shown.replace("\n", "\\n")

@@ -18,9 +18,9 @@ from pipeline.engines.hub import NotOnHub
 from pipeline.engines.models import DTYPE_BYTES, read_card, resolve
 from pipeline.engines.sim.spec import SimDeviceSpec, SimSpec
 from pipeline.errors import InputError, UsageError, boundary
+from pipeline.files import one_line
 from pipeline.graph.files import BUNDLED, written
 from pipeline.store.run_file import RunFile
-from pipeline.text import one_line
 
 MAX_CALLS = 1500
 """The number of calls of each engine that are fitted by default."""

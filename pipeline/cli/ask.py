@@ -19,10 +19,9 @@ from pipeline.cli.options import LocalPath, Located, RunFolder, json_option, one
 from pipeline.cli.terminal import print_json, print_line, print_page
 from pipeline.errors import UsageError, boundary, reason
 from pipeline.export.answers_file import form_of, write_query, write_rows
-from pipeline.files import whole_file
+from pipeline.files import sanitize, whole_file
 from pipeline.store.query import Query, check_readable, words_of
 from pipeline.store.rows import ROWS
-from pipeline.text import sanitize
 
 QUERY_SUFFIXES = (".parquet", ".csv", ".json", ".jsonl")
 MAX_ROWS = 100

@@ -9,7 +9,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from pipeline.analysis.tables import Table
-from pipeline.text import sanitize
+from pipeline.files import sanitize
 
 WIDTH = 110
 """Columns of output that does not go to a terminal."""

@@ -16,11 +16,10 @@ from pipeline.cli.console import PlainConsole
 from pipeline.cli.options import LocalPath, Located, RunFolder, json_option, one_run
 from pipeline.cli.terminal import print_line, print_page
 from pipeline.errors import UsageError, boundary
-from pipeline.files import whole_file
+from pipeline.files import one_line, whole_file
 from pipeline.rewards import OnProgress, ScoringResult, score_run
 from pipeline.run.regrade import Regrade, regrade
 from pipeline.store.query import check_readable
-from pipeline.text import one_line
 
 _MEANS = {
     "all": "drafted steps",

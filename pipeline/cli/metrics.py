@@ -14,8 +14,8 @@ from prometheus_client.registry import Collector
 
 from pipeline.errors import UsageError, reason
 from pipeline.graph.plan import Plan
-from pipeline.run.observer import Observer
 from pipeline.run.prepare import Prepared
+from pipeline.run.run import Observer
 from pipeline.runtime.executor import Executor
 from pipeline.serve.desk import Desk
 

@@ -28,7 +28,7 @@ from pipeline.cli.terminal import output, print_notice
 from pipeline.errors import Interrupted, MissingExtra
 from pipeline.options import RunOptions
 from pipeline.run.loop import rare_collection
-from pipeline.run.observer import Observer
+from pipeline.run.run import Observer
 
 KEY = "PIPELINE_API_KEY"
 """The variable of the environment that holds the API key."""

@@ -28,11 +28,10 @@ from pipeline.cli.console import WIDTH, PlainConsole, print_table
 from pipeline.cli.options import RUNS, LocalPath, Located, RunFolder, json_option, one_run, runs_in
 from pipeline.cli.terminal import output, print_line, print_notice, print_page
 from pipeline.errors import InputError, MissingExtra, UsageError, boundary, did_you_mean
-from pipeline.files import whole_file
+from pipeline.files import one_line, whole_file
 from pipeline.show.transcripts import ShownCandidate, ShownStep, Transcript, read_transcripts
 from pipeline.store.folder import FILE
 from pipeline.store.query import Query, check_readable
-from pipeline.text import one_line
 
 STYLES = {
     "accepted": "green",

@@ -21,9 +21,8 @@ from pipeline.errors import Interrupted, MissingExtra, UsageError
 from pipeline.graph.plan import Plan
 from pipeline.options import RunOptions
 from pipeline.run.loop import rare_collection
-from pipeline.run.observer import Observer
 from pipeline.run.prepare import Prepared
-from pipeline.run.run import SessionResult
+from pipeline.run.run import Observer, SessionResult
 from pipeline.run.run import run as start
 from pipeline.store.kept_problems import solved_problems
 from pipeline.study.systems import System, run_baseline

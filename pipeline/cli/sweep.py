@@ -33,7 +33,7 @@ from pipeline.cli.terminal import output, print_line, print_notice
 from pipeline.errors import MissingExtra, UsageError
 from pipeline.options import SCHEDULE_HELP, RunOptions, ScheduleName
 from pipeline.run.loop import rare_collection
-from pipeline.run.observer import Observer
+from pipeline.run.run import Observer
 from pipeline.store.run_file import RunFile
 from pipeline.study.choose import choose, write_preset
 from pipeline.study.points import Point, Study, plan_sweep

@@ -12,7 +12,7 @@ from typing import Self
 import click
 
 from pipeline.errors import Interrupted, PipelineError, UsageError, reason
-from pipeline.text import one_line, sanitize
+from pipeline.files import one_line, sanitize
 
 
 class CommandOutput:

@@ -28,9 +28,8 @@ from pipeline.errors import EngineDead, Interrupted, MissingExtra, OutOfMemory, 
 from pipeline.graph.spec import EngineSpec
 from pipeline.options import RunOptions, shard_of
 from pipeline.run.loop import Stop
-from pipeline.run.observer import Observer
 from pipeline.run.prepare import Prepared, is_over
-from pipeline.run.run import SessionResult, finish
+from pipeline.run.run import Observer, SessionResult, finish
 from pipeline.runtime.clock import backoff_s
 from pipeline.store.folder import FILE
 from pipeline.store.run_file import RunFile, Session

@@ -18,9 +18,8 @@ from pipeline.errors import PipelineError, ReplicaLost
 from pipeline.graph.plan import Plan
 from pipeline.options import RunOptions
 from pipeline.run.loop import Stop, attended, loop_options, rare_collection
-from pipeline.run.observer import Observer
 from pipeline.run.prepare import Prepared, prepare
-from pipeline.run.run import solve
+from pipeline.run.run import Observer, solve
 from pipeline.runtime.executor import Executor
 from pipeline.runtime.progress import Progress
 from pipeline.store.folder import is_held

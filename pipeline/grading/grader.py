@@ -14,11 +14,11 @@ from queue import LifoQueue
 import msgspec
 
 from pipeline.errors import with_place
+from pipeline.files import storable
 from pipeline.grading.answers import Grade, Kind, compare_texts, extract
 from pipeline.grading.plugins import Same, registered_grader
 from pipeline.system.machine import core_count
 from pipeline.system.worker_process import Program, WorkerProcess
-from pipeline.text import storable
 
 LIMIT_S = 5.0
 """Most seconds of computing for one grade."""

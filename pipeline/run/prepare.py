@@ -20,6 +20,7 @@ from pipeline.engines.models import bundled_name
 from pipeline.engines.registry import notices
 from pipeline.engines.sim.replay import bindings
 from pipeline.errors import InputError, UsageError
+from pipeline.files import storable
 from pipeline.grading.plugins import GRADER_KINDS, grader_names, graders_of_this_process
 from pipeline.graph.files import ARITH, REPLAY, find_file, replayed
 from pipeline.graph.load import load_graph, source_of
@@ -34,7 +35,6 @@ from pipeline.store.kept_problems import Problems, keep_problems
 from pipeline.store.resume import ResumeState, read_resume_state
 from pipeline.store.run_file import RunFile, host, versions
 from pipeline.store.store import KEPT, has_table, new_folder_id, shards_of
-from pipeline.text import storable
 
 RUNS = Path("runs")
 """Where run folders are made that the user does not name."""

@@ -8,7 +8,7 @@ needs around it.
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
+from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager, nullcontext
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -19,7 +19,7 @@ from msgspec import Struct, structs
 
 from pipeline.engine import Engine
 from pipeline.engines.registry import open_engines
-from pipeline.engines.startup import listening
+from pipeline.engines.startup import Listener, listening
 from pipeline.errors import Interrupted, OutOfMemory, PipelineError, is_out_of_memory
 from pipeline.grading.grader import BESIDE_ENGINES, Grader, default_workers
 from pipeline.graph.plan import Plan
@@ -27,7 +27,6 @@ from pipeline.graph.rules import check_needs, unmet_needs
 from pipeline.graph.spec import EngineSpec
 from pipeline.options import RunOptions
 from pipeline.run.loop import Attend, Stop, attended, in_loop
-from pipeline.run.observer import Observer
 from pipeline.run.prepare import Prepared, load_plan, prepare
 from pipeline.runtime.admission.admission import Admission
 from pipeline.runtime.admission.cache import CacheLimit, cache_limits, call_tokens
@@ -49,6 +48,21 @@ from pipeline.store.store import KEPT, RunStore, count_rows
 
 Solve = Callable[..., Awaitable["SessionResult"]]
 """What has the signature of `solve`, and carries a session out in the running event loop as that does."""
+
+
+class Observer(Struct, frozen=True, kw_only=True):
+    """What a caller may see of a run in progress: callbacks, which do nothing by default."""
+
+    starting: Callable[[], Listener] = Listener
+    """Gives what hears the engines that start."""
+    ready: Callable[[Prepared], object] = lambda ready: None
+    """Is called with a run that was checked, before its engines are opened."""
+    watch: Callable[[Prepared, Executor], AbstractContextManager[Any]] = lambda run, work: nullcontext()
+    """Displays the progress of the run, whose live objects the executor has, until its context manager ends; not on replicas."""
+    tell: Callable[[str], object] = lambda sentence: None
+    """Gets the notices that the user should read."""
+    sink: RowSink | None = None
+    """Gets every row of the trace, besides the run folder."""
 
 
 class SessionResult(Struct, frozen=True, kw_only=True):

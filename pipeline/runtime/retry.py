@@ -3,8 +3,10 @@
 Requests enter, validated completions leave. Knows of no client queue and keeps no record: an `AttemptListener` is told of every attempt.
 """
 
+import asyncio
 import math
 from collections.abc import Awaitable
+from typing import Any, TypeVar
 
 import anyio
 
@@ -14,8 +16,8 @@ from pipeline.errors import BadCompletion, ChainError, EngineDead, EngineUnavail
 from pipeline.graph.spec import EngineSpec
 from pipeline.runtime.clock import Clock, backoff_s, sleep_noticing
 from pipeline.runtime.supervisor import ProgressWatch, Supervisor
-from pipeline.runtime.waiting import Awaited, GivenUp
 
+T = TypeVar("T")
 CHECKS = 32
 """The number of checks in every `hang_s`, or `timeout_s` where that is less, whether this process ran and the engine works."""
 
@@ -24,6 +26,60 @@ _SHORTEST_S = 1e-6
 
 UNREADABLE = 4
 """The maximum number of repetitions of a request that got an invalid answer: with its seed it mostly gets the same one again."""
+
+
+class GivenUp(Exception):
+    """An answer that is not waited for any longer; the text says for which reason."""
+
+
+class Awaited:
+    """The answers that are awaited, each since it was asked for. None must have been asked for before those given earlier.
+
+    A `CancelScope` for each would cost three times as much.
+    """
+
+    def __init__(self) -> None:
+        self._asked: dict[asyncio.Task[Any], float] = {}
+        self._reasons: dict[asyncio.Task[Any], str] = {}
+        """Why the wait was ended for answers whose tasks have not noticed yet."""
+
+    @property
+    def oldest(self) -> float | None:
+        """When the first of them was asked for; None while no answer is awaited."""
+        return next(iter(self._asked.values()), None)
+
+    def postpone(self, seconds: float) -> None:
+        """Count all of them as asked for so much later."""
+        for task in self._asked:
+            self._asked[task] += seconds
+
+    def give_up(self, asked: float, reason: str) -> None:
+        """Stop waiting for the answers that were asked for at `asked` or before, for this `reason`."""
+        for task, when in list(self._asked.items()):
+            if when > asked:
+                return
+            del self._asked[task]
+            self._reasons[task] = reason
+            task.cancel()
+
+    async def wait_for(self, answer: Awaitable[T], now: float) -> T:
+        """The `answer`, which this task asks for `now`; raises `GivenUp` once `give_up` was called with a time not before that.
+
+        The task is cancelled once, and takes that back, as `asyncio.timeout` does it.
+        """
+        task = asyncio.current_task()
+        assert task is not None
+        self._asked[task] = now
+        before = task.cancelling()
+        try:
+            return await answer
+        except asyncio.CancelledError as cancelled:
+            if task not in self._asked and task.uncancel() <= before:
+                raise GivenUp(self._reasons[task]) from cancelled
+            raise
+        finally:
+            self._asked.pop(task, None)
+            self._reasons.pop(task, None)
 
 
 class CallTimeout(EngineUnavailable):

@@ -19,9 +19,8 @@ from pipeline.graph.plan import Plan
 from pipeline.local_web import listening
 from pipeline.options import RunOptions
 from pipeline.run.loop import Attend, Stop, attended, in_loop
-from pipeline.run.observer import Observer
 from pipeline.run.prepare import Prepared, load_plan, prepare
-from pipeline.run.run import SessionResult, solve
+from pipeline.run.run import Observer, SessionResult, solve
 from pipeline.runtime.admission.feed import Arrivals
 from pipeline.runtime.executor import Executor
 from pipeline.runtime.rows import Tee

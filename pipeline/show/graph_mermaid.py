@@ -6,10 +6,10 @@ and one with its engine, have the same colour.
 
 from collections.abc import Iterator, Sequence
 
+from pipeline.files import one_line
 from pipeline.graph.plan import Block, Condition, LoopNode, Plan, StageNode
 from pipeline.graph.spec import waits_for
 from pipeline.show.graph_text import engines_of, exit_lines, problem_line, settings_line, shortened
-from pipeline.text import one_line
 
 START = "problem"
 BREAK = "<br/>"

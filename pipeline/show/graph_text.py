@@ -4,11 +4,11 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from msgspec import Struct, structs
 
+from pipeline.files import one_line
 from pipeline.graph.plan import READINGS, VERDICTS, Block, Condition, LoopNode, Plan, StageNode
 from pipeline.graph.prompts import DEFAULT_PROMPTS
 from pipeline.graph.rules import CONDITIONS
 from pipeline.graph.spec import PLAIN_SAMPLING, StageSpec
-from pipeline.text import one_line
 
 LONGEST = 60
 """How many characters of a foreign text, such as a model's name, are shown."""

@@ -14,7 +14,7 @@ from xml.etree.ElementTree import Element, tostring
 from latex2mathml.converter import convert_to_element
 from markupsafe import Markup, escape
 
-from pipeline.text import sanitize
+from pipeline.files import sanitize
 
 LONGEST, DEEPEST = 2_000, 40
 """Characters, and braces within braces, of a formula that is converted."""

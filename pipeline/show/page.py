@@ -20,11 +20,11 @@ from markupsafe import Markup
 
 from pipeline.analysis.progress import duration
 from pipeline.analysis.tables import Table, plain, plain_percent
+from pipeline.files import sanitize
 from pipeline.show.charts import DECISIONS
 from pipeline.show.maths import answer, with_maths
 from pipeline.show.plot import Shares, path
 from pipeline.show.problems import ORDERS, VERDICTS
-from pipeline.text import sanitize
 
 _HERE = Path(__file__).parent
 

@@ -14,10 +14,10 @@ from msgspec import Struct
 from pipeline.analysis.headline import SUFFIX
 from pipeline.analysis.progress import RunState, run_folders, run_state
 from pipeline.errors import InputError, UsageError, did_you_mean
+from pipeline.files import storable
 from pipeline.show.sections import RunFigures, run_figures
 from pipeline.store.folder import FILE, is_held
 from pipeline.store.query import TABLES, Query
-from pipeline.text import storable
 
 DEPTH = 3
 """How many levels down runs are looked for: those of a sweep are in `SWEEP/runs`."""

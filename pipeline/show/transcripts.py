@@ -9,8 +9,8 @@ from typing import Any
 from msgspec import Struct
 
 from pipeline.analysis.steps import LOW, scale_of
+from pipeline.files import sanitize
 from pipeline.store.query import Query
-from pipeline.text import sanitize
 
 MAX_TRANSCRIPTS = 400_000
 """Limit of the characters in all transcripts of a page together; those of chains after the one that reaches it are left out."""

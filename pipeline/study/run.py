@@ -27,9 +27,8 @@ from pipeline.errors import Interrupted, PipelineError, RunError, UsageError
 from pipeline.files import new_file
 from pipeline.graph.spec import EngineSpec
 from pipeline.run.loop import Attend, Stop, attended, in_loop, rare_collection
-from pipeline.run.observer import Observer
 from pipeline.run.prepare import check_toys, drift, keep_input, prepare
-from pipeline.run.run import failed_too_often, opened_engines, solve
+from pipeline.run.run import Observer, failed_too_often, opened_engines, solve
 from pipeline.store.folder import hold_default, hold_output
 from pipeline.store.kept_problems import Problems
 from pipeline.store.run_file import RunFile

@@ -12,9 +12,8 @@ from prometheus_client.core import Metric
 
 from pipeline.cli.metrics import RequestMetrics, RunMetrics, metrics_served
 from pipeline.options import RunOptions
-from pipeline.run.observer import Observer
 from pipeline.run.prepare import Prepared
-from pipeline.run.run import run
+from pipeline.run.run import Observer, run
 from pipeline.runtime.admission.feed import Arrivals
 from pipeline.runtime.executor import Executor
 from pipeline.serve.desk import Desk, ServeLimits

@@ -15,9 +15,8 @@ from pipeline.cluster.replicas import solve_on_replicas
 from pipeline.errors import PipelineError
 from pipeline.options import RunOptions
 from pipeline.run.loop import attended, in_loop
-from pipeline.run.observer import Observer
 from pipeline.run.prepare import load_plan, prepare
-from pipeline.run.run import SessionResult, run
+from pipeline.run.run import Observer, SessionResult, run
 from tests.support.hanging_together import check_hangs_together
 from tests.support.runs import options_of, said, write_problems
 

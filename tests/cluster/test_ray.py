@@ -14,9 +14,8 @@ import ray
 
 from pipeline.cluster.ray import check_room
 from pipeline.errors import UsageError
-from pipeline.run.observer import Observer
 from pipeline.run.prepare import load_plan
-from pipeline.run.run import SessionResult
+from pipeline.run.run import Observer, SessionResult
 from tests.cluster.conftest import check_whole, in_real_time, waiting, when
 from tests.support.paths import ROOT, SIM
 from tests.support.patience import HANGS_S

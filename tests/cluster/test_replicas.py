@@ -18,9 +18,8 @@ from pipeline.cluster.worker import ShardJob
 from pipeline.errors import ReplicaLost, RunFolderError, UsageError
 from pipeline.options import Shard
 from pipeline.run.loop import Stop
-from pipeline.run.observer import Observer
 from pipeline.run.prepare import load_plan, resume_options
-from pipeline.run.run import SessionResult, run
+from pipeline.run.run import Observer, SessionResult, run
 from pipeline.store.query import Query
 from pipeline.store.rows import ChainRow
 from pipeline.store.run_file import RunFile

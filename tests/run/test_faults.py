@@ -21,9 +21,8 @@ from pipeline.engines.registry import open_engines
 from pipeline.errors import RunFolderError
 from pipeline.options import RunOptions
 from pipeline.run.loop import Stop, attended, in_loop
-from pipeline.run.observer import Observer
 from pipeline.run.prepare import load_plan, prepare, resume_options
-from pipeline.run.run import SessionResult, run
+from pipeline.run.run import Observer, SessionResult, run
 from pipeline.run.run import solve as solve_run
 from tests.run.conftest import Recorded
 from tests.support.commands import COMMAND

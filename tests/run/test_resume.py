@@ -18,9 +18,8 @@ from pipeline.analysis.summary import summarize
 from pipeline.cli.live import restored_handlers, stop_on_signal
 from pipeline.engines.startup import Listener
 from pipeline.errors import RunError
-from pipeline.run.observer import Observer
 from pipeline.run.prepare import resume_options
-from pipeline.run.run import run
+from pipeline.run.run import Observer, run
 from pipeline.run.stream import MemoryRows
 from pipeline.store.folder import LOCK
 from pipeline.store.query import Query

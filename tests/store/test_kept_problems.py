@@ -13,9 +13,8 @@ from pipeline.data.files import Flaw, rows_of
 from pipeline.data.reading import read_files, read_problems
 from pipeline.errors import BadRow
 from pipeline.options import RowSample, RowSet, RunOptions
-from pipeline.run.observer import Observer
 from pipeline.run.prepare import resume_options
-from pipeline.run.run import run
+from pipeline.run.run import Observer, run
 from pipeline.store.kept_problems import keep_problems, solved_problems
 from pipeline.store.run_file import RunFile
 from tests.support.killed import cut

@@ -19,8 +19,7 @@ from pipeline.analysis.summary import summarize
 from pipeline.errors import EngineDead, Interrupted, RunError, UsageError
 from pipeline.options import RunOptions
 from pipeline.run.loop import Stop
-from pipeline.run.observer import Observer
-from pipeline.run.run import run
+from pipeline.run.run import Observer, run
 from pipeline.store.run_file import RunFile
 from pipeline.study.points import Point, plan_sweep
 from pipeline.study.run import SweepResult, carry_out

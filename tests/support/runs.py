@@ -12,9 +12,8 @@ from pipeline.engine import Engine
 from pipeline.engines.sim.text import sim_answer
 from pipeline.options import RunOptions
 from pipeline.run import run as session
-from pipeline.run.observer import Observer
 from pipeline.run.prepare import load_plan, prepare
-from pipeline.run.run import SessionResult, run
+from pipeline.run.run import Observer, SessionResult, run
 from tests.support.paths import ROOT, SIM, TEST_SET
 
 SolveTestSet = Callable[..., SessionResult]

@@ -16,8 +16,7 @@ from msgspec import Struct
 from pipeline.cli.metrics import served_metrics
 from pipeline.options import RunOptions
 from pipeline.run.loop import Stop
-from pipeline.run.observer import Observer
-from pipeline.run.run import SessionResult
+from pipeline.run.run import Observer, SessionResult
 from pipeline.serve.app import Address
 from pipeline.serve.desk import ServeLimits
 from pipeline.serve.server import serve

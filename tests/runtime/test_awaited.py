@@ -5,7 +5,7 @@ from collections.abc import Awaitable
 import anyio
 import pytest
 
-from pipeline.runtime.waiting import Awaited, GivenUp
+from pipeline.runtime.retry import Awaited, GivenUp
 
 pytestmark = pytest.mark.anyio
 blocked = anyio.wait_all_tasks_blocked
