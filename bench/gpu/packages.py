@@ -25,7 +25,7 @@ CARRIED = """
 """.split()
 """Packages that the program or its tests need and that the machine lacks; it has torch, transformers, peft, numba, pyarrow, pytest."""
 VLLM = "0.24.0"
-"""The version whose torch is the machine's (2.11.0)."""
+"""For the machine's torch, 2.11; engines need 0.30."""
 BESIDE_VLLM = """
     pydantic==2.13.* pydantic_core==2.46.* fastapi==0.136.* starlette<1.4 openai<3 anthropic<1 mcp<2 cachetools<8 blake3 pyzmq
     msgspec xgrammar apache-tvm-ffi llguidance<1.8 outlines_core==0.2.14 lark==1.2.2 diskcache==5.6.3 mistral_common

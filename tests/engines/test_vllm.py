@@ -1,4 +1,4 @@
-"""Engine `vllm` on the CPU build: token-level speculation, adapters, death, and nothing left behind."""
+"""Engine `vllm` on the CPU build: token-level speculation, adapters, death."""
 
 import math
 import os
@@ -40,7 +40,7 @@ def test_speculation_changes_no_greedy_text(portal: BlockingPortal, vllm_engines
 
 
 def test_speculation_keeps_the_distribution(portal: BlockingPortal, vllm_engines: Mapping[str, Engine], speculating: Engine) -> None:
-    """Mean log probability of sampled texts under the model itself: arbitrary temperatures would lie far below."""
+    """Mean log probability under the model itself: arbitrary temperatures lie far below."""
 
     def mean_logprob(engine: Engine) -> float:
         requests = [asked(engine, problem, temperature=0.8, n=4, stop=("\n\n",), logprobs=True) for problem in PROBLEMS]
@@ -71,10 +71,9 @@ def test_what_vllm_refuses_is_refused_and_the_engine_goes_on(portal: BlockingPor
     assert portal.call(speculating.generate, asked(speculating, PROBLEMS[0])).candidates
 
 
-def test_an_adapter_is_part_of_the_requests_that_name_it_and_a_killed_engine_leaves_nothing_behind(
+def test_an_adapter_is_part_of_requests_that_name_it_and_death_leaves_nothing_behind(
     portal: BlockingPortal, vllm_engines: Mapping[str, Engine], tmp_path: Path
 ) -> None:
-    """One engine of its own for both."""
     plain = portal.call(ask_all, vllm_engines["target"], [asked(vllm_engines["target"], problem) for problem in PROBLEMS])
     draw = np.random.default_rng(0).normal
     sides = (draw(size=(24, 128)).astype("float32"), draw(size=(128, 24)).astype("float32"))

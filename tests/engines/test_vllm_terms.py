@@ -1,4 +1,4 @@
-"""The contract in vLLM's terms: what is asked for, and what is made of its outputs. No engine is started."""
+"""The contract in vLLM's terms: requests and outputs. No engine is started."""
 
 import warnings
 from collections.abc import Sequence
@@ -39,7 +39,7 @@ def request(**options: Any) -> Request:
 def output(ids: Sequence[int], finish: str = "stop", stop: str | int | None = None) -> Any:
     logprobs = [{token: SimpleNamespace(logprob=-float(token))} for token in ids]
     return SimpleNamespace(
-        token_ids=list(ids), finish_reason=finish, stop_reason=stop, cumulative_logprob=-float(sum(ids)), logprobs=logprobs, index=0
+        token_ids=list(ids), finish_reason=finish, stop_reason=stop, cumulative_logprob=-float(sum(ids)), logprobs=logprobs
     )
 
 
@@ -66,9 +66,8 @@ def test_where_a_candidate_ends(terms: Any, asked: dict[str, Any], got: Any, ids
 
 def test_everything_is_said_and_nothing_left_to_the_models_defaults(terms: Any) -> None:
     asked = request(n=4, temperature=0.6, top_p=0.9, top_k=20, min_p=0.1, seed=(1 << 63) - 1, stop=("\n\n",), stop_ids=(5,))
-    several = terms.sampling_params(asked, 40, speculates=False)
-    assert [params.seed for params in several] == [(1 << 63) - 1 + index for index in range(4)]
-    for params in several:
+    for index, params in zip(range(4), terms.sampling_params(asked, 40, speculates=False), strict=True):
+        assert params.seed == (1 << 63) - 1 + index
         said = (params.n, params.temperature, params.top_p, params.top_k, params.min_p, params.stop, params.stop_token_ids)
         assert said == (1, 0.6, 0.9, 20, 0.1, ["\n\n"], [5])
         assert (params.max_tokens, params.detokenize) == (37, True), "the context has 40 places"
@@ -82,21 +81,22 @@ def test_everything_is_said_and_nothing_left_to_the_models_defaults(terms: Any) 
 
 def whole(ids: Sequence[int], cached: int | None) -> Any:
     """A final `RequestOutput` of a prompt of three tokens."""
-    return SimpleNamespace(prompt_token_ids=[1, 2, 3], num_cached_tokens=cached, outputs=[output(ids)], metrics=None)
+    stamps = SimpleNamespace(queued_ts=1.0, scheduled_ts=2.0, first_token_ts=4.0, last_token_ts=7.0)
+    return SimpleNamespace(prompt_token_ids=[1, 2, 3], num_cached_tokens=cached, outputs=[output(ids)], metrics=stamps)
 
 
 def test_greedy_candidates_are_computed_once_and_of_others_the_one_with_the_least_in_the_cache_speaks(terms: Any) -> None:
     greedy = terms.completion(request(n=3), [whole([4, 9], 2)], decode, EOS)
     assert [c.ids for c in greedy.candidates] == [(4,)] * 3
     assert (greedy.usage.input_tokens, greedy.usage.cached_input_tokens, greedy.usage.output_tokens) == (3, 2, 2)
+    assert (greedy.timing.prefill_time_s, greedy.timing.decode_time_s) == (2, 3)
     for cached, states in (((2, 0, 2), 0), ((2, 2, 2), 2), ((None, None, None), 0)):
         sampled = terms.completion(request(n=3, temperature=1.0), [whole([4], each) for each in cached], decode, EOS)
         assert (sampled.usage.cached_input_tokens, sampled.usage.output_tokens) == (states, 3)
 
 
 def arguments(terms: Any, *, on_cpu: bool = False, **options: Any) -> dict[str, Any]:
-    found: dict[str, Any] = terms.arguments("target", VllmSpec(model="m", **options), "folder", on_cpu=on_cpu)
-    return found
+    return dict(terms.arguments("target", VllmSpec(model="m", **options), "folder", on_cpu=on_cpu))
 
 
 def test_any_argument_reaches_vllm_beside_what_this_package_sets(terms: Any) -> None:

