@@ -15,9 +15,8 @@ from pipeline.analysis.compare import data_name
 from pipeline.analysis.tables import read_query
 from pipeline.data.prepare import RECIPES
 from pipeline.errors import GraphError, UsageError, boundary
-from pipeline.graph.decode import decode_file, located, mapping
 from pipeline.graph.files import FileMapping, bundled_files, copied, find_file, read_file, setting, shown, written
-from pipeline.graph.load import PRESET, load_preset, outline
+from pipeline.graph.load import PRESET, decode_file, load_preset, located, mapping, outline
 from pipeline.graph.spec import Count, Param
 from pipeline.options import RunOptions, ScheduleName
 from pipeline.study.points import Point, Study, grid

@@ -11,8 +11,8 @@ from typing import Annotated, Literal, TypeAlias, TypeVar
 from msgspec import Meta, Struct
 
 from pipeline.errors import GraphError
-from pipeline.graph.decode import WrongValue, decode, located
 from pipeline.graph.files import read_file, read_setting
+from pipeline.graph.load import WrongValue, decode, located
 
 Task: TypeAlias = Literal["draft", "select"]
 """A draft model to think as its target does (SCoT 3.3), or a target to choose, reject and score (SCoT 3.4)."""

@@ -10,9 +10,8 @@ import pytest
 from pipeline.api import load_graph
 from pipeline.engines.sim.spec import SimSpec
 from pipeline.errors import GraphError, UsageError
-from pipeline.graph.decode import Keys, place_of
 from pipeline.graph.files import bundled_files, parse, read_file
-from pipeline.graph.load import load_engines, load_preset, load_reward_model
+from pipeline.graph.load import Keys, load_engines, load_preset, load_reward_model, place_of
 from pipeline.graph.plan import Condition, LoopNode, StageNode
 from pipeline.graph.spec import SamplingSpec
 from pipeline.run.prepare import load_plan

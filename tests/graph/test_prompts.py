@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.graph.decode import decode_file
 from pipeline.graph.files import bundled_files, read_file
+from pipeline.graph.load import decode_file
 from pipeline.graph.plan import Plan
 from pipeline.graph.prompts import DEFAULT_PROMPTS, Prompts
 from pipeline.run.prepare import load_plan

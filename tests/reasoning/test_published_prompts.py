@@ -5,8 +5,8 @@ from typing import Any, NamedTuple
 import pytest
 
 from pipeline.errors import GraphError
-from pipeline.graph.decode import decode_file
 from pipeline.graph.files import read_file
+from pipeline.graph.load import decode_file
 from pipeline.graph.prompts import ChoosePrompt, Marks, Prompts, ScorePrompt
 from pipeline.reasoning.prompts import OptionPrompt, PromptBuilder
 from tests.support.chat_models import R1_BOS, R1_EOS, R1_SAYS, R1_USER, chat_model
