@@ -6,7 +6,7 @@ import numpy as np
 
 from pipeline.analysis.figures import wilson
 from pipeline.analysis.ledger import USEFUL, WASTED, Ledger
-from pipeline.analysis.steps import Scores, StepCounts
+from pipeline.analysis.steps import StepCounts
 from pipeline.analysis.tables import Table, plain, plain_percent
 from pipeline.analysis.time.latency import QUANTITIES, Latency
 from pipeline.analysis.time.occupancy import Occupancy, Spent
@@ -155,47 +155,33 @@ def latency_table(latencies: Sequence[Latency], stages: Sequence[str]) -> Table:
 
 def steps(counts: StepCounts) -> list[Chart]:
     """Acceptance by step and by the verifier's value, and lengths; nothing of a run without steps."""
-    charts = [acceptance(counts.verified, counts.accepted)] if counts.verified.any() else []
-    charts += [by_score(kind, scores) for kind, scores in counts.scores.items()]
+    charts = []
+    if counts.verified.any():
+        edges, rejected = np.arange(len(counts.verified) + 1) - 0.5, counts.verified - counts.accepted
+        charts.append(acceptance("step number", "step number", edges, counts.accepted, rejected))
+    for kind, each in counts.scores.items():
+        note = "" if each.threshold is None else f" The threshold is {each.threshold:g}."
+        charts.append(acceptance(f"the verifier's value ({kind})", axis_title(each.scale), each.edges, each.accepted, each.rejected, note))
     return [*charts, lengths(counts.lengths)] if counts.lengths else charts
 
 
-def acceptance(verified: Array, accepted: Array) -> Chart:
-    """The share of accepted steps by step number, with Wilson's 95% interval, over how many there were."""
-    numbers = np.flatnonzero(verified)
-    return Chart(
-        title="Acceptance by step number",
-        x=ChartAxis(title="step number", low=float(numbers[0]) - 0.5, high=float(numbers[-1]) + 0.5),
-        panels=[_shares(numbers, accepted[numbers], verified[numbers]), _counts("verified", "grey", numbers, 0.8, verified[numbers])],
-        note="The band is Wilson's 95% interval of each step number alone.",
-    )
-
-
-def by_score(kind: str, scores: Scores) -> Chart:
-    """The share of accepted steps by the verifier's value, with Wilson's 95% interval, over how many were accepted and not."""
-    middle, count = (scores.edges[1:] + scores.edges[:-1]) / 2, scores.accepted + scores.rejected
-    there = np.flatnonzero(count)
-    bars = stacked(scores.edges, (("accepted", "green", scores.accepted), ("rejected", "red", scores.rejected)))
-    return Chart(
-        title=f"Acceptance by the verifier's value ({kind})",
-        x=ChartAxis(title=axis_title(scores.scale), low=float(scores.edges[0]), high=float(scores.edges[-1])),
-        panels=[_shares(middle[there], scores.accepted[there], count[there]), Panel(y=up_to(count, title="steps"), marks=bars, height=90)],
-        note="" if scores.threshold is None else f"The threshold is {scores.threshold:g}.",
-    )
-
-
-def _shares(x: Array, accepted: Array, count: Array) -> Panel:
-    """Accepted shares with their intervals."""
-    share = accepted / count
-    bounds = [wilson(float(p), int(n)) for p, n in zip(share, count, strict=True)]
+def acceptance(by: str, axis: str, edges: Array, accepted: Array, rejected: Array, note: str = "") -> Chart:
+    """The share of accepted steps in each bin between `edges`, with Wilson's 95% interval, over how many were accepted and rejected."""
+    there = np.flatnonzero(count := accepted + rejected)
+    x, share = ((edges[1:] + edges[:-1]) / 2)[there], accepted[there] / count[there]
+    bounds = [wilson(float(p), int(n)) for p, n in zip(share, count[there], strict=True)]
     band = Mark(kind="band", hue="green", x=x, y=[high for _, high in bounds], low=[low for low, _ in bounds])
     marks = [band, Mark(kind="line", hue="green", x=x, y=share), Mark(kind="dots", hue="green", x=x, y=share)]
-    return Panel(y=ChartAxis(title="accepted", form=SHARE, high=1.03), marks=marks, height=180)
-
-
-def _counts(name: str, hue: str, x: Array, width: float, counts: Array) -> Panel:
-    bars = Mark(kind="bars", hue=hue, x=x - width / 2, until=x + width / 2, y=counts, low=np.zeros(len(x)))
-    return Panel(y=up_to(counts, title=f"{name} steps"), marks=[bars], height=90)
+    bars = stacked(edges, (("accepted", "green", accepted), ("rejected", "red", rejected)))
+    return Chart(
+        title=f"Acceptance by {by}",
+        x=ChartAxis(title=axis, low=float(edges[0]), high=float(edges[-1])),
+        panels=[
+            Panel(y=ChartAxis(title="accepted", form=SHARE, high=1.03), marks=marks, height=180),
+            Panel(y=up_to(count, title="steps"), marks=bars, height=90),
+        ],
+        note=f"The band is Wilson's 95% interval of each value alone.{note}",
+    )
 
 
 def axis_title(scale: Scale) -> str:
@@ -210,22 +196,15 @@ def lengths(counts: Mapping[str, Array]) -> Chart:
     It ends where nearly all are shown; guidance, whose length is a setting, is left out beside others.
     """
     shown = {kind: counts[kind] for kind in DECISIONS if kind in counts and (kind != "guidance" or len(counts) == 1)}
-    usual = max(map(_usual, shown.values()), default=1)
+    # The least length that 99.5 % of all texts of a kind do not exceed.
+    usual = max((int(np.searchsorted(sums := np.cumsum(each), 0.995 * sums[-1])) for each in shown.values()), default=1)
     width, marks = max(1, -(-usual // MAX_BINS)), []
     for kind, each in shown.items():
         binned = np.append(np.add.reduceat(each, np.arange(0, len(each), width)), 0)
         total, mean = int(binned.sum()), float(np.average(np.arange(len(each)), weights=each))
         name, hue = DECISIONS[kind]
-        at = np.repeat(np.arange(len(binned) + 1) * width, 2)[1:-1]
-        marks.append(
-            Mark(kind="line", name=f"{name}: {total:,}, mean {mean:.1f}", hue=hue, x=at, y=np.repeat(binned / total, 2), width=1.5)
-        )
-    y = up_to(np.concatenate([mark.y for mark in marks] or [[]]), title="share of texts", form=SHARE)
+        at, y = np.repeat(np.arange(len(binned) + 1) * width, 2)[1:-1], np.repeat(binned / total, 2)
+        marks.append(Mark(kind="line", name=f"{name}: {total:,}, mean {mean:.1f}", hue=hue, x=at, y=y, width=1.5))
+    high = up_to(np.concatenate([mark.y for mark in marks] or [[]]), title="share of texts", form=SHARE)
     x = ChartAxis(title=f"tokens{f', in bins of {width}' if width > 1 else ''}", high=usual + width)
-    return Chart(title="Length of steps and candidates", x=x, panels=[Panel(y=y, marks=marks)])
-
-
-def _usual(counts: Array) -> int:
-    """The least length that 99.5 % of all texts do not exceed; `counts` by length."""
-    sums = np.cumsum(counts)
-    return int(np.searchsorted(sums, 0.995 * sums[-1]))
+    return Chart(title="Length of steps and candidates", x=x, panels=[Panel(y=high, marks=marks)])

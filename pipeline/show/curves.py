@@ -5,6 +5,7 @@ dashed on further engines files.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import cycle
 
 from pipeline.analysis.compare import Comparison
@@ -14,8 +15,8 @@ from pipeline.show.charts import SERIES, SHARE
 from pipeline.show.plot import Chart, ChartAxis, Mark, Panel, up_to
 
 INK = "ink"
-Value = Callable[[Measured], float | None]
 Looks = Mapping[str, tuple[str, bool]]
+Values = Mapping[str, Mapping[int, Spread]]
 
 
 def latency_and_accuracy(comparison: Comparison) -> Chart | None:
@@ -41,57 +42,46 @@ def latency_and_accuracy(comparison: Comparison) -> Chart | None:
 def sweep_charts(points: Sequence[Measured]) -> Iterator[Chart]:
     """All charts that the points have data for, the most important first."""
     found = curves(points)
-    looks = _looks(found)
-    yield plotted("Throughput by batch size", found, looks, lambda point: point.run.problems_per_s, "problems/s", log=True)
+    looks, sizes = _looks(found), sorted({size for curve in found.values() for size in curve})
+    x = ChartAxis(title="batch size", log=True, low=0.9 * sizes[0], high=1.1 * sizes[-1], at=tuple(map(float, sizes)))
+    draw = partial(_drawn, x, looks)
+
+    def by_size(value: Callable[[Measured], float | None]) -> Values:
+        known = {name: {size: spread(map(value, each)) for size, each in curve.items()} for name, curve in found.items()}
+        return {name: {size: each for size, each in curve.items() if each is not None} for name, curve in known.items()}
+
+    yield draw("Throughput by batch size", "problems/s", by_size(lambda point: point.run.problems_per_s), scale="log")
     if len(found) > 1:
-        yield over_baseline(found, looks)
-    yield plotted("Time of a problem", found, looks, lambda point: point.run.figures["latency_s"].value, "seconds", log=True)
-    shares: list[tuple[str, str, Value]] = [
+        over = {name: ratios(name, found) for name in found}
+        even = [Mark(kind="line", hue=INK, x=[x.low, x.high], y=[1, 1], width=1)]
+        even += [
+            Mark(kind="dots", hue=looks[name][0], x=[at], y=[1], width=12) for name in found if (at := crossing(over[name])) is not None
+        ]
+        note = "Above 1 the system is faster; large dots mark where it breaks even."
+        yield draw("Throughput over the best baseline", "times the best baseline", over, more=even, note=note)
+    yield draw("Time of a problem", "seconds", by_size(lambda point: point.run.figures["latency_s"].value), scale="log")
+    shares: list[tuple[str, str, Callable[[Measured], float | None]]] = [
         ("Fallback rate", "of verified steps", lambda point: point.run.figures["fallback_rate"].value),
         ("Accuracy", "right", lambda point: None if point.run.answers == "simulated" else point.run.figures["accuracy"].value),
         ("Tail", "of the wall time", lambda point: point.tail_s / point.run.wall_time_s if point.run.wall_time_s else None),
     ]
     for title, axis, value in shares:
-        if any(value(point) is not None for point in points):
-            yield plotted(title, found, looks, value, axis, share=True)
+        if any((values := by_size(value)).values()):
+            yield draw(title, axis, values, scale="share")
 
 
-def over_baseline(found: Mapping[str, Curve], looks: Looks) -> Chart:
-    """Throughput of each curve over the best baseline's at the same batch size, with a dot where it passes 1."""
-    x, marks, high = _sizes(found), list[Mark](), 1.0
-    for name in found:
-        if over := ratios(name, found):
-            marks += _line(name, over, *looks[name])
-            high = max(high, *(ratio.high for ratio in over.values()))
-            if (at := crossing(over)) is not None:
-                marks.append(Mark(kind="dots", hue=looks[name][0], x=[at], y=[1], width=12))
-    one = Mark(kind="line", hue=INK, x=[x.low, x.high], y=[1, 1], width=1)
-    panel = Panel(y=up_to(high, title="times the best baseline"), marks=[one, *marks], height=280)
-    return Chart(
-        title="Throughput over the best baseline",
-        x=x,
-        panels=[panel],
-        note="Above 1 the system is faster; large dots mark where it breaks even.",
-    )
-
-
-def plotted(
-    title: str, found: Mapping[str, Curve], looks: Looks, value: Value, axis: str, *, log: bool = False, share: bool = False
+def _drawn(
+    x: ChartAxis, looks: Looks, title: str, axis: str, values: Values, *, scale: str = "", more: Sequence[Mark] = (), note: str = ""
 ) -> Chart:
-    """A chart of `value` by batch size, with a line for each curve."""
-    known = {
-        name: {size: each for size, points in curve.items() if (each := spread(map(value, points))) is not None}
-        for name, curve in found.items()
-    }
-    marks = [mark for name, values in known.items() if values for mark in _line(name, values, *looks[name])]
-    ends = [end for values in known.values() for each in values.values() for end in (each.low, each.high) if end > 0]
-    if share:
+    """A line for each curve that has values, and `more`; `scale`: `log`, `share` or linear."""
+    marks = [mark for name, each in values.items() if each for mark in _line(name, each, *looks[name])]
+    ends = [end for curve in values.values() for each in curve.values() for end in (each.low, each.high) if end > 0]
+    y = up_to([1.0, *ends], title=axis)
+    if scale == "share":
         y = ChartAxis(title=axis, form=SHARE, high=1.02)
-    elif log and ends:
+    elif scale == "log" and ends:
         y = ChartAxis(title=axis, log=True, low=0.8 * min(ends), high=1.25 * max(ends))
-    else:
-        y = up_to(ends, title=axis)
-    return Chart(title=title, x=_sizes(found), panels=[Panel(y=y, marks=marks, height=280 if log else 200)])
+    return Chart(title=title, x=x, panels=[Panel(y=y, marks=[*more, *marks], height=200 if scale == "share" else 280)], note=note)
 
 
 def _line(name: str, values: Mapping[int, Spread], hue: str, dashed: bool) -> Iterator[Mark]:
@@ -108,9 +98,3 @@ def _looks(found: Mapping[str, Curve]) -> dict[str, tuple[str, bool]]:
     hues = cycle(SERIES)
     targets = [name for name, curve in found.items() if label_of(curve).baseline]
     return {name: (INK, name != targets[0]) if name in targets else (next(hues), False) for name in found}
-
-
-def _sizes(found: Mapping[str, Curve]) -> ChartAxis:
-    """A logarithmic axis of batch sizes, with a tick at each one that was run."""
-    sizes = sorted({size for curve in found.values() for size in curve})
-    return ChartAxis(title="batch size", log=True, low=0.9 * sizes[0], high=1.1 * sizes[-1], at=tuple(map(float, sizes)))

@@ -1,12 +1,11 @@
-"""Every chain over time: an open run enters; names, spans of time and a chart with a row for each chain leave."""
+"""Every chain over time: an open run enters, a chart with a row for each chain leaves."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import cycle
 
 import numpy as np
-from msgspec import Struct
 
-from pipeline.analysis.time.work import OPEN, Array
+from pipeline.analysis.time.work import OPEN
 from pipeline.show.charts import SERIES
 from pipeline.show.plot import Chart, ChartAxis, Mark, Panel
 from pipeline.store.query import Query
@@ -22,7 +21,6 @@ NOTE = (
 )
 HEIGHT = 560
 """Greatest height of all rows together, in pixels."""
-COUNTS = "SELECT count(*) AS ended, coalesce(avg(calls), 0) AS mean_calls FROM chains"
 CHOSEN = f"""
 CREATE OR REPLACE TEMP TABLE chosen AS
 SELECT chain, chain_id, start, "end", row_number() OVER (ORDER BY chain) - 1 AS row
@@ -43,60 +41,27 @@ SELECT kind, row, start / 1e9 AS start, "end" / 1e9 AS "end" FROM (
 ORDER BY kind, row, start"""
 
 
-class ChainCounts(Struct, frozen=True):
-    """The number of chains that ended, and the mean of their calls."""
-
-    ended: int
-    mean_calls: float
-
-
-class KindSpans(Struct, frozen=True):
-    """Spans of time of one kind, as columns of equal length."""
-
-    row: Array
-    """Index of the drawn chain."""
-    start: Array
-    """Seconds of work since the start of the run; `end` likewise."""
-    end: Array
-
-
-class Gantt(Struct, frozen=True):
-    """The chains of a chart, in the order of their starts."""
-
-    names: Sequence[str]
-    spans: Mapping[str, KindSpans]
-    """By kind: `ALIVE` from admission to the end, a stage while its request was computed, or one of `WAITING`, `QUEUED`, `FAILED`."""
-    ended: int = 0
-    """Chains that ended, more than `names` where these are an even sample."""
-
-
-def read_gantt(db: Query, *, max_chains: int = MAX_CHAINS, max_calls: int = MAX_CALLS) -> Gantt:
-    """All chains that ended or, of more than can be drawn, an even sample.
+def chains_chart(db: Query, stages: Sequence[str], *, max_chains: int = MAX_CHAINS, max_calls: int = MAX_CALLS) -> Chart:
+    """Every chain that ended or, of more than can be drawn, an even sample: a row from its start to its end, in the order of the starts,
+    with calls coloured by stage; `stages` gives the order of the colours.
 
     `db` has the tables of `time.work`. Of a chain that was resumed earlier calls are drawn, too.
     """
-    found = db.row(COUNTS, ChainCounts)
-    db.execute(CHOSEN, most=max(1, min(max_chains, int(max_calls / max(1.0, found.mean_calls)))))
+    [(ended, mean_calls)] = db.stream("SELECT count(*), coalesce(avg(calls), 0) FROM chains")
+    db.execute(CHOSEN, most=max(1, min(max_chains, int(max_calls / max(1.0, mean_calls)))))
     names, spans = db.columns("SELECT chain_id FROM chosen ORDER BY row")["chain_id"].tolist(), db.columns(SPANS)
-    kinds = spans.pop("kind")
-    by_kind = {kind: KindSpans(*(part[kinds == kind] for part in spans.values())) for kind in dict.fromkeys(kinds.tolist())}
-    return Gantt(names, by_kind, found.ended)
-
-
-def draw_chains(gantt: Gantt, stages: Sequence[str]) -> Chart:
-    """Every chain from its start to its end, with calls coloured by stage; `stages` gives the order of the colours."""
-    shown = len(gantt.names)
-    title = f"All {shown:,} chains that ended" if shown == gantt.ended else f"{shown:,} of {gantt.ended:,} chains, evenly spaced by start"
-    rows = max(1, len(gantt.names))
-    width = float(np.clip(0.8 * HEIGHT / rows, 1, 12))
+    count, rows = len(names), max(1, len(names))
     hues = {ALIVE: "row"} | dict(zip(stages, cycle(SERIES), strict=False)) | {WAITING: "light", QUEUED: "grey", FAILED: "red"}
-    kinds = [ALIVE, *(name for name in gantt.spans if name not in hues), *(name for name in hues if name != ALIVE)]
-    marks = [
-        Mark(kind="spans", name=kind, hue=hues.get(kind, "grey"), x=spans.start, until=spans.end, y=rows - 1 - spans.row, width=width)
-        for kind in kinds
-        if (spans := gantt.spans.get(kind)) is not None
-    ]
-    end = max((float(spans.end.max()) for spans in gantt.spans.values() if len(spans.end)), default=1.0)
-    height = int(np.clip(16 * rows, 80, HEIGHT))
-    panel = Panel(y=ChartAxis(low=-0.5, high=rows - 0.5, at=(-1,)), marks=marks, height=height, rows=gantt.names)
-    return Chart(title=title, x=ChartAxis(title="seconds since the start", high=end), panels=[panel], note=NOTE)
+    found, marks = dict.fromkeys(spans["kind"].tolist()), []
+    for kind in [ALIVE, *(name for name in found if name not in hues), *(name for name in hues if name != ALIVE)]:
+        if kind in found:
+            row, start, end = (spans[name][spans["kind"] == kind] for name in ("row", "start", "end"))
+            width, hue = float(np.clip(0.8 * HEIGHT / rows, 1, 12)), hues.get(kind, "grey")
+            marks.append(Mark(kind="spans", name=kind, hue=hue, x=start, until=end, y=rows - 1 - row, width=width))
+    y, height = ChartAxis(low=-0.5, high=rows - 0.5, at=(-1,)), int(np.clip(16 * rows, 80, HEIGHT))
+    return Chart(
+        title=f"All {count:,} chains that ended" if count == ended else f"{count:,} of {ended:,} chains, evenly spaced by start",
+        x=ChartAxis(title="seconds since the start", high=float(spans["end"].max(initial=0)) or 1.0),
+        panels=[Panel(y=y, marks=marks, height=height, rows=names)],
+        note=NOTE,
+    )

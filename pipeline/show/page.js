@@ -1,4 +1,4 @@
-// Names rows of charts, filters the problems of a file, asks for pages anew while runs go on, fetches their slow parts, and listens to keys.
+// Names rows of charts, finds runs and problems of a page, asks for pages anew while runs go on, fetches their slow parts, listens to keys.
 // Pages can be read without it. It inserts text, or parts of this server's own pages, in which all text of runs is text.
 "use strict";
 (() => {
@@ -9,14 +9,12 @@
   );
 
   // Charts with a row for each chain.
-  const rows = new WeakMap();
-  const rowOf = (panel, event) => {
-    if (!rows.has(panel)) rows.set(panel, JSON.parse(panel.dataset.rows));
-    const names = rows.get(panel), box = panel.getBoundingClientRect();
-    return names[Math.min(names.length - 1, Math.max(0, Math.floor(((event.clientY - box.top) / box.height) * names.length)))];
-  };
   const tip = document.createElement("span");
   tip.className = "tip";
+  const rowOf = (panel, event) => {
+    const names = JSON.parse(panel.dataset.rows), box = panel.getBoundingClientRect();
+    return names[Math.min(names.length - 1, Math.max(0, Math.floor(((event.clientY - box.top) / box.height) * names.length)))];
+  };
   document.addEventListener("pointermove", (event) => {
     const panel = event.target.closest("[data-rows]");
     if (!panel) return tip.remove();
@@ -38,28 +36,22 @@
     place?.scrollIntoView();
   });
 
-  // Finding runs; and problems, where these are all in the page.
+  // Finding runs, and problems where these are all in the page.
   const SHOWN = 50;
-  const find = () => {
-    all("input[data-finds]").forEach((input) => {
-      const wanted = input.value.trim().toLowerCase();
-      all("tbody tr", document.getElementById(input.dataset.finds)).forEach((row) => { row.hidden = !row.textContent.toLowerCase().includes(wanted); });
+  const find = () => all("form[data-filters]").forEach((form) => {
+    const list = document.getElementById(form.dataset.filters), more = form.parentElement.querySelector("[data-more]");
+    const { verdict, order, search } = Object.fromEntries(new FormData(form)), wanted = search.trim().toLowerCase();
+    let count = 0;
+    [...list.children].sort((a, b) => a.dataset[order] - b.dataset[order] || a.dataset.input - b.dataset.input).forEach((item) => {
+      const text = (item.querySelector(".row") || item).textContent.toLowerCase();
+      item.hidden = Boolean(verdict && item.dataset.verdict !== verdict) || !text.includes(wanted);
+      if (!item.hidden) item.hidden = ++count > SHOWN && more && !more.dataset.all;
+      list.append(item);
     });
-    all("form[data-filters]").forEach((form) => {
-      const list = document.getElementById(form.dataset.filters);
-      if (!list) return;
-      const { verdict, order, search } = Object.fromEntries(new FormData(form)), wanted = search.trim().toLowerCase();
-      const items = all(":scope > li", list), more = form.parentElement.querySelector("[data-more]");
-      let count = 0;
-      items.sort((a, b) => a.dataset[order] - b.dataset[order] || a.dataset.input - b.dataset.input).forEach((item) => {
-        item.hidden = Boolean(verdict && item.dataset.verdict !== verdict) || !item.querySelector(".row").textContent.toLowerCase().includes(wanted);
-        if (!item.hidden) item.hidden = ++count > SHOWN && !more.dataset.all;
-        list.append(item);
-      });
-      more.hidden = count <= SHOWN || Boolean(more.dataset.all);
-      more.textContent = `show all ${count}`;
-    });
-  };
+    if (!more) return;
+    more.hidden = count <= SHOWN || Boolean(more.dataset.all);
+    more.textContent = `show all ${count}`;
+  });
   document.addEventListener("input", find);
   document.addEventListener("click", (event) => {
     if (!("more" in event.target.dataset)) return;
@@ -70,31 +62,26 @@
     const form = event.target.form;
     if (form && !("filters" in form.dataset) && event.target.type !== "search") form.requestSubmit();
   });
-  document.addEventListener("submit", (event) => {  // an address without what is empty
-    if ("filters" in event.target.dataset) return event.preventDefault();
-    all("input, select", event.target).forEach((each) => { if (each.value === "") each.disabled = true; });
-  });
-  window.addEventListener("pageshow", () => { all("form :disabled").forEach((each) => { each.disabled = false; }); find(); });
+  document.addEventListener("submit", (event) => { if ("filters" in event.target.dataset) event.preventDefault(); });
+  window.addEventListener("pageshow", find);
 
   // Parts that take longer than their page, and pages of runs that go on. Whoever types or reads what they have opened is not disturbed.
+  const EVERY_MS = 2000;
   const parsed = async (address) => new DOMParser().parseFromString(await (await fetch(address)).text(), "text/html");
   const fill = async (within) => {
     for (const place of all("[data-part]", within)) {
       const part = await parsed(place.dataset.part);
       place.replaceChildren(...(part.querySelector("main") || part.body).childNodes);
     }
+    return within;
   };
-  const EVERY_MS = 2000;
   const isAtRest = () => !document.hidden && document.activeElement === document.body && !document.querySelector("details[open]");
   const follow = async () => {
-    if (isAtRest()) {
-      const found = await parsed(location.href).catch(() => null);
-      if (found) await fill(found);
-      if (found && isAtRest()) {
-        document.querySelector("main").replaceWith(document.adoptNode(found.querySelector("main")));
-        find();
-        if (!("active" in found.body.dataset)) return;
-      }
+    const found = isAtRest() ? await parsed(location.href).then(fill).catch(() => null) : null;
+    if (found && isAtRest()) {
+      document.querySelector("main").replaceWith(document.adoptNode(found.querySelector("main")));
+      find();
+      if (!("active" in found.body.dataset)) return;
     }
     setTimeout(follow, EVERY_MS);
   };

@@ -8,8 +8,8 @@ import base64
 import hashlib
 import json
 import re
-import time
 from collections.abc import Mapping
+from datetime import datetime
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -63,13 +63,9 @@ def url(path: str, params: Mapping[str, Any]) -> str:
     return f"{path}?{urlencode(given)}" if given else path
 
 
-def age(unix_ns: int) -> str:
-    """How long ago that was, such as `3 h`; empty for 0."""
-    seconds = max(0.0, time.time() - unix_ns / 1e9)
-    for unit, length in (("d", 86_400), ("h", 3_600), ("min", 60)):
-        if seconds >= length:
-            return f"{seconds // length:.0f} {unit}" if unix_ns else ""
-    return "now" if unix_ns else ""
+def moment(unix_ns: int) -> str:
+    """A moment as date and time of this machine's place, such as `2026-11-30 08:30`; empty for 0."""
+    return f"{datetime.fromtimestamp(unix_ns / 1e9):%Y-%m-%d %H:%M}" if unix_ns else ""
 
 
 def _asset(name: str) -> str:
@@ -85,7 +81,7 @@ def _environment() -> Environment:
     environment.globals |= {"url": url, "path": path, "kinds": DECISIONS, "orders": ORDERS, "verdicts": VERDICTS}
     environment.filters |= {"numeric": numeric, "prose": prose, "maths": with_maths, "answer": answer, "plain": plain}
     environment.filters |= {"percent": plain_percent, "duration": duration}
-    environment.filters |= {"json": json.dumps, "age": age}
+    environment.filters |= {"json": json.dumps, "moment": moment}
     environment.tests |= {"active": lambda state: state == "running", "shares": lambda chart: isinstance(chart, Shares)}
     environment.finalize = lambda value: sanitize(value) if type(value) is str else value
     return environment

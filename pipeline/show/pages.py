@@ -4,21 +4,15 @@ Requests must name this machine as their host, so that no other site's name, mad
 """
 
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import uvicorn
-from msgspec import structs
 from starlette.applications import Starlette
-from starlette.datastructures import Headers
-from starlette.exceptions import HTTPException
-from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, Response
+from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
 
 from pipeline.errors import Interrupted, PipelineError, UsageError
 from pipeline.local_web import is_named, listening
@@ -47,9 +41,6 @@ SPARKS = 30
 """Bars of a run's little chart in the list."""
 _SAMPLES = """
 SELECT chain_id FROM chains WHERE input_row = (SELECT any_value(input_row) FROM chains WHERE chain_id = $chain) ORDER BY sample_index"""
-_SPARK = """
-SELECT floor($bars * (end_unix_ns - low) / (high - low + 1))::INTEGER AS place, count(*) AS count
-FROM chains, (SELECT min(start_unix_ns) AS low, max(end_unix_ns) AS high FROM chains) GROUP BY ALL"""
 _SVG = """<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 10000 10000" preserveAspectRatio="none">
 <path fill="#3573b9" opacity="0.8" d="{}"/></svg>"""
 
@@ -84,38 +75,24 @@ def serve_view(folder: Path, port: int, opened: Callable[[str], None]) -> None:
             _Server(config, shelf).run(sockets=[listener])
         except KeyboardInterrupt:  # raised again by uvicorn once it has ended in order
             raise Interrupted from None
-        finally:
-            shelf.close()
 
 
 def view_app(shelf: Shelf) -> Starlette:
-    """The application that shows the runs of a shelf."""
+    """The application that shows the runs of a shelf to requests that name this machine; in threads, as pages ask queries."""
 
-    def refused(request: Request, error: Exception) -> Response:
-        status, said = (error.status_code, error.detail) if isinstance(error, HTTPException) else (400, str(error))
-        return _html(page("error.html", "Cannot be shown", said=said.splitlines(), root=str(shelf.folder), served=True), status)
+    def answer(request: Request) -> Response:
+        if not is_named(request.headers, ()):
+            return PlainTextResponse("Ask for these pages at 127.0.0.1 or localhost.\n", 400, HEADERS)
+        make = PAGES.get(request.url.path)
+        try:
+            if make is None:
+                raise UsageError(f"{request.url.path}: no such page; the list of runs is at /")
+            return make(shelf, request)
+        except PipelineError as error:
+            said = str(error).splitlines()
+            return _html(page("page.html", "Cannot be shown", said=said, root=str(shelf.folder), served=True), 400 if make else 404)
 
-    handlers: Mapping[Any, Any] = {HTTPException: refused, PipelineError: refused}
-    routes = [Route(path, _shown(shelf, make)) for path, make in PAGES.items()]
-    return Starlette(routes=routes, middleware=[Middleware(OnlyThisMachine)], exception_handlers=handlers)
-
-
-class OnlyThisMachine:
-    """The application, for requests that name this machine."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if is_named(Headers(scope=scope), ()):
-            await self._app(scope, receive, send)
-        else:
-            await Response("Ask for these pages at 127.0.0.1 or localhost.\n", 400, HEADERS, "text/plain")(scope, receive, send)
-
-
-def _shown(shelf: Shelf, make: Callable[[Shelf, Request], Response]) -> Callable[[Request], Response]:
-    """What answers a request with the page that `make` makes; in a thread, as pages ask queries."""
-    return lambda request: make(shelf, request)
+    return Starlette(routes=[Route("/{path:path}", answer)])
 
 
 def _html(text: str, status: int = 200) -> Response:
@@ -152,23 +129,18 @@ def _chain(shelf: Shelf, request: Request) -> Response:
     name, chain, asked = _given(request, "run"), _given(request, "chain"), AskedChains.of(request.query_params)
     run, state = RunFile.read(shelf.folder_of(name)), shelf.state(name)
     with shelf.query(name) as db:
-        if not db.scalar("SELECT count(*) FROM chains WHERE chain_id = $chain", chain=chain):
+        if not (found := read_transcripts(db, [chain], state.made_up)):
             raise UsageError(f"{state.folder}: no chain {chain!r} that has ended")
-        [found] = read_transcripts(db, [chain])
         place = neighbours(db, asked, chain, state.made_up)
         samples = [each for (each,) in db.stream(_SAMPLES, chain=chain)]
-    if state.made_up and found.verdict in ("right", "wrong"):
-        found = structs.replace(found, verdict="simulated")
-    values = {"it": found, "place": place, "samples": samples, "asked": asked, "clock": clock(run) if run.virtual_time else ""}
+    values = {"it": found[0], "place": place, "samples": samples, "asked": asked, "clock": clock(run) if run.virtual_time else ""}
     return _html(page("chain.html", f"{chain} of {name}", run=name, chain=chain, **values, root=str(shelf.folder), served=True))
 
 
 def _spark(shelf: Shelf, request: Request) -> Response:
     """How many chains of a run ended over time, as a picture."""
-    heights = np.zeros(SPARKS)
     with shelf.query(_given(request, "run")) as db:
-        found = db.columns(_SPARK, bars=SPARKS)
-    heights[found["place"].astype(int)] = found["count"]
+        heights, _ = np.histogram(db.columns("SELECT end_unix_ns FROM chains")["end_unix_ns"], SPARKS)
     at = np.arange(SPARKS)
     mark = Mark(kind="bars", hue="blue", x=at, until=at + 0.8, y=heights, low=np.zeros(SPARKS))
     return Response(_SVG.format(path(mark, ChartAxis(high=SPARKS), ChartAxis(high=max(1, heights.max())))), 200, HEADERS, "image/svg+xml")

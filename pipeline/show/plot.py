@@ -5,7 +5,7 @@ variables in `page.css`, so that light and dark pages have their own.
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -112,46 +112,25 @@ def path(mark: Mark, x: ChartAxis, y: ChartAxis) -> str:
     found = [x.place(mark.x), SIDE - y.place(mark.y), SIDE - y.place(mark.low), x.place(mark.until)]
     given = np.asarray(mark.x, float)
     known = np.isfinite(np.asarray(mark.y, float)) & (given >= x.low) & (given <= x.high)
-    at, top, foot, until = (each[known].astype(int).tolist() if len(each) else [0] * int(known.sum()) for each in found)
-    return _OUTLINES[mark.kind](at, top, foot, until)
-
-
-def _line(at: list[int], top: list[int], foot: list[int], until: list[int]) -> str:
-    return "M" + "L".join(f"{x} {y}" for x, y in zip(at, top, strict=True)) if at else ""
-
-
-def _band(at: list[int], top: list[int], foot: list[int], until: list[int]) -> str:
-    return f"{_line([*at, *at[::-1]], [*top, *foot[::-1]], [], [])}Z" if at else ""
-
-
-def _bars(at: list[int], top: list[int], foot: list[int], until: list[int]) -> str:
-    return "".join(f"M{x} {low}V{y}H{end}V{low}" for x, y, low, end in zip(at, top, foot, until, strict=True) if y < low)
-
-
-def _dots(at: list[int], top: list[int], foot: list[int], until: list[int]) -> str:
-    return "".join(f"M{x} {y}h0" for x, y in zip(at, top, strict=True))
-
-
-def _bounds(at: list[int], top: list[int], foot: list[int], until: list[int]) -> str:
-    return "".join(f"M{x} {low}V{y}" for x, y, low in zip(at, top, foot, strict=True))
-
-
-def _spans(at: list[int], top: list[int], foot: list[int], until: list[int]) -> str:
-    parts, row, last = [], -1, 0
-    for x, y, end in zip(at, top, until, strict=True):
-        parts.append(f"M{x} {y}H{end}" if y != row else f"m{x - last} 0H{end}")
-        row, last = y, end
-    return "".join(parts)
-
-
-_OUTLINES: dict[str, Callable[..., str]] = {
-    "line": _line,
-    "band": _band,
-    "bars": _bars,
-    "dots": _dots,
-    "bounds": _bounds,
-    "spans": _spans,
-}
+    points = list(zip(*(each[known].astype(int).tolist() if len(each) else [0] * int(known.sum()) for each in found), strict=True))
+    tops = [f"{at} {top}" for at, top, _, _ in points]
+    match mark.kind:
+        case "line":
+            return "M" + "L".join(tops) if tops else ""
+        case "band":
+            return f"M{'L'.join([*tops, *(f'{at} {foot}' for at, _, foot, _ in reversed(points))])}Z" if tops else ""
+        case "bars":
+            return "".join(f"M{at} {foot}V{top}H{until}V{foot}" for at, top, foot, until in points if top < foot)
+        case "dots":
+            return "".join(f"M{top}h0" for top in tops)
+        case "bounds":
+            return "".join(f"M{at} {foot}V{top}" for at, top, foot, _ in points)
+        case "spans":
+            before = [(0, -1, 0, 0), *points]
+            return "".join(
+                f"M{at} {top}H{until}" if top != row else f"m{at - end} 0H{until}"
+                for (_, row, _, end), (at, top, _, until) in zip(before, points, strict=False)
+            )
 
 
 def stacked(edges: Array, parts: Iterable[tuple[str, str, Array]]) -> list[Mark]:

@@ -6,7 +6,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from pipeline.store.query import Query
+from pipeline.store.query import Query, Row
 
 PAGE = 50
 """Rows on a page."""
@@ -21,12 +21,12 @@ ORDERS = {
     "latest": ("end_unix_ns DESC, input_row, sample_index", "latest"),
 }
 """The orders of the list, with their names."""
-# `$made_up`: right and wrong say nothing in this run (`RunState.made_up`).
-_FOUND = """
-    SELECT *, CASE WHEN stop_reason = 'error' THEN 'failed' WHEN stop_reason = 'cancelled' THEN 'cancelled'
-                   WHEN correct IS NULL THEN 'not graded' WHEN $made_up THEN 'simulated' WHEN correct THEN 'right' ELSE 'wrong'
-              END AS verdict
-    FROM chains
+VERDICT = """
+    CASE WHEN stop_reason = 'error' THEN 'failed' WHEN stop_reason = 'cancelled' THEN 'cancelled' WHEN correct IS NULL THEN 'not graded'
+         WHEN $made_up THEN 'simulated' WHEN correct THEN 'right' ELSE 'wrong' END AS verdict"""
+"""A column of the chains; `$made_up`: right and wrong say nothing in this run (`RunState.made_up`)."""
+_FOUND = f"""
+    SELECT *, {VERDICT} FROM chains
     WHERE ($search = '' OR contains(lower(chain_id), lower($search)) OR contains(lower(answer), lower($search))
            OR input_row IN (SELECT input_row FROM problems WHERE contains(lower(problem), lower($search))))"""
 _COUNTS = f"SELECT verdict, count(*) AS count FROM ({_FOUND}) GROUP BY verdict"
@@ -104,15 +104,12 @@ class FoundChains(Struct, frozen=True, kw_only=True):
     """The rows that the search finds, by verdict."""
     count: int
     """Rows on all pages."""
-    page: int = 1
-    pages: int = 1
-    first: int = 1
+    page: int
+    pages: int
+    first: int
     """The number of the first row of the page, from 1."""
-
-    @property
-    def last(self) -> int:
-        """The number of its last row."""
-        return self.first + len(self.rows) - 1
+    last: int
+    """The number of its last row."""
 
 
 class Neighbours(Struct, frozen=True):
@@ -125,36 +122,26 @@ class Neighbours(Struct, frozen=True):
     count: int
 
 
-class _Counted(Struct, frozen=True):
-    verdict: str
-    count: int
-
-
 def chain_page(db: Query, asked: AskedChains, made_up: bool, size: int = PAGE) -> FoundChains:
     """The page of the list that is asked for, with `size` rows; the last one where there are fewer."""
-    by_verdict = {each.verdict: each.count for each in db.rows(_COUNTS, _Counted, search=asked.search, made_up=made_up)}
-    count = by_verdict.get(asked.verdict, 0) if asked.verdict else sum(by_verdict.values())
+    by_verdict = dict(db.stream(_COUNTS, search=asked.search, made_up=made_up))
+    counts = {verdict: by_verdict[verdict] for verdict in VERDICTS if verdict in by_verdict}
+    count = counts.get(asked.verdict, 0) if asked.verdict else sum(counts.values())
     pages = max(1, -(-count // size))
     number = min(asked.page, pages)
     skipped = size * (number - 1)
-    rows = db.rows(
-        _PAGE.format(order=ORDERS[asked.order][0]),
-        ListedChain,
-        search=asked.search,
-        verdict=asked.verdict,
-        made_up=made_up,
-        most=size,
-        skipped=skipped,
-    )
-    ordered = {verdict: by_verdict[verdict] for verdict in VERDICTS if verdict in by_verdict}
-    return FoundChains(rows=rows, counts=ordered, count=count, page=number, pages=pages, first=skipped + 1)
+    rows = _ask(db, _PAGE, ListedChain, asked, made_up=made_up, most=size, skipped=skipped)
+    return FoundChains(rows=rows, counts=counts, count=count, page=number, pages=pages, first=skipped + 1, last=skipped + len(rows))
 
 
 def neighbours(db: Query, asked: AskedChains, chain: str, made_up: bool) -> Neighbours | None:
     """The chains before and after `chain` in the list; None where the list does not have it."""
-    sql = _NEIGHBOURS.format(order=ORDERS[asked.order][0])
-    found = db.rows(sql, Neighbours, search=asked.search, verdict=asked.verdict, chain=chain, made_up=made_up)
-    return found[0] if found else None
+    return next(iter(_ask(db, _NEIGHBOURS, Neighbours, asked, made_up=made_up, chain=chain)), None)
+
+
+def _ask(db: Query, sql: str, kind: type[Row], asked: AskedChains, **params: Any) -> list[Row]:
+    order, _ = ORDERS[asked.order]
+    return db.rows(sql.format(order=order), kind, search=asked.search, verdict=asked.verdict, **params)
 
 
 def worth_reading(db: Query, most: int) -> list[str]:

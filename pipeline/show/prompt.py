@@ -6,10 +6,10 @@ from itertools import islice
 from msgspec import Struct
 
 from pipeline.data.problems import Problem
-from pipeline.engine import Request, Tokenizer
+from pipeline.engine import Tokenizer
 from pipeline.engines.registry import backend_of
 from pipeline.errors import BadRow, GraphError, InputError, UsageError, did_you_mean
-from pipeline.graph.plan import Plan, StageNode
+from pipeline.graph.plan import Plan
 from pipeline.reasoning.chain import Chain, Outcome, Span
 from pipeline.reasoning.prompts import PromptBuilder
 from pipeline.reasoning.translate import TokenTranslator
@@ -41,10 +41,15 @@ def shown_prompt(
 
     Raises `UsageError` for a stage that is not there or asks nothing, or an engine whose tokenizer cannot be had.
     """
-    node = _stage_of(plan, stage)
+    nodes = {node.name: node for node in plan.stages()}
+    if stage not in nodes:
+        raise UsageError(f"graph {plan.name} has no stage `{stage}`; {did_you_mean(stage, nodes)}")
+    node = nodes[stage]
     role = str(node.spec.role)
-    builders = builders_of(plan, {role: _tokenizer(plan, role)})
-    chain = _chain(plan, builders, problem)
+    tokenizer = _tokenizer(plan, role)
+    builders = builders_of(plan, {role: tokenizer})
+    limits = {role: NO_LIMIT}
+    chain = Chain(problem, 0, 0, 0, builders, TokenTranslator({role: tokenizer}, plan.prompts.thought), limits)
     for text in thought:
         chain.apply(stage, Outcome(step=_span(builders[role], role, text), decision="written"))
     if node.spec.judges:
@@ -53,7 +58,16 @@ def shown_prompt(
     requests = build_stages(plan, builders, where, only=node.name)[node.name].requests(chain)
     if not requests:
         raise UsageError(f"stage `{stage}` would make no request: the reasoning is open or out of tokens, or `max_tokens` is 0")
-    return _shown(stage, role, requests[0], builders[role].tokenizer)
+    first = requests[0]
+    return ShownPrompt(
+        stage=stage,
+        role=role,
+        text=tokenizer.decode(list(first.prompt_ids)),
+        ids=list(first.prompt_ids),
+        options={tokenizer.decode([id_]): id_ for id_ in first.option_ids},
+        stop=[*first.stop, *(tokenizer.decode([id_]) for id_ in first.stop_ids)],
+        max_tokens=first.max_tokens,
+    )
 
 
 def problem_in(name: str, problems: Iterator[Problem | BadRow], row: int) -> Problem:
@@ -66,13 +80,6 @@ def problem_in(name: str, problems: Iterator[Problem | BadRow], row: int) -> Pro
     return item
 
 
-def _stage_of(plan: Plan, stage: str) -> StageNode:
-    nodes = {node.name: node for node in plan.stages()}
-    if stage not in nodes:
-        raise UsageError(f"graph {plan.name} has no stage `{stage}`; {did_you_mean(stage, nodes)}")
-    return nodes[stage]
-
-
 def _tokenizer(plan: Plan, role: str) -> Tokenizer:
     spec = plan.engines[role]
     load = backend_of(spec).tokenizer
@@ -81,28 +88,9 @@ def _tokenizer(plan: Plan, role: str) -> Tokenizer:
     return load(role, spec)
 
 
-def _chain(plan: Plan, builders: dict[str, PromptBuilder], problem: Problem) -> Chain:
-    tokenizers = {role: builder.tokenizer for role, builder in builders.items()}
-    limits = dict.fromkeys(tokenizers, NO_LIMIT)
-    return Chain(problem, 0, 0, 0, builders, TokenTranslator(tokenizers, plan.prompts.thought), limits)
-
-
 def _span(builder: PromptBuilder, role: str, text: str) -> Span:
     """A text that an engine might have written; the mark at its end closes the thought."""
     mark = builder.prompts.thought.close
     closes = builder.thinks and text.endswith(mark)
     parts = ["", text.removesuffix(mark), mark] if closes else ["", text]
     return Span(role, tuple(builder.tokenizer.encode_parts(parts)), text, closes)
-
-
-def _shown(stage: str, role: str, request: Request, tokenizer: Tokenizer) -> ShownPrompt:
-    ids = list(request.prompt_ids)
-    return ShownPrompt(
-        stage=stage,
-        role=role,
-        text=tokenizer.decode(ids),
-        ids=ids,
-        options={tokenizer.decode([id_]): id_ for id_ in request.option_ids},
-        stop=[*request.stop, *(tokenizer.decode([id_]) for id_ in request.stop_ids)],
-        max_tokens=request.max_tokens,
-    )

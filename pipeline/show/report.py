@@ -47,10 +47,9 @@ def report(runs: Sequence[Path]) -> str:
         title, first = sweep_sections(runs[0])
         return page("run.html", title, first=first, runs=[], asked=AskedChains())
     each = [_run_page(run) for run in runs]
-    if len(runs) == 1:
-        return page("run.html", f"Run {each[0].name}", first=[], runs=each, asked=AskedChains())
-    title = f"{len(runs)} runs: {', '.join(run.name for run in each)}"
-    return page("run.html", title, first=[comparison(runs)], runs=each, asked=AskedChains())
+    first = [comparison(runs)] if len(runs) > 1 else []
+    title = f"{len(runs)} runs: {', '.join(run.name for run in each)}" if first else f"Run {each[0].name}"
+    return page("run.html", title, first=first, runs=each, asked=AskedChains())
 
 
 def _run_page(folder: Path) -> RunPage:
@@ -59,7 +58,7 @@ def _run_page(folder: Path) -> RunPage:
         found = chain_page(db, AskedChains(), state.made_up, LISTED)
         listed = {each.chain_id for each in found.rows}
         chosen = [name for name in worth_reading(db, READ) if name in listed]
-        read = dict(zip(chosen, read_transcripts(db, chosen), strict=False))
+        read = dict(zip(chosen, read_transcripts(db, chosen, state.made_up), strict=False))
         figures = run_figures(folder, db)
     return RunPage(name=state.folder, state=state, figures=figures, settings=settings(run), found=found, transcripts=read)
 

@@ -17,7 +17,7 @@ from pipeline.analysis.time.latency import latencies
 from pipeline.analysis.time.occupancy import occupancy
 from pipeline.analysis.time.work import read_work
 from pipeline.show import charts
-from pipeline.show.gantt import draw_chains, read_gantt
+from pipeline.show.gantt import chains_chart
 from pipeline.show.plot import Chart, Shares
 from pipeline.store.query import Query
 from pipeline.store.run_file import RunFile
@@ -75,7 +75,7 @@ def run_figures(folder: Path, db: Query) -> RunFigures:
     tables = [head, facts_table(summary), engines_table(summary), stages_table(summary)]
     if any(each.total_busy_s for each in over_time.engines.values()):
         sections = [
-            Section(title="Every problem over time", charts=[draw_chains(read_gantt(db), stages)]),
+            Section(title="Every problem over time", charts=[chains_chart(db, stages)]),
             Section(title="Engines over time", charts=[charts.requests(over_time), charts.causes(over_time)]),
             Section(title="Tokens by outcome", charts=charts.tokens(read_ledger(db))),
         ]

@@ -5,7 +5,7 @@ A query stays open until a file of its run changes, so that a run in progress is
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from threading import Lock
 
@@ -36,19 +36,35 @@ class ListedRun(Struct, frozen=True):
     """Its problems/s over those of its own baseline, where there is one."""
 
 
-class _Slot:
-    """An open query, what the files of its run were when it was opened, and figures; for the thread that has the lock."""
+class _OpenRun:
+    """A run open for questions by one thread at a time, opened again once its files have changed."""
 
-    def __init__(self) -> None:
-        self.lock = Lock()
-        self.query: Query | None = None
-        self.files: object = None
-        self.figures: RunFigures | None = None
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._lock = folder, Lock()
+        self._query: Query | None = None
+        self._files: object = None
+        self._figures: RunFigures | None = None
 
-    def close(self) -> None:
-        if self.query is not None:
-            self.query.close()
-        self.query = self.figures = None
+    @contextmanager
+    def query(self) -> Iterator[Query]:
+        """The open run, for a thread; raises `InputError` where it cannot be read."""
+        with self._lock:
+            files = _files(self._folder)
+            if self._query is None or self._files != files:
+                self._query = self._figures = None
+                self._query, self._files = Query(self._folder), files
+            yield self._query
+
+    def figures(self) -> RunFigures:
+        """Its figures, worked out once."""
+        with self.query() as query:
+            self._figures = self._figures or run_figures(self._folder, query)
+            return self._figures
+
+    def interrupt(self) -> None:
+        """Interrupt the query that is being asked."""
+        if (query := self._query) is not None:
+            query.interrupt()
 
 
 class Shelf:
@@ -57,7 +73,7 @@ class Shelf:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._lock = Lock()
-        self._slots: dict[tuple[Path, bool], _Slot] = {}
+        self._runs: dict[tuple[Path, bool], _OpenRun] = {}
         self._states: dict[str, tuple[object, RunState]] = {}
         """Runs at which nobody is at work, with their files: a list of a thousand is asked for again and again."""
 
@@ -86,53 +102,29 @@ class Shelf:
             raise UsageError(f"{self.folder}: no run {name!r}; {did_you_mean(name, folders)}")
         return folders[name]
 
-    @contextmanager
-    def query(self, name: str) -> Iterator[Query]:
+    def query(self, name: str) -> AbstractContextManager[Query]:
         """The run of this name open for a thread.
 
         Raises `UsageError` where there is no such run, and `InputError` where it cannot be read.
         """
-        with self._opened(self.folder_of(name), slow=False) as (_, query):
-            yield query
+        return self._open(name, slow=False).query()
 
     def figures(self, name: str) -> RunFigures:
         """The figures of this run, worked out where its files have changed; nobody who asks a query waits for them. Raises as `query`."""
-        folder = self.folder_of(name)
-        with self._opened(folder, slow=True) as (slot, query):
-            slot.figures = found = slot.figures or run_figures(folder, query)
-            return found
+        return self._open(name, slow=True).figures()
 
     def interrupt(self) -> None:
         """Interrupt all queries that are being asked."""
-        for slot in list(self._slots.values()):
-            if (query := slot.query) is not None:
-                query.interrupt()
+        for run in list(self._runs.values()):
+            run.interrupt()
 
-    def close(self) -> None:
-        """Close all queries."""
-        for slot in self._slots.values():
-            with slot.lock:
-                slot.close()
-
-    @contextmanager
-    def _opened(self, folder: Path, *, slow: bool) -> Iterator[tuple[_Slot, Query]]:
-        slot = self._slot((folder, slow))
-        with slot.lock:
-            files = _files(folder)
-            if slot.query is None or slot.files != files:
-                slot.close()
-                slot.query, slot.files = Query(folder), files
-            yield slot, slot.query
-
-    def _slot(self, key: tuple[Path, bool]) -> _Slot:
+    def _open(self, name: str, *, slow: bool) -> _OpenRun:
+        folder = self.folder_of(name)
         with self._lock:
-            self._slots[key] = slot = self._slots.pop(key, None) or _Slot()
-            for old in list(self._slots)[:-MOST_OPEN]:
-                if self._slots[old].lock.acquire(blocking=False):
-                    gone = self._slots.pop(old)
-                    gone.close()
-                    gone.lock.release()
-            return slot
+            self._runs[folder, slow] = run = self._runs.pop((folder, slow), None) or _OpenRun(folder)
+            for old in list(self._runs)[:-MOST_OPEN]:
+                del self._runs[old]  # its query is closed when the last thread leaves it
+            return run
 
     def _listed(self, name: str, folder: Path) -> ListedRun:
         files, known = _files(folder), self._states.get(name)

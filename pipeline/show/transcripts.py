@@ -10,6 +10,7 @@ from msgspec import Struct
 
 from pipeline.analysis.steps import LOW, scale_of
 from pipeline.files import sanitize
+from pipeline.show.problems import VERDICT
 from pipeline.store.query import Query
 
 MAX_TRANSCRIPTS = 400_000
@@ -18,19 +19,22 @@ MAX_TEXT = 40_000
 """Limit of the characters in one text; the middle of a longer one is left out."""
 WANTED = "chain_id IN (SELECT unnest($chains::VARCHAR[]))"
 CHAINS = f"""
-SELECT chain_id, input_row, start_unix_ns, end_unix_ns, answer, answer_text, reference_answer, correct, stop_reason, error_type,
-       error_message, error_stage, steps, accepted_steps, fallback_steps, unverified_steps, thought_tokens,
-       chain_time_s
-FROM chains WHERE {WANTED}"""
+SELECT chain_id, {VERDICT}, coalesce(flaw, problem) AS problem, answer, answer_text, reference_answer AS reference,
+       CASE WHEN error_type IS NULL THEN stop_reason
+            ELSE concat(error_type, ' in ', coalesce(error_stage, 'reading the input'), ': ', error_message) END AS ended,
+       concat(format('{{:.3g}} s; {{}} steps, {{}} accepted, {{}} fallback', chain_time_s, steps, accepted_steps, fallback_steps),
+              if(unverified_steps > 0, format(', {{}} unverified', unverified_steps), ''),
+              format('; {{:,}} tokens of thought', thought_tokens)) AS facts,
+       start_unix_ns, end_unix_ns
+FROM chains LEFT JOIN (SELECT input_row, flaw, problem FROM problems) USING (input_row) WHERE {WANTED}"""
 STEPS = f"""
-SELECT chain_id, step_index, stage, source_engine, decision, cut, step_text, len(step_token_ids) AS tokens, step_time_s, wait_time_s,
+SELECT chain_id, step_index, source_engine, decision, cut, step_text, len(step_token_ids) AS tokens, step_time_s, wait_time_s,
        candidate_texts, candidate_tokens, chosen_candidate, num_distinct_candidates,
        verify_kind, threshold, columns('score_.*'), columns('gate_.*')
 FROM steps WHERE {WANTED} AND ({{within}}) ORDER BY chain_id, step_index"""
 """The steps of some chains, `within` the times of these, by which most row groups need not be read."""
 SLACK_NS = 10_000_000_000
 """How far the clocks of machines may be apart on which a chain was."""
-VERDICTS = {True: "right", False: "wrong", None: "not graded"}
 
 
 class ShownCandidate(Struct, frozen=True):
@@ -51,7 +55,6 @@ class ShownStep(Struct, frozen=True, kw_only=True):
 
     index: int
     decision: str
-    stage: str
     engine: str
     text: str
     tokens: int
@@ -71,7 +74,7 @@ class Transcript(Struct, frozen=True, kw_only=True):
 
     chain_id: str
     verdict: str
-    """`right`, `wrong`, `failed`, `cancelled` or `not graded`."""
+    """One of `problems.VERDICTS`."""
     problem: str | None
     """The problem, null where the run has not kept it."""
     answer: str | None
@@ -86,49 +89,26 @@ class Transcript(Struct, frozen=True, kw_only=True):
     steps: tuple[ShownStep, ...]
 
 
-def read_transcripts(db: Query, chains: Sequence[str]) -> list[Transcript]:
-    """The transcripts of these chains, in their order, as far as they fit into `MAX_TRANSCRIPTS`."""
-    rows = {row["chain_id"]: row for row in db.arrow(CHAINS, chains=list(chains)).to_pylist()}
+def read_transcripts(db: Query, chains: Sequence[str], made_up: bool = False) -> list[Transcript]:
+    """The transcripts of those of these chains that have ended, in their order, as far as they fit into `MAX_TRANSCRIPTS`."""
+    rows = {row["chain_id"]: row for row in db.arrow(CHAINS, chains=list(chains), made_up=made_up).to_pylist()}
     times = ((row["start_unix_ns"] - SLACK_NS, row["end_unix_ns"] + SLACK_NS) for row in rows.values())
     within = " OR ".join(f"end_unix_ns BETWEEN {since} AND {until}" for since, until in times) or "false"
-    steps: dict[str, list[ShownStep]] = {name: [] for name in chains}
+    steps: dict[str, list[ShownStep]] = {name: [] for name in chains if name in rows}
     for row in db.arrow(STEPS.format(within=within), chains=list(chains)).to_pylist():
         steps[row["chain_id"]].append(step_of(row))
     kept, left = list[str](), MAX_TRANSCRIPTS
-    for name in chains:
+    for name, said in steps.items():
         if left > 0:
             kept.append(name)
-            left -= sum(len(step.text) + sum(len(each.text) for each in step.candidates) for step in steps[name])
-    problems = _problems(db, [rows[name]["input_row"] for name in kept])
-    return [_transcript(rows[name], problems, steps[name]) for name in kept]
+            left -= sum(len(step.text) + sum(len(each.text) for each in step.candidates) for step in said)
+    return [Transcript(steps=tuple(steps[name]), **_texts(rows[name])) for name in kept]
 
 
-def _problems(db: Query, rows: Sequence[int]) -> dict[int, str]:
-    """Texts of the problems in these rows of the input."""
-    asked = "SELECT input_row, coalesce(flaw, problem) FROM problems WHERE list_contains($rows, input_row)"
-    return dict(db.stream(asked, rows=list(rows)))
-
-
-def _transcript(row: Mapping[str, Any], problems: Mapping[int, str], steps: Sequence[ShownStep]) -> Transcript:
-    failed, cancelled = row["error_type"] is not None, row["stop_reason"] == "cancelled"
-    error = f"{row['error_type']} in {row['error_stage'] or 'reading the input'}: {row['error_message'] or ''}"
-    unverified = f", {row['unverified_steps']} unverified" if row["unverified_steps"] else ""
-    return Transcript(
-        chain_id=shown(row["chain_id"]),
-        verdict="cancelled" if cancelled else "failed" if failed else VERDICTS[row["correct"]],
-        problem=_maybe(problems.get(row["input_row"])),
-        answer=_maybe(row["answer"]),
-        answer_text=_maybe(row["answer_text"]),
-        reference=_maybe(row["reference_answer"]),
-        ended=shown(error if failed else row["stop_reason"]),
-        facts=f"{row['chain_time_s']:.3g} s; {row['steps']} steps, {row['accepted_steps']} accepted, "
-        f"{row['fallback_steps']} fallback{unverified}; {row['thought_tokens']:,} tokens of thought",
-        steps=tuple(steps),
-    )
-
-
-def _maybe(text: str | None) -> str | None:
-    return None if text is None else shown(text)
+def _texts(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a transcript that are text, as they are shown."""
+    names = (name for name in Transcript.__struct_fields__ if name != "steps")
+    return {name: None if row[name] is None else shown(row[name]) for name in names}
 
 
 def step_of(row: Mapping[str, Any]) -> ShownStep:
@@ -136,7 +116,6 @@ def step_of(row: Mapping[str, Any]) -> ShownStep:
     return ShownStep(
         index=row["step_index"],
         decision=row["decision"],
-        stage=row["stage"],
         engine=row["source_engine"],
         text=shown(row["step_text"]),
         tokens=row["tokens"],

@@ -9,7 +9,8 @@ from msgspec.structs import asdict
 from pipeline.analysis.time.work import read_work
 from pipeline.reasoning.chain import Scale
 from pipeline.show import transcripts as transcripts_module
-from pipeline.show.gantt import ALIVE, FAILED, QUEUED, WAITING, Gantt, draw_chains, read_gantt
+from pipeline.show.gantt import ALIVE, FAILED, QUEUED, WAITING, chains_chart
+from pipeline.show.plot import Chart
 from pipeline.show.problems import worth_reading
 from pipeline.show.transcripts import MAX_TEXT, Transcript, option_probabilities, read_transcripts, shown, step_of
 from pipeline.store.query import Query
@@ -42,15 +43,10 @@ def folder(tmp_path: Path) -> Path:
     )
 
 
-def drawn(folder: Path, **limits: int) -> Gantt:
+def drawn(folder: Path, **limits: int) -> Chart:
     with Query(folder) as db:
         read_work(db)
-        return read_gantt(db, **limits)
-
-
-def spans(gantt: Gantt) -> dict[str, list[tuple[int, float, float]]]:
-    columns = {kind: (each.row.tolist(), each.start.tolist(), each.end.tolist()) for kind, each in gantt.spans.items()}
-    return {kind: list(zip(*each, strict=True)) for kind, each in columns.items()}
+        return chains_chart(db, ["by draft", "by verify"], **limits)
 
 
 def test_worth_reading_is_what_failed_what_is_wrong_and_what_took_longest(folder: Path) -> None:
@@ -60,9 +56,10 @@ def test_worth_reading_is_what_failed_what_is_wrong_and_what_took_longest(folder
 
 
 def test_spans_are_waiting_queueing_and_stages_of_an_even_sample(folder: Path, tmp_path: Path) -> None:
-    gantt = drawn(folder)
-    assert gantt.names == ["a", "b", "c", "late"]
-    assert spans(gantt) == {
+    chart = drawn(folder)
+    [panel] = chart.panels
+    assert (chart.title, chart.x.high, panel.rows) == ("All 4 chains that ended", 45.0, ["a", "b", "c", "late"])
+    assert {mark.name: [(3 - y, *times) for y, *times in zip(mark.y, mark.x, mark.until, strict=True)] for mark in panel.marks} == {
         ALIVE: [(0, 0, 10), (1, 1, 31), (2, 2, 3), (3, 20, 45)],
         WAITING: [(1, 1, 2)],
         QUEUED: [(0, 1, 9), (1, 2, 2.5)],
@@ -71,13 +68,9 @@ def test_spans_are_waiting_queueing_and_stages_of_an_even_sample(folder: Path, t
         FAILED: [(2, 2, 3)],
     }
     sample = drawn(folder, max_chains=2)
-    assert (sample.names, sample.ended) == (["a", "c"], 4)
-    assert drawn(folder, max_calls=3).names == sample.names, "one and a half calls a chain"
-    assert drawn(write(tmp_path / "empty")) == Gantt([], {})
-    chart = draw_chains(gantt, ["by draft", "by verify"])
-    [panel] = chart.panels
-    assert (chart.title, chart.x.high, panel.rows) == ("All 4 chains that ended", 45.0, gantt.names)
-    assert [list(mark.y) for mark in panel.marks if mark.name == "by draft"] == [[3, 2, 0]], "rows from the top"
+    assert (sample.title, sample.panels[0].rows) == ("2 of 4 chains, evenly spaced by start", ["a", "c"])
+    assert drawn(folder, max_calls=3).panels[0].rows == sample.panels[0].rows, "one and a half calls a chain"
+    assert drawn(write(tmp_path / "empty")).panels[0].marks == []
 
 
 def choice(**fields: Any) -> dict[str, Any]:

@@ -113,6 +113,7 @@ def test_lengths_are_shares_in_whole_bins_and_acceptance_skips_numbers_that_no_s
     assert list(named) == ["accepted: 4, mean 72.5", "rejected candidate: 1, mean 239.0"], "guidance is as long as a setting says"
     assert [sum(mark.y) / 2 for mark in named.values()] == pytest.approx([1, 1])
     assert chart.x.title == "tokens, in bins of 4"
-    band, line, _ = charts.acceptance(np.array([0, 10, 0, 4]), np.array([0, 9, 0, 0])).panels[0].marks
+    accepted, rejected = np.array([0, 9, 0, 0]), np.array([0, 1, 0, 4])
+    band, line, _ = charts.acceptance("step", "", np.arange(5) - 0.5, accepted, rejected).panels[0].marks
     assert list(zip(line.x, line.y, strict=True)) == [(1, 0.9), (3, 0.0)]
     assert (band.low[0], band.y[0]) == (pytest.approx(0.5958, abs=1e-4), pytest.approx(0.9821, abs=1e-4)), "Wilson, 9 of 10"

@@ -78,10 +78,11 @@ def test_a_run_is_set_against_its_own_baseline(runs: Path, tmp_path: Path) -> No
     assert all(re.fullmatch(r"[\d.]+ simulated", each) for each in cells(client, "problems/s"))
 
 
-def test_chains_that_ended_are_drawn_over_time(client: TestClient) -> None:
+def test_parts_of_pages_are_chains_that_ended_over_time_and_figures(client: TestClient) -> None:
     answer = client.get("/spark", params={"run": "speccot"})
     assert answer.headers["content-type"] == "image/svg+xml"
     assert answer.text.count("V10000") >= 2
+    assert "of the drafted ones were discarded" in page(client, "/figures", run="speccot")
 
 
 def test_simulated_answers_are_no_wrong_ones(client: TestClient) -> None:
@@ -131,10 +132,6 @@ def test_a_chain_has_its_steps_and_its_neighbours_in_the_list(client: TestClient
     right = next(row["chain_id"] for row in rows if row["correct"])
     elsewhere = page(client, "/chain", run="speccot", chain=right, verdict="wrong")
     assert not re.findall(r"\d+ of \d+ wrong", elsewhere), "it is not in that list"
-
-
-def test_figures_of_a_run(client: TestClient) -> None:
-    assert "of the drafted ones were discarded" in page(client, "/figures", run="speccot")
 
 
 def test_links_and_forms_send_names_as_they_are(runs: Path, tmp_path: Path) -> None:
@@ -224,7 +221,7 @@ def test_the_list_follows_its_runs(runs: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_run_of_100_000_chains_opens_in_two_seconds(runs: Path, tmp_path: Path) -> None:
-    """Processor time is measured, which is longer than the wait on an idle machine and does not depend on what else runs."""
+    """Processor time is measured, which does not depend on what else runs."""
     folder = tmp_path / "long"
     folder.mkdir()
     shutil.copy(runs / "speccot" / "run.json", folder)
