@@ -24,7 +24,7 @@ from pipeline.store.run_file import RunFile
 
 MAX_CALLS = 1500
 """The number of calls of each engine that are fitted by default."""
-UNIT_RATES: dict[str, Any] = {"flops_per_s": 1e12, "prompt_flops_per_s": None, "bytes_per_s": 1e12, "overhead_s": 1e-3}
+UNIT_RATES: dict[str, Any] = {"flops_per_s": 1e12, "bytes_per_s": 1e12, "overhead_s": 1e-3}
 """Rates of a device before the fit, which does not depend on them."""
 FIELDS = (
     *("model", "max_in_flight", "device", "parameters", "bytes_per_parameter", "layers", "kv_bytes_per_token", "kv_cache_tokens"),

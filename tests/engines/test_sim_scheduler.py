@@ -190,7 +190,7 @@ def jumping(specs: Sequence[SimSpec], orders: Sequence[Order], looks: Sequence[f
                 device.drop(shares[order.engine], jobs[order.number], moment)
     for share in shares:
         scheduler = share.scheduler
-        assert (scheduler.running, scheduler.waiting, scheduler.size, scheduler.cache.reserved) == (0, 0, 0, 0)
+        assert (scheduler.needs_decision, scheduler.end, scheduler.cache.reserved) == (False, math.inf, 0)
         assert scheduler.cache.cached <= scheduler.cache.capacity
     return {number: (job.scheduled, job.first_token, job.finished) if not job.cancelled else CANCELLED for number, job in jobs.items()}
 

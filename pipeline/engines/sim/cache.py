@@ -5,6 +5,7 @@ will need is reserved when it is admitted, so it never has to be evicted.
 """
 
 import heapq
+from collections import defaultdict
 from collections.abc import Sequence
 
 
@@ -32,7 +33,7 @@ class PrefixCache:
         self.capacity = capacity
         self.cached = 0
         self.reserved = 0
-        self._roots: dict[str | None, Node] = {}
+        self._roots: defaultdict[str | None, Node] = defaultdict(lambda: Node((), None))
         """Where the tokens begin that were computed with an adapter, by its name; None: without one."""
         self._tick = 0
         self._unused: list[tuple[int, int, Node]] = []
@@ -41,10 +42,7 @@ class PrefixCache:
     def match(self, tokens: Sequence[int], most: int, adapter: str | None = None) -> tuple[Node, int]:
         """The node at which the longest prefix of `tokens`, at most `most` long, ends that is cached for `adapter`, and the prefix's
         length; pins the node."""
-        root = self._roots.get(adapter)
-        if root is None:
-            root = self._roots[adapter] = Node((), None)
-        node, length = self._walk(root, tokens, 0, most)
+        node, length = self._walk(self._roots[adapter], tokens, 0, most)
         node.pins += 1
         return node, length
 
@@ -124,18 +122,15 @@ class PrefixCache:
         while self._unused:
             used, _, node = heapq.heappop(self._unused)
             node.offered = False
-            if node.used == used and not node.children and not node.pins and node.parent is not None:
-                self._drop(node, node.parent)
+            if node.used == used and not node.children and not node.pins and (parent := node.parent) is not None:
+                del parent.children[node.tokens[0]]
+                self.cached -= len(node.tokens)
+                node.parent = None
+                parent.used = max(parent.used, used)
+                self._offer(parent)
                 return True
             self._offer(node)  # with its last use, which was later
         return False
-
-    def _drop(self, node: Node, parent: Node) -> None:
-        del parent.children[node.tokens[0]]
-        self.cached -= len(node.tokens)
-        node.parent = None
-        parent.used = max(parent.used, node.used)
-        self._offer(parent)
 
 
 def _shared(left: Sequence[int], right: Sequence[int]) -> int:

@@ -76,7 +76,7 @@ class SimDevice:
         if not share.busy:
             self._sharing.start(share, now)
             share.boundary_clock = share.boundary_time = now
-        elif scheduler.forecast and share.boundary_clock == now and scheduler.decoding_only:
+        elif scheduler.forecast and share.boundary_clock == now and not scheduler.forecast[0].chunks:
             scheduler.forecast.clear()  # none of it was computed
         elif scheduler.forecast and not share.is_cut:
             work = share.work_at(now)

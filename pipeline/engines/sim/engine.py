@@ -81,14 +81,13 @@ class SimEngine:
         self._join_device()
         self._numbers = count()
         self._open_jobs: dict[Job, Done] = {}
-        self._alive, self._closed = True, False
-        self._exit_reason = ""
+        self._exit_reason, self._closed = "", False
         self._meter = UsageMeter()
         self._speculation = SpeculationMeter(spec.speculative) if spec.speculative else None
 
     async def generate(self, request: Request) -> Completion:
         """Answer `request`; see `Engine.generate`."""
-        if not self._alive:
+        if self._exit_reason:
             raise EngineDead(self.role, self._exit_reason)
         validate_request(request, self.max_model_len, self.vocab_size, self.spec.adapters)
         output = self._source.output(request, self.max_model_len)
@@ -124,8 +123,7 @@ class SimEngine:
         self.kill("it was closed")
 
     def kill(self, exit_reason: str) -> None:
-        if self._alive:
-            self._alive, self._exit_reason = False, exit_reason
+        self._exit_reason = self._exit_reason or exit_reason
         for job in self._open_jobs:
             self._clock.device.drop(self._share, job, self._clock.now())
         self._clock.adjust()
@@ -137,7 +135,7 @@ class SimEngine:
         if self._closed:
             raise EngineDead(self.role, "it was closed")
         self._join_device()
-        self._alive = True
+        self._exit_reason = ""
 
     def _join_device(self) -> None:
         """Take a new share of the device, with an empty queue and an empty cache."""

@@ -2,6 +2,7 @@
 candidates that it judges. Pure."""
 
 import math
+from bisect import bisect_left
 from functools import cached_property
 from statistics import NormalDist
 from typing import Protocol
@@ -107,13 +108,6 @@ def _stopped(ids: tuple[int, ...], request: Request) -> tuple[int, str | int | N
 
 def _completed(ids: tuple[int, ...], stop: str) -> list[tuple[int, str | int | None]]:
     """How many of `ids` it takes to complete the first `stop` in their text, with that stop; empty where it is not there."""
-    raw = _TOKENIZER.decode(ids).encode("utf-8", "replace")
-    position = raw.find(stop.encode())
-    if position < 0:
+    if stop not in _TOKENIZER.decode(ids):
         return []
-    ends, total = position + len(stop.encode()), 0
-    for count, size in enumerate(_TOKENIZER.sizes(ids), 1):
-        total += size
-        if total >= ends:
-            return [(count, stop)]
-    return []
+    return [(bisect_left(range(len(ids)), True, key=lambda count: stop in _TOKENIZER.decode(ids[:count])), stop)]

@@ -17,8 +17,6 @@ class Rates(Struct, frozen=True):
 
     token_s: float
     """Arithmetic of one token, without attention."""
-    prompt_token_s: float
-    """The same of a token of a prompt."""
     weights_s: float
     """Reading all weights, which every iteration does once."""
     kv_s: float
@@ -35,7 +33,6 @@ class Rates(Struct, frozen=True):
         """The times of `model` on `device`."""
         return cls(
             token_s=2 * model.parameters / device.flops_per_s,
-            prompt_token_s=2 * model.parameters / (device.prompt_flops_per_s or device.flops_per_s),
             weights_s=model.parameters * model.bytes_per_parameter / device.bytes_per_s,
             kv_s=model.kv_bytes_per_token / device.bytes_per_s,
             overhead_s=overhead_s,
@@ -47,7 +44,7 @@ class Rates(Struct, frozen=True):
         """The cost of iterations that compute `tokens` tokens of `size` sequences and `prompts` tokens of prompts each; the first reads
         `reads` tokens of context, each next one `growth` more than the one before. `extra_s` seconds of arithmetic are not hidden behind
         the memory traffic."""
-        compute = tokens * self.token_s + prompts * self.prompt_token_s
+        compute = tokens * self.token_s + prompts * self.token_s
         memory = self.weights_s + reads * self.kv_s + extra_s
         return BatchCost(compute, memory, growth * self.kv_s, self.overhead_s + size * self.sequence_s, self.layers)
 

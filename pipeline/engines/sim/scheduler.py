@@ -87,11 +87,6 @@ class Job(Struct, eq=False):
         self.sequences = self.unfinished = len(self.lengths)
         self.arrived = self.key[1]
 
-    @property
-    def kv_tokens(self) -> int:
-        """Most tokens whose keys and values it keeps at once."""
-        return len(self.prompt) + sum(self.lengths)
-
 
 class Segment(Struct, frozen=True):
     """Iterations of one batch, from `start` to `end` in device work."""
@@ -167,8 +162,6 @@ class Scheduler:
         self.max_num_seqs, self.max_num_batched_tokens = spec.max_num_seqs, spec.max_num_batched_tokens
         self.work = 0.0
         """Device work at the boundary between iterations that the other fields describe."""
-        self.running = 0
-        """Jobs that were admitted and have not ended."""
         self.forecast: deque[Segment] = deque()
         """What will be computed until the next decision if nothing arrives and nothing is cancelled; empty: nothing is computed."""
         self._batch = Decoding()
@@ -183,16 +176,6 @@ class Scheduler:
         """True if a running job was cancelled since the last decision."""
 
     @property
-    def waiting(self) -> int:
-        """Number of queued jobs."""
-        return len(self._queue)
-
-    @property
-    def size(self) -> int:
-        """Sequences that decode."""
-        return self._batch.size
-
-    @property
     def end(self) -> float:
         """Device work at which the forecast ends, infinite where there is none."""
         return self.forecast[-1].end if self.forecast else math.inf
@@ -200,12 +183,7 @@ class Scheduler:
     @property
     def needs_decision(self) -> bool:
         """True if the next iteration may compute anything but the sequences that decode already."""
-        return bool(self._dropped or self._partial or self.waiting)
-
-    @property
-    def decoding_only(self) -> bool:
-        """True if the forecast, which must not be empty, begins with an iteration that computes no prompt."""
-        return not self.forecast[0].chunks
+        return bool(self._dropped or self._partial or self._queue)
 
     def finishes_job(self) -> bool:
         """True if a job ends with the forecast."""
@@ -256,8 +234,8 @@ class Scheduler:
 
     def _prompts(self, now: float) -> list[tuple[Job, int]]:
         """Prompt tokens for the next iteration: first the prompt that is under way, then what waits and fits."""
-        budget = self.max_num_batched_tokens - self.size * (1 + self.roofline.proposals)
-        sequences = self.size
+        sequences = self._batch.size
+        budget = self.max_num_batched_tokens - sequences * (1 + self.roofline.proposals)
         chunks: list[tuple[Job, int]] = []
         while budget > 0:
             job = self._partial or self._admit(sequences, now)
@@ -276,13 +254,12 @@ class Scheduler:
         if not self._queue or sequences + (job := self._queue.head).sequences > self.max_num_seqs:
             return None
         job.node, job.cached = self.cache.match(job.prompt, job.reusable, job.adapter)
-        reserved = job.kv_tokens - job.cached
+        reserved = len(job.prompt) + sum(job.lengths) - job.cached
         if not self.cache.reserve(reserved):
             self.cache.unpin(job.node)
             job.node = None
             return None
         self._queue.take()
-        self.running += 1
         job.reserved, job.scheduled = reserved, max(now, job.arrived)
         return job
 
@@ -299,7 +276,7 @@ class Scheduler:
                     self._expect(job)
                     batch = batch.joined(job)
         # A prompt that is done may free sequences and room, so waiting jobs are considered again right after it.
-        if batch.size and self._partial is None and not (chunks and self.waiting):
+        if batch.size and self._partial is None and not (chunks and self._queue):
             self._forecast_decoding(at, batch, iteration)
 
     def _expect(self, job: Job) -> None:
@@ -360,7 +337,6 @@ class Scheduler:
     def _leave(self, job: Job, outputs: Sequence[Sequence[int]] = ()) -> None:
         """Take out `job`, which runs no more; the cache keeps these `outputs`, in the room reserved for them."""
         assert job.node is not None
-        self.running -= 1
         self._release(job, job.reserved)
         for output in outputs:
             self.cache.insert(job.node, output)

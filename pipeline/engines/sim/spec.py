@@ -72,8 +72,6 @@ class SimDeviceSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Engines that name the same device share it."""
     flops_per_s: Annotated[float, Meta(gt=0)]
     """Rate of dense matrix products reached in practice, FLOP/s."""
-    prompt_flops_per_s: Annotated[float, Meta(gt=0)] | None = None
-    """The same for tokens of prompts, many of which are computed together; null: no other."""
     bytes_per_s: Annotated[float, Meta(gt=0)]
     """Memory bandwidth reached in practice, bytes/s."""
     overhead_s: Annotated[float, Meta(ge=0, le=1e6)] = 0.0

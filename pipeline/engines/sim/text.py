@@ -96,19 +96,15 @@ class ThoughtState(Struct, frozen=True):
 
 @lru_cache(maxsize=KEPT)
 def _problem(text: str) -> SimProblem:
-    digest = blake2b(text.encode("utf-8", "replace"), digest_size=16).digest()
+    """The problem that the first line of `text` names."""
+    digest = blake2b(text.partition("\n")[0].strip().encode("utf-8", "replace"), digest_size=16).digest()
     answer, steps = struct.unpack("<QQ", digest)
     return SimProblem(digest.hex(), str(1 + answer % 999), normal_of((steps >> 11) * 2.0**-53))
 
 
 def sim_answer(problem: str) -> str:
     """The right answer of a problem, as simulated models see it: a number 1 to 999, drawn from its first line."""
-    return _problem(_asked(problem)).answer
-
-
-def _asked(problem: str) -> str:
-    """The part of a problem's text that says which problem it is: its first line."""
-    return problem.partition("\n")[0].strip()
+    return _problem(problem).answer
 
 
 def _piece(text: str) -> Piece:
@@ -215,7 +211,7 @@ class TextModel:
 
     def read(self, prompt: Sequence[int], content: Content | None) -> ThoughtState:
         """How far the thought in `prompt` has come, read from the marker at its end; `content` has the problem."""
-        prompt, problem = packed(prompt), None if content is None else _problem(_asked(content.problem))
+        prompt, problem = packed(prompt), None if content is None else _problem(content.problem)
         begins = 0
         for place in range(len(prompt) - 1, -1, -1):
             token = prompt[place]

@@ -90,7 +90,3 @@ class SimTokenizer:
             for message in messages
         )
         return f"{''.join(turns)}{ASSISTANT}{THINK_OPEN}\n"
-
-    def sizes(self, ids: Sequence[int]) -> list[int]:
-        """The number of bytes of each of `ids`."""
-        return [len(_piece_of(token)) for token in ids]
