@@ -169,11 +169,12 @@ def test_pauses_are_left_out_of_time_and_a_call_before_the_start_moves_it(tmp_pa
     assert (work.span, work.lives.start.tolist()) == (10 * S, [S])
 
 
-@given(random_calls, random_lives, st.integers(1, 7), st.booleans())
-def test_it_agrees_with_the_reference(rows: Any, lives: Any, bins: int, lockstep: bool) -> None:
+@pytest.mark.parametrize("compiled_from", [100, pytest.param(0, marks=pytest.mark.slow)])
+@given(rows=random_calls, lives=random_lives, bins=st.integers(1, 7), lockstep=st.booleans())
+def test_it_agrees_with_the_reference(rows: Any, lives: Any, bins: int, lockstep: bool, compiled_from: int) -> None:
     chains, calls = lives_of(lives), calls_of(rows)
     rules = rules_of(bins, chains, lockstep=lockstep)
-    found = occupancy_sums(rules, chains, calls)
+    found = occupancy_sums(rules, chains, calls, compiled_from=compiled_from)
     rows = [found.open[0], found.overlap, *found.open[1 : 1 + 2 * ENGINES], *found.spent.reshape(-1, bins)]
     assert np.array(rows).tolist() == reference.occupancy_sums(rules, chains, calls).tolist()
 

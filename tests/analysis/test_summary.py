@@ -169,11 +169,6 @@ def test_every_number(folder: Path) -> None:
     )
 
 
-def test_it_is_json_and_back(folder: Path) -> None:
-    found = summarize(folder)
-    assert msgspec.json.decode(msgspec.json.encode(found), type=Summary) == found
-
-
 def test_a_run_without_rows(tmp_path: Path) -> None:
     RunStore(tmp_path).close()
     found = summarize(tmp_path)

@@ -14,13 +14,13 @@ ready 8, sent 9, ended 10):
     t: 4 busy, 2 orchestration, 4 other engine. d: 3 busy, 1 orchestration (0-1), 6 other engine.
 """
 
-from importlib import import_module
 from typing import Any
 
 import numpy as np
 from msgspec import Struct
 
 from pipeline.analysis.facts import EngineFacts, devices_of, engine_facts, replica_count
+from pipeline.analysis.time.walk import IdleRules, occupancy_sums
 from pipeline.analysis.time.work import Array, Lives, RunTimes
 
 BINS = 600
@@ -93,10 +93,9 @@ class Occupancy(Struct, frozen=True, kw_only=True):
 
 def occupancy(work: RunTimes, bins: int = BINS) -> Occupancy:
     """The occupancy of a run, with time divided into `bins`."""
-    walk = import_module("pipeline.analysis.time.walk")  # with numba, which takes 60 MiB: a run needs it at its end alone
     lives, options, devices = work.lives, work.run.options, _devices(work)
     edges = np.rint(np.linspace(0, work.span, bins + 1)).astype(np.int64)
-    rules = walk.IdleRules(
+    rules = IdleRules(
         edges=edges,
         engines=len(work.engines),
         devices=np.array([[role in on for role in work.engines] for on in devices.values()], bool).reshape(-1, len(work.engines)),
@@ -104,7 +103,7 @@ def occupancy(work: RunTimes, bins: int = BINS) -> Occupancy:
         full=min(options.batch_size * replica_count(work.run), _most_at_once(lives)),
         last_admission=int(lives.start.max(initial=0)),
     )
-    sums = walk.occupancy_sums(rules, lives, work.read_calls())
+    sums = occupancy_sums(rules, lives, work.read_calls())
     (live, in_flight, waiting), span_s = np.split(sums.open / np.maximum(np.diff(edges), 1), [1, 1 + len(work.engines)]), work.span / 1e9
     parts = [_parts(each) for each in sums.spent]
     overlap_s = float(sums.overlap.sum() / 1e9)

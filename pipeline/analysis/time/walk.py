@@ -1,10 +1,13 @@
-"""What the time of engines was spent on: chains and calls enter as instants, sums by engine and bin leave. In machine code, by numba."""
+"""What the time of engines was spent on: chains and calls enter as instants, sums by engine and bin leave.
+
+Of a long run in machine code, by numba. Of a short one the same functions run in Python, as loading numba would take longer.
+"""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from functools import cache
+from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
 
 from pipeline.analysis.time.work import OPEN, SLACK_NS, Array, Calls, Lives
 
@@ -14,6 +17,10 @@ CUT, START, END, READY, SENT, ENDED, COMES, CAME = range(8)
 """What happens at an instant: see `_walk`."""
 IN_FLIGHT, WAITING, AGAIN, COMING = range(4)
 """What is counted by engine: calls in flight, calls that wait, repeated attempts that wait, and chains whose next call is for it."""
+
+
+COMPILED_FROM = 20_000
+"""The number of calls from which loading numba and what it compiled takes less time than Python's walk over them."""
 
 
 class IdleRules(NamedTuple):
@@ -43,42 +50,41 @@ class IdleSums(NamedTuple):
     """By engine and after them by device, by what their time is spent on, and by bin."""
 
 
-def occupancy_sums(rules: IdleRules, chains: Lives, calls: Calls) -> IdleSums:
-    """What the time of each engine and device was spent on, by bin."""
+def occupancy_sums(rules: IdleRules, chains: Lives, calls: Calls, *, compiled_from: int = COMPILED_FROM) -> IdleSums:
+    """What the time of each engine and device was spent on, by bin; in machine code from so many calls on."""
+    coming, walk = (_compiled(_coming), _compiled(_walk)) if len(calls.ready) >= compiled_from else (_coming, _walk)
     ready = _order(calls.ready)
     by_chain = ready[np.argsort(calls.chain[ready], kind="stable")]
-    coming = _coming(
+    comes = coming(
         by_chain, calls.chain, calls.engine, calls.ready, calls.end, chains.start, chains.end, chains.status != OPEN, rules.engines
     )
     cuts = np.unique(np.clip([*rules.edges.tolist(), rules.last_admission], rules.edges[0], rules.edges[-1]))
-    streams = tuple(map(np.ascontiguousarray, (cuts, chains.start, chains.end, calls.ready, calls.submit, calls.end, *coming[1:])))
+    streams = tuple(map(np.ascontiguousarray, (cuts, chains.start, chains.end, calls.ready, calls.submit, calls.end, *comes[1:])))
     orders = tuple(ready if stream is calls.ready else _order(stream) for stream in streams)
-    return IdleSums(*_walk(rules, streams, orders, calls.engine, calls.again, coming[0]))
+    return IdleSums(*walk(rules, streams, orders, calls.engine, calls.again, comes[0]))
 
 
 def _order(instants: Array) -> Array:
     return np.argsort(instants, kind="stable").astype(np.int32)
 
 
-F = TypeVar("F", bound=Callable[..., Any])
-
-
-def compiled(function: F) -> F:
+@cache
+def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     """`function` in machine code, which is kept beside this file or in the user's cache folder, whichever can be written."""
+    from numba import njit
+
     try:
-        found: F = njit(nogil=True, cache=True)(function)
+        return njit(nogil=True, cache=True)(function)  # type: ignore[no-any-return]
     except RuntimeError:  # neither can be
-        found = njit(nogil=True)(function)
-    return found
+        return njit(nogil=True)(function)  # type: ignore[no-any-return]
 
 
-@compiled
 def _walk(
     rules: IdleRules, streams: tuple[Array, ...], orders: tuple[Array, ...], engine: Array, again: Array, comes_to: Array
 ) -> tuple[Array, Array, Array]:
     """The fields of `IdleSums`. `streams` are the instants at which time is divided, chains start and end, calls are ready, sent and
     ended, and chains begin and cease to come to an engine; `orders` sort each of them."""
-    engines, bins = rules.engines, len(rules.edges) - 1
+    engines, bins, waits = rules.engines, len(rules.edges) - 1, BARRIER if rules.lockstep else ORCHESTRATION
     live, counts, causes = 0, np.zeros((4, engines), np.int64), np.zeros(engines, np.int64)
     open_ns, overlap = np.zeros((1 + 2 * engines, bins), np.int64), np.zeros(bins, np.int64)
     spent = np.zeros((engines + len(rules.devices), 7, bins), np.int64)
@@ -91,66 +97,41 @@ def _walk(
         if at > now:
             while now >= rules.edges[place + 1]:
                 place += 1
-            _add(rules, now, at - now, live, counts, causes, open_ns[:, place], overlap[place : place + 1], spent[:, :, place])
+            open_ns[0, place] += (at - now) * live
+            rest = TAIL if now >= rules.last_admission and live < rules.full else OTHER_ENGINE
+            for e in range(engines):
+                open_ns[1 + e, place] += (at - now) * counts[IN_FLIGHT, e]
+                open_ns[1 + engines + e, place] += (at - now) * counts[WAITING, e]
+                if counts[IN_FLIGHT, e]:
+                    causes[e] = BUSY
+                elif not live:
+                    causes[e] = NOTHING_ADMITTED
+                elif counts[AGAIN, e]:
+                    causes[e] = RECOVERY
+                elif counts[WAITING, e]:
+                    causes[e] = waits
+                else:
+                    causes[e] = ORCHESTRATION if counts[COMING, e] else rest
+                spent[e, causes[e], place] += at - now
+            for device in range(len(rules.devices)):
+                spent[engines + device, causes[rules.devices[device]].min(), place] += at - now
+            overlap[place] += (at - now) * ((causes == BUSY).sum() > 1)
             now = at
         row = orders[stream][passed[stream]]
         passed[stream] += 1
-        if stream == START:
-            live += 1
-        elif stream == END:
-            live -= 1
-        elif stream == READY:
-            counts[WAITING, engine[row]] += 1
-            counts[AGAIN, engine[row]] += again[row]
-        elif stream == SENT:
-            counts[WAITING, engine[row]] -= 1
-            counts[AGAIN, engine[row]] -= again[row]
-            counts[IN_FLIGHT, engine[row]] += 1
-        elif stream == ENDED:
-            counts[IN_FLIGHT, engine[row]] -= 1
-        elif stream != CUT:
+        if stream in (START, END):
+            live += 1 if stream == START else -1
+        elif stream in (READY, SENT):
+            change = 1 if stream == READY else -1
+            counts[WAITING, engine[row]] += change
+            counts[AGAIN, engine[row]] += change * again[row]
+        if stream in (SENT, ENDED):
+            counts[IN_FLIGHT, engine[row]] += 1 if stream == SENT else -1
+        elif stream in (COMES, CAME):
             counts[COMING, comes_to[row]] += 1 if stream == COMES else -1
     return open_ns, overlap, spent
 
 
-@compiled
-def _add(
-    rules: IdleRules, now: int, length: int, live: int, counts: Array, causes: Array, open_ns: Array, overlap: Array, spent: Array
-) -> None:
-    """Add `length` nanoseconds from `now` on to the sums of their bin."""
-    open_ns[0] += length * live
-    busy = 0
-    for e in range(rules.engines):
-        open_ns[1 + e] += length * counts[IN_FLIGHT, e]
-        open_ns[1 + rules.engines + e] += length * counts[WAITING, e]
-        if counts[IN_FLIGHT, e]:
-            cause = BUSY
-            busy += 1
-        elif not live:
-            cause = NOTHING_ADMITTED
-        elif counts[AGAIN, e]:
-            cause = RECOVERY
-        elif counts[WAITING, e]:
-            cause = BARRIER if rules.lockstep else ORCHESTRATION
-        elif counts[COMING, e]:
-            cause = ORCHESTRATION
-        elif now >= rules.last_admission and live < rules.full:
-            cause = TAIL
-        else:
-            cause = OTHER_ENGINE
-        causes[e] = cause
-        spent[e, cause] += length
-    for device in range(len(rules.devices)):
-        first = OTHER_ENGINE
-        for e in range(rules.engines):
-            if rules.devices[device, e]:
-                first = min(first, causes[e])
-        spent[rules.engines + device, first] += length
-    if busy > 1:
-        overlap[0] += length
-
-
-@compiled
 def _coming(
     order: Array, chain: Array, engine: Array, ready: Array, end: Array, starts: Array, ends: Array, known: Array, engines: int
 ) -> tuple[Array, Array, Array]:
