@@ -261,7 +261,7 @@ async def _open_rows(stack: AsyncExitStack, run: Prepared, observer: Observer, p
         recorder = await stack.enter_async_context(open_recorder(store, virtual=virtual))
         sinks.insert(0, recorder)
     graded = await stack.enter_async_context(open_inline_grader(Tee(*sinks), grader, virtual))
-    return graded if served else Tee(graded, FirstRows(observer.tell)), recorder  # a server serves on
+    return graded if served else Tee(graded, FirstRows()), recorder  # a server serves on
 
 
 class _KeptFeed:

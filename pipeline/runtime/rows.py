@@ -70,14 +70,12 @@ class NoRows:
 
 
 class FirstRows(NoRows):
-    """Raises `RunError` where no option had any probability in the first verdicts, or where the first chains met one and the same error.
+    """Raises `RunError` where no option had any probability in the first verdicts, or where the first chains met one and the same error."""
 
-    Verdicts that merely all reject are told: the options had probability, so that later steps may be accepted.
-    """
-
-    def __init__(self, tell: Callable[[str], object]) -> None:
-        self._tell = tell
-        self._verdicts = self._massless = self._rejected = self._chains = 0
+    def __init__(self) -> None:
+        self._verdicts = self._chains = 0
+        self._in_vain = True
+        """True as long as no option had any probability."""
         self._met: set[tuple[str | None, str]] = set()
         """Errors of the chains that are over, each with its words."""
 
@@ -85,14 +83,11 @@ class FirstRows(NoRows):
         if self._verdicts == FIRST or row.score_mass is None or not row.score_probs:
             return  # nothing was chosen among options
         self._verdicts += 1
-        self._massless += not row.score_mass
-        self._rejected += row.decision == "fallback"
-        if self._massless == FIRST:
+        self._in_vain = self._in_vain and not row.score_mass
+        if self._in_vain and self._verdicts == FIRST:
             asked = f"stage {row.verify_stage!r}, whose options are {', '.join(map(repr, row.score_options))}"
             why = f"no option had any probability in the first {FIRST} verdicts of {asked}: every draft is paid for and rejected"
             raise RunError(f"{why}; read its question (`pipeline graph prompt`), or let another engine judge")
-        if self._rejected == FIRST:
-            self._tell(f"stage {row.verify_stage!r} rejected all of the first {FIRST} drafts: does the judge fit them, and its threshold?")
 
     def chain(self, row: ChainRow) -> None:
         if self._chains == FIRST or row.stop_reason == "cancelled" or (row.error_type and not row.error_stage):
@@ -108,27 +103,15 @@ class _Streak:
     """Failures of one engine since it answered last."""
 
     def __init__(self, first: CallRow) -> None:
-        self.since_ns, self._latest, self.told = first.end_unix_ns, first, False
-        self.waiting: dict[str, str] = {}
-        """By the id of each request that has failed, its chain."""
-
-    def fail(self, row: CallRow, quiet: bool) -> bool:
-        """Take note of a failed attempt; whether to tell it now: not the first, as a final refusal has no second."""
-        self._latest, tells = row, quiet and row.attempt > 0 and not self.told
-        self.waiting[row.request_id] = row.chain_id
-        self.told = self.told or tells
-        return tells
-
-    def end(self, chain_id: str) -> None:
-        """A chain is over."""
-        self.waiting = {request: chain for request, chain in self.waiting.items() if chain != chain_id}
+        self.since_ns, self.latest, self.told = first.end_unix_ns, first, False
+        self.chains: set[str] = set()
+        """The live chains whose calls have failed."""
 
     @property
     def sentence(self) -> str:
         """Why nothing happens."""
-        count, row = len(self.waiting), self._latest
-        calls = "1 call waits for its next attempt" if count == 1 else f"{count} calls wait for their next attempt"
-        return f"{row.error_message or row.error_type}; {calls}, number {row.attempt + 2}"
+        row = self.latest
+        return f"{row.error_message or row.error_type}; its calls wait for their next attempt, number {row.attempt + 2}"
 
 
 class Setbacks(NoRows):
@@ -141,7 +124,7 @@ class Setbacks(NoRows):
 
     def reasons(self, now_ns: int) -> list[str]:
         """A sentence for each engine that answers nothing; `now_ns` is the time since 1970."""
-        found = [each for each in [*self._streaks.values()] if each.waiting]
+        found = [each for each in [*self._streaks.values()] if each.chains]
         return [each.sentence for each in found if each.told or now_ns - each.since_ns >= QUIET_NS]
 
     def call(self, row: CallRow) -> None:
@@ -153,9 +136,13 @@ class Setbacks(NoRows):
             return
         if (streak := self._streaks.get(row.engine)) is None:
             streak = self._streaks[row.engine] = _Streak(row)
-        if streak.fail(row, row.engine not in self._answered or row.end_unix_ns - streak.since_ns >= QUIET_NS):
+        streak.latest = row
+        streak.chains.add(row.chain_id)
+        quiet = row.engine not in self._answered or row.end_unix_ns - streak.since_ns >= QUIET_NS
+        if quiet and row.attempt and not streak.told:  # not at the first attempt: a final refusal has no second
+            streak.told = True
             self._tell(streak.sentence)
 
     def chain(self, row: ChainRow) -> None:
         for streak in self._streaks.values():
-            streak.end(row.chain_id)
+            streak.chains.discard(row.chain_id)

@@ -85,7 +85,7 @@ def test_how_far_the_run_is_and_what_the_engines_do(watched: Watched) -> None:
     assert watched.meter.line() == facts
     watched.engines["draft"].restarts = 2
     watched.progress.call(blank(CallRow, error_type="EngineUnavailable", error_message="the server answered 503"))
-    said = " · draft restarted 2x · the server answered 503; 1 call waits for its next attempt, number 2"
+    said = " · draft restarted 2x · the server answered 503; its calls wait for their next attempt, number 2"
     assert watched.meter.line().endswith(said)
     out = StringIO()
     Console(file=out, width=300).print(watched.meter.panel())

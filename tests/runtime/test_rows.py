@@ -30,7 +30,7 @@ def failed(number: int, words: str = "answered 400: {id} asks for {number} token
 
 
 def test_a_run_stops_where_no_option_had_probability_in_its_first_verdicts() -> None:
-    first = FirstRows(print)
+    first = FirstRows()
     for _ in range(FIRST - 1):
         first.step(VERDICT)
         first.step(structs.replace(VERDICT, score_mass=None))  # of a judge that chooses among no options
@@ -38,16 +38,14 @@ def test_a_run_stops_where_no_option_had_probability_in_its_first_verdicts() -> 
         first.step(VERDICT)
 
 
-def test_rejections_by_a_judge_whose_options_have_probability_are_told_once() -> None:
-    told: list[str] = []
-    first = FirstRows(told.append)
+def test_an_option_with_probability_lets_a_run_go_on_whatever_is_rejected() -> None:
+    first = FirstRows()
     for number in range(3 * FIRST):
         first.step(structs.replace(VERDICT, score_mass=float(number == FIRST - 1)))
-    assert told == ["stage 'verify' rejected all of the first 32 drafts: does the judge fit them, and its threshold?"]
 
 
 def test_a_run_stops_where_its_first_chains_end_with_one_refusal_whatever_the_request() -> None:
-    first = FirstRows(print)
+    first = FirstRows()
     for number in range(FIRST - 1):
         first.chain(failed(number))
         first.chain(blank(ChainRow, stop_reason="cancelled"))
@@ -60,11 +58,9 @@ def test_a_run_stops_where_its_first_chains_end_with_one_refusal_whatever_the_re
     "other", [blank(ChainRow, stop_reason="thought_closed"), failed(1, "answered 400: another"), failed(1, error="CallTimeout")]
 )
 def test_one_chain_that_ends_otherwise_lets_a_run_go_on(other: ChainRow) -> None:
-    told: list[str] = []
-    first = FirstRows(told.append)
+    first = FirstRows()
     for row in (other, *map(failed, range(3 * FIRST))):
         first.chain(row)  # which would raise `RunError`
-    assert told == []
 
 
 def test_a_silent_engine_is_told_at_its_second_failure_and_shown_until_it_answers() -> None:
@@ -75,15 +71,15 @@ def test_a_silent_engine_is_told_at_its_second_failure_and_shown_until_it_answer
         setbacks.call(row)
     assert not told
     setbacks.call(structs.replace(calls[0], attempt=1))
-    assert told == ["503; 3 calls wait for their next attempt, number 3"]
+    assert told == ["503; its calls wait for their next attempt, number 3"]
     setbacks.chain(failed(1))
     setbacks.chain(blank(ChainRow, chain_id="b"))
-    assert setbacks.reasons(0) == ["503; 2 calls wait for their next attempt, number 3"]
+    assert setbacks.reasons(0) == ["503; its calls wait for their next attempt, number 3"]
     setbacks.call(structs.replace(calls[0], error_type=None))
     assert setbacks.reasons(QUIET_NS) == []
     setbacks.call(structs.replace(calls[0], attempt=1))
     assert (len(told), setbacks.reasons(QUIET_NS - 1)) == (1, []), "it has answered: a failure is nothing yet"
-    assert setbacks.reasons(QUIET_NS) == ["503; 1 call waits for its next attempt, number 3"]
+    assert setbacks.reasons(QUIET_NS) == ["503; its calls wait for their next attempt, number 3"]
 
 
 def bad_names(answer: dict[str, Any]) -> None:
