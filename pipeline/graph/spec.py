@@ -276,8 +276,8 @@ class RestartableSpec(EngineSpec, frozen=True, kw_only=True):
     """The keys that every engine may have which this package starts itself, and so can start again."""
 
     max_restarts: Annotated[int, Meta(ge=0, le=1000)] = 2
-    """How often the engine is started again after it died or hung (`hang_s`); counted from 0 again once it has run for an hour. Its calls
-    are sent again, which does not count for `max_retries`. The next death ends the run."""
+    """How often a session starts the engine again after it died or hung (`hang_s`). Its calls are sent again, which does not count for
+    `max_retries`. The next death ends the run."""
     startup_timeout_s: PositiveSeconds = 3600.0
     """Time limit of a start in seconds, including the download of the model."""
 

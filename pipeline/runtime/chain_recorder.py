@@ -83,13 +83,13 @@ class ChainRecorder:
         """The chain is in the stage of this name from now on; an error that it meets is recorded with it."""
         self._stage = stage
 
-    def call(self, attempt: Attempt, completion: Completion | None, error: Exception | None) -> None:
-        """Record an attempt that ended, with the `completion` or the `error` that it got."""
-        label, end = attempt.label, self._clock.now()
-        usage = (completion or NO_ANSWER).usage
-        self._count(label, usage, attempt.submit - attempt.ready)
-        self._progress.sampled(label.role, label.name, usage.output_tokens)
-        self._rows.call(self._call_row(attempt, completion, usage, error, end))
+    def call(self, attempt: Attempt, end: Completion | Exception) -> None:
+        """Record an attempt that ended with an answer or an error."""
+        label = attempt.label
+        answer, error = (NO_ANSWER, end) if isinstance(end, Exception) else (end, None)
+        self._count(label, answer.usage, attempt.submit - attempt.ready)
+        self._progress.sampled(label.role, label.name, answer.usage.output_tokens)
+        self._rows.call(self._call_row(attempt, answer, error, self._clock.now()))
         self._calls += 1
 
     def recall(self, label: StageLabel, request: Request) -> ResumedCall | None:
@@ -191,11 +191,10 @@ class ChainRecorder:
         if label.purpose == "draft":
             self._drafted += usage.output_tokens
 
-    def _call_row(self, attempt: Attempt, completion: Completion | None, usage: Usage, error: Exception | None, end: float) -> CallRow:
+    def _call_row(self, attempt: Attempt, answer: Completion, error: Exception | None, end: float) -> CallRow:
         """The row of an attempt; `CallRow` says what each value is, in this order."""
         label, request, ready, submit = attempt.label, attempt.call.request, attempt.ready, attempt.submit
-        answer = completion or NO_ANSWER
-        candidates, timing = answer.candidates, answer.timing
+        candidates, timing, usage = answer.candidates, answer.timing, answer.usage
         ids = tuple([c.ids for c in candidates])
         decode = timing.decode_time_s
         return CallRow(
@@ -214,7 +213,7 @@ class ChainRecorder:
             request.seed,
             request.n,
             request.stop,
-            None if completion is None else request.digest(),
+            request.digest() if error is None else None,
             usage.input_tokens,
             usage.cached_input_tokens,
             usage.output_tokens,

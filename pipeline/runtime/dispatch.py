@@ -82,8 +82,8 @@ class _RecordedAttempts(AttemptListener):
     def begin_attempt(self, request: Request) -> Request:
         return structs.replace(request, priority=self._priority(self._attempt.call))
 
-    def end_attempt(self, completion: Completion | None, error: Exception | None) -> None:
-        self._record.call(self._attempt, completion, error)
+    def end_attempt(self, end: Completion | Exception) -> None:
+        self._record.call(self._attempt, end)
 
     def begin_wait(self, now: float) -> None:
         self._attempt = structs.replace(self._attempt, number=self._attempt.number + 1, ready=now)

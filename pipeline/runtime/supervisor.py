@@ -1,54 +1,26 @@
-"""Keeps one engine alive: starts it again when it has died, sees whether it hangs, and lets its calls wait meanwhile.
+"""Keeps one engine alive: starts it again when it has died, and lets its calls wait meanwhile.
 
 The `EngineDead` of a call enters; the call continues once the engine is up again, or gets an `EngineDead` when it never will be.
 Only a `Restartable` engine is ever restarted or killed. Sends no requests and records nothing.
 """
 
-import math
-
 import anyio
 
-from pipeline.engine import Engine, Remote, Restartable
+from pipeline.engine import Engine, Restartable
 from pipeline.errors import EngineDead
 from pipeline.graph.spec import EngineSpec, RestartableSpec
-from pipeline.runtime.clock import Clock, backoff_s
-
-STEADY_S = 3600.0
-"""An engine that has been up for so long has `max_restarts` anew: a death in days is not one of several in a row."""
-
-
-class ProgressWatch:
-    """Tells for how long an engine has had calls and made no progress. Decides synchronously."""
-
-    def __init__(self, engine: Engine, now: float) -> None:
-        # That a server has calls does not mean that it computes.
-        self._measure = "requests" if isinstance(engine, Remote) else "busy_s"
-        self._engine = engine
-        self._last, self._since = math.nan, now
-
-    def seconds(self, now: float, oldest: float | None) -> float:
-        """Seconds until `now`; `oldest` is when the oldest call in flight was sent, None where none is."""
-        before, self._last = self._last, getattr(self._engine.statistics(), self._measure)
-        if self._last != before:
-            self._since = now
-        return 0.0 if oldest is None else now - max(self._since, oldest)
-
-    def skip(self, seconds: float) -> None:
-        """Do not count `seconds` in which nothing could be seen of the engine."""
-        self._since += seconds
+from pipeline.runtime.clock import backoff_s
 
 
 class Supervisor:
     """Restarts one engine when it dies or hangs; `watch` must run while it is used."""
 
-    def __init__(self, engine: Engine, spec: EngineSpec, clock: Clock) -> None:
+    def __init__(self, engine: Engine, spec: EngineSpec) -> None:
         self.restarts = 0
         """The number of restarts, failed attempts included."""
-        self._role, self._clock = engine.role, clock
+        self._role = engine.role
         self._max_restarts = spec.max_restarts if isinstance(spec, RestartableSpec) else 0
         self._engine = engine if isinstance(engine, Restartable) and self._max_restarts else None
-        self._in_a_row, self._up_since = 0, clock.now()
-        """Restarts of which none was followed by `STEADY_S`, and since when the engine has been up."""
         self._died = anyio.Event()
         self._death: EngineDead | None = None
         """Why the engine is down; None while it is up."""
@@ -98,19 +70,16 @@ class Supervisor:
 
     async def _restart(self, engine: Restartable) -> None:
         """Restart the engine until it is up or `max_restarts` is reached."""
-        if self._clock.now() - self._up_since >= STEADY_S:
-            self._in_a_row = 0
-        while self._death is not None and self._in_a_row < self._max_restarts:
-            await anyio.sleep(backoff_s(self._role, self._in_a_row))
+        while self._death is not None and self.restarts < self._max_restarts:
+            await anyio.sleep(backoff_s(self._role, self.restarts))
             self.restarts += 1
-            self._in_a_row += 1
             try:
                 await engine.restart()
-                self._death, self._up_since = None, self._clock.now()
+                self._death = None
             except EngineDead as death:
                 self._death = death
         if self._death is not None:
-            times = "once" if self._in_a_row == 1 else f"{self._in_a_row} times"
+            times = "once" if self.restarts == 1 else f"{self.restarts} times"
             allowed = f"max_restarts={self._max_restarts} allows no more"
             self._exit_reason = f"{self._death.exit_reason}; it was restarted {times}, and {allowed}"
         self._up_or_gone.set()
