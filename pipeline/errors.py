@@ -43,13 +43,7 @@ class PipelineError(Exception):
         super().__init__(": ".join(parts))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _unpickled, (type(self), self.args, self.__dict__)
-
-
-def _unpickled(kind: type[PipelineError], args: tuple[Any, ...], state: dict[str, Any]) -> PipelineError:
-    error = kind.__new__(kind, *args)
-    error.__dict__.update(state)
-    return error
+        return type(self).__new__, (type(self), *self.args), self.__dict__
 
 
 class UsageError(PipelineError):
@@ -224,8 +218,7 @@ MAX_NAMES = 10
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """A clause that names the one of the `known` names that `name` was meant to be, or else all of them, or the nearest of many."""
     known = sorted(set(known))
-    near = nearest(name, known)
-    if near is not None:
+    if near := nearest(name, known):
         return f"did you mean `{near}`?"
     if len(known) <= MAX_NAMES:
         return f"known are {', '.join(f'`{each}`' for each in known)}" if known else "none are known here"
