@@ -33,7 +33,9 @@ def new_file(path: Path) -> Iterator[Path]:
     draft.touch(exist_ok=False)
     try:
         yield draft
-        publish(draft, path)
+        sync_path(draft)
+        os.replace(draft, path)
+        sync_path(path.parent)
     finally:
         draft.unlink(missing_ok=True)
 
@@ -57,16 +59,9 @@ def is_draft(path: "Path | os.DirEntry[str]") -> bool:
     return _DRAFT.fullmatch(path.name) is not None
 
 
-def publish(draft: Path, path: Path) -> None:
-    """Rename a finished `draft` to `path`, so that after a loss of power `path` is the old file or the new one, whole."""
-    sync_folder(draft)
-    os.replace(draft, path)
-    sync_folder(path.parent)
-
-
-def sync_folder(folder: Path) -> None:
-    """Flush the entries of `folder`, so that new names in it survive a loss of power."""
-    number = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+def sync_path(path: Path) -> None:
+    """Flush a file, or the entries of a folder, so that new names in it survive a loss of power."""
+    number = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(number)
     finally:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.files import new_file, one_line, publish, sanitize
+from pipeline.files import new_file, one_line, sanitize
 
 
 def test_a_new_file_has_its_name_when_it_is_whole(tmp_path: Path) -> None:
@@ -31,8 +31,8 @@ def test_a_draft_that_fails_leaves_what_was_there(tmp_path: Path, written: bool)
 
     with pytest.raises(KeyboardInterrupt):
         fail()
-    with pytest.raises(FileNotFoundError):
-        publish(tmp_path / "draft", path)
+    with pytest.raises(FileNotFoundError), new_file(path) as lost:
+        lost.unlink()
     assert [(each.name, each.read_text()) for each in tmp_path.iterdir()] == [("report", "old")]
 
 

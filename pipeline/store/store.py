@@ -37,7 +37,7 @@ import pyarrow.parquet as pq
 from msgspec import Struct
 
 from pipeline.errors import InputError, RunFolderError, boundary, reason
-from pipeline.files import new_file, sync_folder
+from pipeline.files import new_file, sync_path
 from pipeline.store.folder import FILE, PROBLEMS, folder_id
 from pipeline.store.rows import ROWS, TABLES, columns_of, schema_of, with_values
 from pipeline.store.wal import Wal, read_wal
@@ -92,8 +92,8 @@ class RunStore:
             for table in self._names:
                 (self.folder / table).mkdir(parents=True, exist_ok=True)
                 self._tables[table] = _Table(number=len(own_files(self.folder, table)))
-            sync_folder(self.folder)
-            sync_folder(self.folder.absolute().parent)
+            sync_path(self.folder)
+            sync_path(self.folder.absolute().parent)
 
     def append(self, table: str, rows: Sequence[Struct]) -> None:
         """Append `rows` to `table` and make them durable; an append that fails leaves earlier rows durable."""

@@ -34,7 +34,7 @@ from zlib import crc32
 
 import pyarrow as pa
 
-from pipeline.files import sync_data, sync_folder
+from pipeline.files import sync_data, sync_path
 
 _START = b"\xff\xff\xff\xff"
 """Every message begins with this and the size of its metadata, padding included, in four bytes."""
@@ -55,7 +55,7 @@ class Wal:
         """`size`: bytes of all that was appended; `synced`: when it was synced last, by `time.monotonic`."""
         try:
             self._write(schema.serialize())
-            sync_folder(path.parent)
+            sync_path(path.parent)
         except OSError:
             os.close(self._file)
             path.unlink(missing_ok=True)
