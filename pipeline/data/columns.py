@@ -1,10 +1,11 @@
 """The columns of an input: `--column` mappings and the names that data sets use enter, the problem in each row leaves.
 
-The first rows decide which columns are taken, and what numbers as multiple-choice answers count. A fault of one row leaves as a `BadRow`.
+The first rows decide which columns are taken, and whether numbers as multiple-choice answers are positions. A fault of one row leaves as a
+`BadRow`.
 """
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from typing import Any, NamedTuple
 
@@ -25,8 +26,7 @@ ALIASES = {
     "options": ("choices",),
 }
 """Columns taken where there is none of our name and none is mapped, the first first; capitals make no difference."""
-FROM_0, FROM_1, SAID = "positions counted from 0", "positions counted from 1", "the text of an option"
-"""What numbers as answers may be."""
+_POSITION = re.compile(r"\d{1,2}", re.ASCII)
 
 
 class ProblemOptions(NamedTuple):
@@ -52,10 +52,10 @@ class Columns:
             self._check(mapped, there)
         self.named = "custom_id" if self._requests else self._names.get("problem_id", "")
         """The column of the problems' ids; empty where the input has none."""
-        self._ways = self._ways_to_count(head)
+        self._from_0 = self._counts_from_0(head)
         chosen = [f"`{theirs}` as `{ours}`" for ours, theirs in self._names.items() if theirs != ours and ours not in mapped]
         said = ["its rows are requests of an OpenAI batch"] if self._requests else [f"read {', '.join(chosen)}"] if chosen else []
-        said += [f"numeric answers are {way}" for way in self._ways if len(self._ways) == 1]
+        said += ["numeric answers are positions counted from 0"] if self._from_0 else []
         self.remark = f"{where}: {'; '.join(said)}" if said else ""
         """A sentence about what was chosen; empty where every column has our name."""
 
@@ -128,25 +128,19 @@ class Columns:
         text = self._text("answer", record)
         if text is None:
             return None
-        places = _places(text, options)
-        found = {place for way, place in places.items() if way in self._ways} if places else _named(text, options)
+        found = _named(text, options)
+        if self._from_0 and _POSITION.fullmatch(text) and text not in options.labels:
+            found = {int(text)} & {*range(len(options.texts))}
         if len(found) == 1:
             return LETTERS[found.pop()]
-        doubt = f"it may be {', '.join(places)}, and the first rows do not tell" if places else "several options match"
-        what = f"{doubt}; write the letter" if found or places else f"which is not one of its {len(options.texts)} options"
-        raise Flaw(f"`{self._names['answer']}` is {text[:100]!r}: {what}")
+        what = "several options match" if found else f"which is not one of its {len(options.texts)} options"
+        raise Flaw(f"`{self._names['answer']}` is {text[:100]!r}: {what}; write the letter")
 
-    def _ways_to_count(self, head: Sequence[Mapping[str, Any]]) -> Collection[str]:
-        """What the numbers of all answers may be; rows that none fits do not count."""
-        ways: set[str] | None = None
-        for record in head if "options" in self._names else ():
-            try:
-                places = _places(self._text("answer", record) or "", self._options(record))
-            except Flaw:
-                continue
-            if places:
-                ways = places.keys() & (places.keys() if ways is None else ways)
-        return ways or ()
+    def _counts_from_0(self, head: Sequence[Mapping[str, Any]]) -> bool:
+        """Whether numbers as answers are positions from 0: one is 0, and not all are in the options themselves."""
+        answers = [(answer, str(self._value("options", row))) for row in head if (answer := self._value("answer", row)) is not None]
+        elsewhere = any(str(answer).removesuffix(".0") not in options for answer, options in answers)
+        return "options" in self._names and elsewhere and any(answer in (0, "0") for answer, _ in answers)
 
 
 def as_text(name: str, value: Any) -> str | None:
@@ -183,14 +177,6 @@ def options_of(name: str, value: Any) -> ProblemOptions:
     if labels and len(set(labels)) != len(texts):
         raise Flaw(f"`{name}` has {len(texts)} texts and the labels {', '.join(map(str, labels))}, expected one label per text")
     return ProblemOptions(texts, tuple(map(str, labels)))
-
-
-def _places(text: str, options: ProblemOptions) -> dict[str, int]:
-    """Which option a number is, by each way to count that has one there; none for other answers, and for labels of the data set's own."""
-    if not re.fullmatch(r"\d{1,9}", text) or text in options.labels:
-        return {}
-    places = {FROM_0: int(text), FROM_1: int(text) - 1} | ({SAID: options.texts.index(text)} if options.texts.count(text) == 1 else {})
-    return {way: place for way, place in places.items() if 0 <= place < len(options.texts)}
 
 
 def _named(text: str, options: ProblemOptions) -> set[int]:

@@ -99,9 +99,7 @@ RECIPES = {
 class PreparedData(Struct, frozen=True, kw_only=True):
     """The outcome of preparing a data set."""
 
-    name: str
     output: str
-    origin: str
     rows: int
     digest: str
     mismatch: str | None
@@ -127,7 +125,7 @@ def prepare(name: str, origin: str | None, output: Path) -> PreparedData:
         with new_file(output) as draft:
             pq.write_table(pa.Table.from_pylist(rows, schema), draft, compression="zstd")
     mismatch = None if found == known else differs
-    return PreparedData(name=name, output=str(output), origin=where, rows=len(rows), digest=digest, mismatch=mismatch)
+    return PreparedData(output=str(output), rows=len(rows), digest=digest, mismatch=mismatch)
 
 
 def _problems(name: str, recipe: Recipe, origin: str | None) -> tuple[str, list[dict[str, Any]]]:
@@ -156,11 +154,10 @@ def _problems(name: str, recipe: Recipe, origin: str | None) -> tuple[str, list[
             "options": list(item.options),
             "grader": recipe.grader,
         }
-        others = [key for key in row if key not in own and key.lower() not in ALIASES["problem"]]
-        as_text = (
-            value if isinstance(value := row[key], str | None) else msgspec.json.encode(value, enc_hook=str).decode() for key in others
-        )
-        rows.append(own | dict(zip(others, as_text, strict=True)))
+        for key, value in row.items():
+            if key not in own and key.lower() not in ALIASES["problem"]:
+                own[key] = value if isinstance(value, str | None) else msgspec.json.encode(value, enc_hook=str).decode()
+        rows.append(own)
     return where, rows
 
 

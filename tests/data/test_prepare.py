@@ -104,4 +104,4 @@ def test_a_set_of_the_hub_is_filtered(tmp_path: Path, monkeypatch: pytest.Monkey
 
     monkeypatch.setitem(sys.modules, "datasets", Library)  # type: ignore[arg-type]
     found = prepare("olympiadbench", "hub", tmp_path / "out.parquet")
-    assert (found.rows, found.origin) == (1, "hf://Hothan/OlympiadBench:OE_TO_maths_en_COMP/train")
+    assert str(found.mismatch).startswith("hf://Hothan/OlympiadBench:OE_TO_maths_en_COMP/train: 1 rows with the digest ")
