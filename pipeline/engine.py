@@ -135,6 +135,16 @@ class Timing(Struct, frozen=True, kw_only=True):
     time_to_first_token_s: float | None = None
     """Arrival until the first token."""
 
+    @classmethod
+    def of(cls, arrived: float, scheduled: float, first: float, last: float) -> "Timing":
+        """The durations between these moments of a request, in seconds of one clock."""
+        return cls(
+            queue_time_s=scheduled - arrived,
+            prefill_time_s=first - scheduled,
+            decode_time_s=last - first,
+            time_to_first_token_s=first - arrived,
+        )
+
 
 class Completion(Struct, frozen=True, kw_only=True):
     """The answer to one request."""

@@ -10,7 +10,7 @@ Without vLLM, torch has a GPU for each model, or the CPU.
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from pipeline.engines.openai.spec import flaw_in_url
 from pipeline.engines.vllm.backend import SHARE, is_cpu_build
 from pipeline.errors import UsageError, boundary, did_you_mean, install_command
 from pipeline.graph.load import PRESET, Graph, load_graph, outline
-from pipeline.graph.plan import Block, LoopNode, Plan, StageNode
+from pipeline.graph.plan import Plan, StageNode
 from pipeline.system.machine import GIB, Gpu, gib, look
 
 Roles = dict[str, dict[str, Any]]
@@ -168,7 +168,10 @@ def _limited(
 def _context(plan: Plan, own: Sequence[StageNode]) -> int | None:
     """Tokens of the longest sequence of the stages `own`: the problem, a whole thought, and the longest that is written or shown then."""
     whole = ("thought", "response")
-    thoughts = [*_budgets(plan.block), *(_tokens(node) for node in plan.stages() if getattr(node.spec, "unit", None) in whole)]
+    thoughts = [
+        *(loop.until.token_budget for loop in plan.loops),
+        *(_tokens(node) for node in plan.stages() if getattr(node.spec, "unit", None) in whole),
+    ]
     last = [0, *(_tokens(node) for node in own if getattr(node.spec, "unit", None) not in whole)]
     if any(node.spec.judges for node in own):
         last.append(sum(node.spec.drafted * (_tokens(node) or 0) for node in plan.stages() if node.spec.drafted))
@@ -181,15 +184,6 @@ def _tokens(node: StageNode) -> int | None:
     """Most tokens that a stage writes; 0 of one that judges, None where it has no limit."""
     found = 0 if node.spec.judges else getattr(node.spec, "max_tokens", None)
     return found if isinstance(found, int) else None
-
-
-def _budgets(block: Block) -> Iterator[int | None]:
-    """Most tokens of a thought, for each loop."""
-    for level in block.levels:
-        for node in level:
-            if isinstance(node, LoopNode):
-                yield node.until.token_budget
-                yield from _budgets(node.body)
 
 
 def put_on_gpus(placed: Roles, specs: Mapping[str, Any], cards: Mapping[str, ModelCard], gpus: Sequence[Gpu]) -> None:

@@ -28,12 +28,22 @@ _GENERATION = re.compile(r"(\{%[-+]?\s*)(end)?generation\b")
 """The tags that a training puts around what an assistant wrote in a template. A prompt needs their contents alone."""
 
 
-def count_through_stop(ids: Sequence[int], stop: str, decode: Callable[[Sequence[int]], str]) -> int:
-    """How many of `ids` it takes to complete the text `stop`; token-level speculation may have sampled more."""
+def ids_to_stop(
+    ids: Sequence[int], finish: str, stop: object, stop_ids: Sequence[int], decode: Callable[[Sequence[int]], str]
+) -> tuple[tuple[int, ...], int, str | int | None]:
+    """Of what vLLM wrote, with its finish and stop reasons: the ids to keep, how many were sampled for them, and the stop that ended them,
+    None for an end of sequence or a limit. An end of sequence was sampled, though it is not kept; what token-level speculation wrote
+    beyond a stop string was not."""
     count = len(ids)
-    while count > 1 and stop in decode(ids[: count - 1]):
-        count -= 1
-    return count
+    if finish == "length":
+        return tuple(ids), count, None
+    if isinstance(stop, str):
+        while count > 1 and stop in decode(ids[: count - 1]):
+            count -= 1
+        return tuple(ids[:count]), count, stop
+    if ids and ids[-1] in stop_ids:
+        return tuple(ids), count, ids[-1]
+    return tuple(ids[:-1]), count, None
 
 
 class HFTokenizer:
@@ -138,7 +148,8 @@ def _raise(message: str) -> None:
 
 
 def _read(model: str) -> tuple[Backend, str, dict[str, str]]:
-    """What a folder or the hub holds of a tokenizer: see `_read_folder`. Raises any `Exception`."""
+    """The tokenizer in a folder or on the hub, the source of its chat template, empty where there is none, and texts of tokens by their
+    names, such as `eos_token`. Raises any `Exception`."""
     folder = Path(model)
     if not folder.is_dir():
         check_hub(model)
@@ -147,12 +158,6 @@ def _read(model: str) -> tuple[Backend, str, dict[str, str]]:
         folder = Path(snapshot_download(model, allow_patterns=["*.json", "*.jinja"]))
     if not (folder / "tokenizer.json").is_file():
         raise FileNotFoundError("no tokenizer.json; write one: AutoTokenizer.from_pretrained(...).save_pretrained(...) of transformers")
-    return _read_folder(folder)
-
-
-def _read_folder(folder: Path) -> tuple[Backend, str, dict[str, str]]:
-    """The tokenizer in a folder, the source of its chat template, empty where there is none, and texts of tokens by their names, such as
-    `eos_token`."""
     backend, settings = Backend.from_file(str(folder / "tokenizer.json")), _object_in(folder / "tokenizer_config.json")
     backend.no_truncation()
     backend.no_padding()

@@ -120,8 +120,7 @@ class WorkerProcess:
 
     def last_error(self) -> str:
         """The error that the worker died of: the last one in its stderr that does not only point at another; else the last line."""
-        if not self.stderr.closed:
-            self.read_stderr()
+        self.read_stderr()
         lines = self._said.decode(errors="replace").strip().splitlines()
         errors = [f"{found[1]}: {found[2]}" for line in lines if (found := _ERROR.search(line))]
         causes = [error for error in errors if not any(pointer in error for pointer in _POINTERS)]
@@ -166,6 +165,5 @@ def _environment(program: Program) -> dict[str, str]:
 
     `PYTHONSAFEPATH`, like `-P`, keeps modules of the working folder out of all Python programs that the worker starts.
     """
-    home, path = str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")
-    found = {"PYTHONPATH": f"{home}{os.pathsep}{path}" if path else home, "PYTHONSAFEPATH": "1"}
-    return dict(os.environ) | found | program.environment
+    path = filter(None, (str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")))
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(path), "PYTHONSAFEPATH": "1", **program.environment}

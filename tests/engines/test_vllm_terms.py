@@ -16,7 +16,6 @@ from pipeline.graph.load import load_engines
 from tests.support.paths import ROOT
 
 pytestmark = pytest.mark.vllm
-EOS = frozenset({9})
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +52,7 @@ ENDS: dict[str, tuple[dict[str, Any], Any, tuple[int, ...], str, Any]] = {
 
 @pytest.mark.parametrize(("asked", "got", "ids", "finish", "stop"), ENDS.values(), ids=ENDS)
 def test_where_a_candidate_ends(terms: Any, asked: dict[str, Any], got: Any, ids: tuple[int, ...], finish: str, stop: Any) -> None:
-    candidate = terms.candidate(request(**asked, logprobs=True), got, decode, EOS)
+    candidate = terms.candidate(request(**asked, logprobs=True), got, decode)
     assert (candidate.ids, candidate.finish_reason, candidate.stop_reason) == (ids, finish, stop)
     assert candidate.text == decode(ids)
     if stop == "\n\n":
@@ -86,12 +85,12 @@ def whole(ids: Sequence[int], cached: int | None) -> Any:
 
 
 def test_greedy_candidates_are_computed_once_and_of_others_the_one_with_the_least_in_the_cache_speaks(terms: Any) -> None:
-    greedy = terms.completion(request(n=3), [whole([4, 9], 2)], decode, EOS)
+    greedy = terms.completion(request(n=3), [whole([4, 9], 2)], decode)
     assert [c.ids for c in greedy.candidates] == [(4,)] * 3
     assert (greedy.usage.input_tokens, greedy.usage.cached_input_tokens, greedy.usage.output_tokens) == (3, 2, 2)
     assert (greedy.timing.prefill_time_s, greedy.timing.decode_time_s) == (2, 3)
     for cached, states in (((2, 0, 2), 0), ((2, 2, 2), 2), ((None, None, None), 0)):
-        sampled = terms.completion(request(n=3, temperature=1.0), [whole([4], each) for each in cached], decode, EOS)
+        sampled = terms.completion(request(n=3, temperature=1.0), [whole([4], each) for each in cached], decode)
         assert (sampled.usage.cached_input_tokens, sampled.usage.output_tokens) == (states, 3)
 
 

@@ -20,7 +20,7 @@ from pipeline.confidence import LIKELIEST, confidence_of
 from pipeline.engine import Candidate, Completion, FinishReason, Request, Tokenizer, Usage
 from pipeline.engines.openai.client import NoAnswer, Reply, Verdict, quoted
 from pipeline.engines.openai.spec import OpenAISpec
-from pipeline.engines.tokenizer import count_through_stop
+from pipeline.engines.tokenizer import ids_to_stop
 from pipeline.errors import RequestRefused
 
 Stop = str | int | None
@@ -304,21 +304,13 @@ def _candidate(request: Request, choice: Choice, terms: Terms) -> Candidate:
 
 
 def _end_of_ids(request: Request, choice: Choice, terms: Terms) -> tuple[tuple[int, ...], int, Stop]:
-    """The ids to keep, how many were sampled, and the stop that ended them. An end of sequence was sampled, though it is not kept; what
-    token-level speculation wrote beyond a stop string was not."""
-    ids, reported = choice.token_ids, choice.stop_reason
-    if ids is None or not (ids or choice.finish_reason == "stop"):
+    """The ids to keep, how many were sampled, and the stop that ended them."""
+    ids, finish, reported = choice.token_ids, choice.finish_reason, choice.stop_reason
+    if ids is None or not (ids or finish == "stop"):
         raise _malformed("has no token ids")
-    if choice.finish_reason == "length":
-        return ids, len(ids), None
-    if ids and ids[-1] in request.stop_ids:
-        return ids, len(ids), ids[-1]
-    if not isinstance(reported, str):
-        return ids[:-1], len(ids), None
-    if reported not in request.stop:
+    if finish == "stop" and isinstance(reported, str) and reported not in request.stop:
         raise _malformed(f"ended a candidate at {quoted(reported)!r}, which was not a requested stop string")
-    kept = count_through_stop(ids, reported, terms.tokenizer.decode)
-    return ids[:kept], kept, reported
+    return ids_to_stop(ids, finish, reported, request.stop_ids, terms.tokenizer.decode)
 
 
 def _end_of_text(request: Request, choice: Choice, terms: Terms) -> tuple[str, FinishReason, Stop]:

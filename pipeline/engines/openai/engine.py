@@ -20,7 +20,7 @@ from pipeline.engine import Backend, Completion, EngineStatistics, Fact, Request
 from pipeline.engines.meter import UsageMeter
 from pipeline.engines.models import resolve
 from pipeline.engines.openai.client import NoAnswer, Server, quoted, read_key
-from pipeline.engines.openai.completions import Body, Prompt, Terms, body_in, body_of, completion_of, prompt_of, refusal_of
+from pipeline.engines.openai.completions import Prompt, Terms, body_in, body_of, completion_of, prompt_of, refusal_of
 from pipeline.engines.openai.spec import OpenAISpec
 from pipeline.engines.startup import READY, current_listener
 from pipeline.engines.tokenizer import HFTokenizer
@@ -98,8 +98,9 @@ class OpenAIEngine:
     async def _answer(self, request: Request, limit_s: float | None = None) -> Completion:
         """The answer of the server; raises `NoAnswer`."""
         prompt = prompt_of(request, self._terms)
-        body = await _asked(self._server, request, prompt, self._terms, self.max_model_len - len(request.prompt_ids), limit_s)
-        return completion_of(request, body, prompt, self._terms)
+        sent = body_of(request, prompt, self._terms, self.max_model_len - len(request.prompt_ids))
+        reply = await self._server.ask(f"{self._server.url}/completions", sent, limit_s)
+        return completion_of(request, body_in(reply), prompt, self._terms)
 
     async def _sent(self, request: Request) -> Completion:
         """The answer of the server; raises the error to raise where there is none."""
@@ -154,11 +155,6 @@ class OpenAIEngine:
     def _check_alive(self) -> None:
         if self._exit_reason:
             raise EngineDead(self.role, self._exit_reason)
-
-
-async def _asked(server: Server, request: Request, prompt: Prompt, terms: Terms, room: int, limit_s: float | None) -> Body:
-    """The body of the server's answer to `request`, as `prompt` puts it, of at most `room` tokens; raises `NoAnswer`."""
-    return body_in(await server.ask(f"{server.url}/completions", body_of(request, prompt, terms, room), limit_s))
 
 
 def small_request(tokenizer: Tokenizer, *, options: bool = True) -> Request:
@@ -245,7 +241,7 @@ async def _terms(where: str, server: Server, spec: OpenAISpec, tokenizer: Tokeni
     # vLLM is sent a text, too: it repeats the ids that its own tokenizer makes of that.
     sent = Prompt(tokenizer.decode(request.prompt_ids), prompt.tokens) if ids else prompt
     try:
-        body = await _asked(server, request, sent, terms, 1, ASK_S)
+        body = body_in(await server.ask(f"{server.url}/completions", body_of(request, sent, terms, room=1), ASK_S))
         if not ids:
             adds_bos = body.count("prompt_tokens") == prompt.tokens + 1
             terms = structs.replace(terms, adds_bos=adds_bos, logprobs=any(choice.logprobs for choice in body.choices))

@@ -223,7 +223,7 @@ class WorkerEngine:
 
 @asynccontextmanager
 async def open_workers(queues: Sequence[Sequence[Worker]]) -> AsyncIterator[Mapping[str, WorkerEngine]]:
-    """Open an engine for each worker, by role: the queues side by side, the workers of one queue one after the other.
+    """Open an engine for each worker, by role, as they are ready: the queues side by side, the workers of one queue one after the other.
 
     Raises `GraphError` when a model cannot be loaded here, `EngineDead` when a worker dies while loading.
     """
@@ -235,4 +235,4 @@ async def open_workers(queues: Sequence[Sequence[Worker]]) -> AsyncIterator[Mapp
 
     async with background_tasks() as tasks:
         await gather([partial(start, queue) for queue in queues])
-        yield {worker.setup.role: engines[worker.setup.role] for queue in queues for worker in queue}
+        yield engines

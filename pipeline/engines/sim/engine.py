@@ -102,12 +102,7 @@ class SimEngine:
             candidates=output.candidates,
             option_logprobs=output.option_logprobs,
             usage=usage,
-            timing=Timing(
-                queue_time_s=first.scheduled - first.arrived,
-                prefill_time_s=first.first_token - first.scheduled,
-                decode_time_s=max(job.finished for job in jobs) - first.first_token,
-                time_to_first_token_s=first.first_token - first.arrived,
-            ),
+            timing=Timing.of(first.arrived, first.scheduled, first.first_token, max(job.finished for job in jobs)),
         )
 
     def statistics(self) -> EngineStatistics:

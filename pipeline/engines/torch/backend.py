@@ -33,17 +33,14 @@ async def open_torch(specs: Mapping[str, TorchSpec]) -> AsyncIterator[Mapping[st
 
 def _worker(role: str, spec: TorchSpec, cores: tuple[int, ...]) -> Worker:
     model = resolve(role, spec.model)
-    return Worker(Setup.of(role, spec, model, cores), _program(spec), partial(load_tokenizer, model, spec))
-
-
-def _program(spec: TorchSpec) -> Program:
     # Memory that one iteration frees is kept for the next, not given back to the system: some percent faster on a CPU.
     keep_memory = {"MALLOC_MMAP_THRESHOLD_": str(1 << 30), "MALLOC_TRIM_THRESHOLD_": str(1 << 32), "MALLOC_TOP_PAD_": str(1 << 26)}
-    return Program(
+    program = Program(
         module="pipeline.engines.process.worker",
         arguments=("pipeline.engines.torch.model:load_model",),
         environment=keep_memory | {"OMP_NUM_THREADS": str(spec.threads)},
     )
+    return Worker(Setup.of(role, spec, model, cores), program, partial(load_tokenizer, model, spec))
 
 
 BACKEND = Backend(spec=TorchSpec, open=open_torch, tokenizer=tokenizer_of)

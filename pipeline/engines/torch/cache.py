@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from pipeline.errors import UsageError
+
 LEAST_COPY = 16
 """A prefix that is shorter than this is computed again rather than copied."""
 _COMPARED = 512
@@ -254,7 +256,7 @@ class KVCache:
     ) -> tuple[Tensor, None]:
         """Attention of every token over its own slot, with the signature that transformers calls; returns (1, tokens, heads, head_dim)."""
         if softcap is not None or s_aux is not None:
-            raise NotImplementedError("attention with soft caps or sinks is not supported")
+            raise UsageError("attention with soft caps or sinks is not supported")
         scale = scaling if scaling is not None else self.head_dim**-0.5
         decode_mask, chunk_masks = self._masks_for(sliding_window)
         parts = [self._decode(query[0], keys, values, decode_mask, scale)] if self._batch.decoding else []

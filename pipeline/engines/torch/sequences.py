@@ -139,10 +139,5 @@ class RequestState:
                 cached_input_tokens=self.cached_tokens,
                 output_tokens=self.output_tokens,
             ),
-            timing=Timing(
-                queue_time_s=self.first_scheduled_s - self.arrival_s,
-                prefill_time_s=self.first_token_s - self.first_scheduled_s,
-                decode_time_s=end_s - self.first_token_s,
-                time_to_first_token_s=self.first_token_s - self.arrival_s,
-            ),
+            timing=Timing.of(self.arrival_s, self.first_scheduled_s, self.first_token_s, end_s),
         )

@@ -80,7 +80,7 @@ class VllmServer:
     """Passes requests on to an `AsyncLLM`, and completions back."""
 
     def __init__(self, engine: AsyncLLM, spec: VllmSpec, model: str, reporter: Reporter) -> None:
-        self._engine, self._reporter, self._tokenizer = engine, reporter, load_tokenizer(model, spec)
+        self._engine, self._reporter, self._decode = engine, reporter, load_tokenizer(model, spec).decode
         adapters = enumerate(spec.adapters.items(), 1)
         self.adapters = {name: LoRARequest(name, number, str(adapter_folder(path))) for number, (name, path) in adapters}
         self._speculates = spec.speculative_config is not None
@@ -122,7 +122,7 @@ class VllmServer:
             params = enumerate(terms.sampling_params(request, self.max_model_len, speculates=self._speculates))
             # vLLM aborts them all if this task is cancelled.
             outputs = await asyncio.gather(*(self._output(f"{number}-{index}", request, each) for index, each in params))
-            completion = terms.completion(request, outputs, self._tokenizer.decode, self._tokenizer.eos_ids)
+            completion = terms.completion(request, outputs, self._decode)
             self._reporter.meter.count(completion.usage)
             answer = {"done": [(number, completion)]}
         except EngineDeadError:

@@ -13,7 +13,7 @@ from vllm.sampling_params import RequestOutputKind
 
 from pipeline.confidence import LIKELIEST, confidence_of
 from pipeline.engine import Candidate, Completion, Request, Timing, Usage
-from pipeline.engines.tokenizer import count_through_stop
+from pipeline.engines.tokenizer import ids_to_stop
 from pipeline.engines.vllm.spec import VllmSpec
 from pipeline.errors import reason
 from pipeline.system.machine import GIB
@@ -85,8 +85,8 @@ def first_line(error: BaseException) -> str:
     return reason(error if str(error).strip() else error.__cause__ or error)
 
 
-def completion(request: Request, outputs: Sequence[Any], decode: Callable[[Sequence[int]], str], eos: frozenset[int]) -> Completion:
-    """The completion of `request` that vLLM's final `RequestOutput` of each candidate holds; `eos` are the end-of-sequence ids.
+def completion(request: Request, outputs: Sequence[Any], decode: Callable[[Sequence[int]], str]) -> Completion:
+    """The completion of `request` that vLLM's final `RequestOutput` of each candidate holds.
 
     Raises an error for what is no answer. The candidate that had the least of the prompt in the cache says what was there before them.
     """
@@ -97,35 +97,28 @@ def completion(request: Request, outputs: Sequence[Any], decode: Callable[[Seque
         cached_input_tokens=min(read, *(each.num_cached_tokens or 0 for each in outputs)),
         output_tokens=sum(len(one.token_ids) for one in sampled),
     )
-    candidates = [candidate(request, one, decode, eos) for one in sampled] * (request.n // len(sampled))  # greedy ones are all the same
+    candidates = [candidate(request, one, decode) for one in sampled] * (request.n // len(sampled))  # greedy ones are all the same
     known = sampled[0].logprobs[0] if request.option_ids else {}
     options = tuple(known[token].logprob if token in known else float("-inf") for token in request.option_ids)
     return Completion(candidates=tuple(candidates), option_logprobs=options, usage=usage, timing=timing([each.metrics for each in outputs]))
 
 
-def candidate(request: Request, output: Any, decode: Callable[[Sequence[int]], str], eos: frozenset[int]) -> Candidate:
+def candidate(request: Request, output: Any, decode: Callable[[Sequence[int]], str]) -> Candidate:
     """The candidate that a `CompletionOutput` holds: cut after its stop, without an end-of-sequence id that is no stop id.
 
     Raises `ValueError` where the model did not write it to its end.
     """
-    finish, ids, stop = output.finish_reason, list(output.token_ids), output.stop_reason
+    finish = output.finish_reason
     if finish not in ("stop", "length"):  # but `abort`, `error` or `repetition`, with which a model does not end its turn
         raise ValueError(f"vLLM ended it with finish reason {finish!r}")
-    sampled = len(ids)
-    if isinstance(stop, str):
-        sampled = count_through_stop(ids, stop, decode)
-        del ids[sampled:]
-    elif finish == "stop":
-        stop = ids[-1] if ids and ids[-1] in request.stop_ids else None
-        if stop is None and ids and (ids[-1] in eos or output.stop_reason is not None):
-            del ids[-1:]
+    ids, sampled, stop = ids_to_stop(output.token_ids, finish, output.stop_reason, request.stop_ids, decode)
     # vLLM names the sampled token beside the likeliest ones.
     places = output.logprobs[:sampled] if request.logprobs else []
     logprobs = [place[token].logprob for place, token in zip(places, output.token_ids, strict=False)]
     likeliest = [sorted((each.logprob for each in place.values()), reverse=True)[:LIKELIEST] for place in places]
     cut = request.logprobs and sampled < len(output.token_ids)
     return Candidate(
-        ids=tuple(ids),
+        ids=ids,
         text=decode(ids),
         cumulative_logprob=sum(logprobs) if cut else output.cumulative_logprob,
         finish_reason=finish,
@@ -137,9 +130,4 @@ def candidate(request: Request, output: Any, decode: Callable[[Sequence[int]], s
 def timing(stamps: Sequence[Any]) -> Timing:
     """Durations from vLLM's own monotonic time stamps of each candidate, from the first to the last of them."""
     queued, scheduled, first = (min(getattr(each, name) for each in stamps) for name in ("queued_ts", "scheduled_ts", "first_token_ts"))
-    return Timing(
-        queue_time_s=scheduled - queued,
-        prefill_time_s=first - scheduled,
-        decode_time_s=max(each.last_token_ts for each in stamps) - first,
-        time_to_first_token_s=first - queued,
-    )
+    return Timing.of(queued, scheduled, first, max(each.last_token_ts for each in stamps))
