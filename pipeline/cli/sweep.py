@@ -205,18 +205,17 @@ def _print_result(result: SweepResult) -> None:
 def _choose(result: SweepResult, max_loss: float, graphs: tuple[Path, ...], options: dict[str, Any]) -> int:
     """Print the command with the fastest settings that are accurate enough, and write them; the exit code, 1 where there are none."""
     found = choose([point for points in read_points(result.folder).values() for point in points], max_loss)
-    if found.point is None:
-        more = "with none of them on any number of problems" if found.needed is None else f"{found.needed:,} such problems may show one"
-        output().error(f"--max-loss {max_loss:.2%}: no settings are shown to lose less; {more}")
+    if found is None:
+        output().error(f"--max-loss {max_loss:.2%}: no settings are shown to lose less; allow more, or take more problems")
         return 1
-    file, run = result.folder / "chosen.yaml", found.point.run.file.options
-    write_preset(found.point, file)
+    (point, most), file = found, result.folder / "chosen.yaml"
+    write_preset(point, file)
+    run = point.run.file.options
     graph, engines = graphs[0] if len(graphs) == 1 else run.graph, options["engines"][0] if len(options["engines"]) == 1 else run.engines
     words = ["pipeline", "run", str(graph), "INPUT", "--preset", str(file), "--batch-size", str(run.batch_size)]
     words += [word for each in options["models"] for word in ("--model", each)]
     words += [word for each in run.settings if each.startswith("engines.") for word in ("--set", each)]
     words += ["--engines", str(engines)] if options["engines"] else []
-    loss = f"{found.most:.2%} loss of accuracy at most (95 %)"
-    print_line(f"Chosen: {found.point.label.curve}, {loss}. Report accuracy on other problems.")
+    print_line(f"Chosen: {point.label.curve}, {most:.2%} loss of accuracy at most (95 %). Report accuracy on other problems.")
     print_line(shlex.join(words))
     return 0

@@ -17,8 +17,6 @@ from pipeline.analysis.curves import Measured, best_baseline, curves
 from pipeline.errors import UsageError
 from pipeline.graph.files import read_setting, written
 
-MOST_PROBLEMS = 10_000_000
-
 
 class Pairs(Struct, frozen=True):
     """How the answers of two runs over the same problems differ."""
@@ -37,21 +35,6 @@ class Pairs(Struct, frozen=True):
             low, high = (middle, high) if -self._score(middle) <= z else (low, middle)
         return high
 
-    def needed(self, limit: float, z: float) -> int | None:
-        """How many problems with the same shares would have their loss below `limit`; None where no number would."""
-        times = 1
-        while Pairs(self.problems * times, self.lost * times, self.won * times).most(z) > limit:
-            times *= 2
-            if self.problems * times > MOST_PROBLEMS or (self.lost - self.won) / self.problems >= limit:
-                return None
-        low, high = self.problems * times // 2, self.problems * times
-        while high - low > 1:
-            middle = (low + high) // 2
-            share = middle / self.problems
-            enough = Pairs(middle, round(self.lost * share), round(self.won * share)).most(z) <= limit
-            low, high = (low, middle) if enough else (middle, high)
-        return high
-
     def _score(self, loss: float) -> float:
         """Tango's score statistic of this loss."""
         n, b, c = self.problems, self.lost, self.won
@@ -61,20 +44,11 @@ class Pairs(Struct, frozen=True):
         return (b - c - n * loss) / math.sqrt(variance) if variance > 0 else math.copysign(math.inf, b - c - n * loss)
 
 
-class Chosen(Struct, frozen=True, kw_only=True):
-    """What was chosen."""
+def choose(points: Sequence[Measured], max_loss: float) -> tuple[Measured, float] | None:
+    """The fastest point but the baselines whose loss is at most `max_loss`, 0 to 1, with the upper end of its loss; None where none is.
 
-    point: Measured | None
-    """The fastest point whose loss is small enough; null where there is none."""
-    most: float | None = None
-    """The upper end of its loss."""
-    needed: int | None = None
-    """Without one, how many problems the closest point would need; null where its loss is too large on any number."""
-
-
-def choose(points: Sequence[Measured], max_loss: float) -> Chosen:
-    """The fastest point but the baselines whose loss is at most `max_loss`, 0 to 1; raises `UsageError` where problems have several
-    samples, or no reference answers."""
+    Raises `UsageError` where problems have several samples, or no reference answers.
+    """
     found, pairs = curves(points), list[tuple[Measured, Pairs]]()
     for name, curve in found.items():
         for size, here in curve.items():
@@ -86,9 +60,8 @@ def choose(points: Sequence[Measured], max_loss: float) -> Chosen:
     z = NormalDist().inv_cdf(1 - 0.05 / len(pairs))
     fit = [(point, most) for point, each in pairs if (most := each.most(z)) <= max_loss]
     if not fit:
-        return Chosen(point=None, needed=min(filter(None, (each.needed(max_loss, z) for _, each in pairs)), default=None))
-    point, most = max(fit, key=lambda each: each[0].run.problems_per_s or 0.0)
-    return Chosen(point=point, most=most)
+        return None
+    return max(fit, key=lambda each: each[0].run.problems_per_s or 0.0)
 
 
 def _pairs(point: Measured, alone: Measured) -> Pairs:

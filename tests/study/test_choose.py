@@ -39,18 +39,6 @@ def test_no_difference_in_n_problems_is_a_loss_of_little_more_than_wilson_s() ->
     assert Pairs(10, 10, 0).most(Z) == pytest.approx(1)
 
 
-@given(lost=st.integers(0, 10), won=st.integers(0, 10), limit=st.floats(0.005, 0.2))
-def test_as_many_problems_as_are_needed_would_do(lost: int, won: int, limit: float) -> None:
-    pairs = Pairs(100, lost, won)
-    needed = pairs.needed(limit, Z)
-    if needed is None:
-        assert (lost - won) / 100 >= limit - 0.001
-    elif pairs.most(Z) > limit:
-        assert needed > 100
-        share = 2 * needed / 100
-        assert Pairs(2 * needed, round(lost * share), round(won * share)).most(Z) <= limit
-
-
 @pytest.fixture(scope="module")
 def points(tmp_path_factory: pytest.TempPathFactory) -> list[Measured]:
     folder = tmp_path_factory.mktemp("choose")
@@ -72,12 +60,11 @@ def test_the_fastest_point_that_loses_little_is_chosen_and_written_as_a_preset(p
     every, lossy = [1] * 400, [1] * 380 + [0] * 20
     made = [graded(target, every, 1), graded(one, lossy, 9), graded(five, every, 3)]
     found = choose(made, 0.02)
-    assert found.point is made[2]
-    assert found.most == pytest.approx(Pairs(400, 0, 0).most(1.959964))  # 5 % for two points
-    assert choose(made, 0.1).point is made[1]
-    none = choose(made, 0.001)
-    assert (none.point, none.needed) == (None, Pairs(400, 0, 0).needed(0.001, 1.959964))
-    assert choose([made[0], made[1]], 0.01).needed is None
+    assert found is not None
+    assert found[0] is made[2]
+    assert found[1] == pytest.approx(Pairs(400, 0, 0).most(1.959964))  # 5 % for two points
+    assert (choose(made, 0.1) or made)[0] is made[1]
+    assert choose(made, 0.001) is None
     write_preset(five, tmp_path / "chosen.yaml")
     assert load_preset(tmp_path / "chosen.yaml").set == five.run.file.plan.params
 
