@@ -12,7 +12,7 @@ from msgspec import Struct, structs
 
 from pipeline.analysis.compare import compare, read_runs
 from pipeline.analysis.figures import Estimate
-from pipeline.analysis.progress import state_of
+from pipeline.analysis.progress import duration, state_of
 from pipeline.analysis.rules import EXITS, Rules, differences
 from pipeline.analysis.steps import LOW
 from pipeline.analysis.summary import Baseline, Left, Summary, summarize
@@ -350,6 +350,4 @@ def _percent(share: float | None) -> str:
 def _seconds(seconds: float) -> str:
     if seconds < 100:
         return f"{seconds:.3g} s"
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02} min"
+    return duration(seconds) + (" min" if round(seconds) < 3600 else "")

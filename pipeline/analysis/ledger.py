@@ -5,7 +5,7 @@ cut off, is known from the steps table.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from msgspec import Struct
@@ -41,28 +41,6 @@ FROM steps JOIN chains USING (chain_id) WHERE finished AND decision <> 'accepted
 """
 
 
-class CallSums(Struct, frozen=True):
-    """Sums over the calls of an engine with one outcome."""
-
-    engine: str
-    outcome: str
-    failed: int
-    sampled: int
-    cut: int
-    """End-of-sequence tokens among those `sampled` for texts."""
-    read: int
-    cached: int
-    unstated: int
-
-
-class TokenSum(Struct, frozen=True):
-    """Tokens of an engine in steps, by outcome."""
-
-    engine: str
-    outcome: str
-    tokens: int
-
-
 class EngineLedger(Struct, frozen=True, kw_only=True):
     """The tokens of one engine, by what became of them."""
 
@@ -92,14 +70,14 @@ class Ledger(Struct, frozen=True, kw_only=True):
 
 def read_ledger(db: Query) -> Ledger:
     """The ledger of the one run that is open in `db`; raises `InputError` where its tables cannot be read."""
-    run, calls = RunFile.read(db.folders[0]), db.rows(CALLS, CallSums)
-    output = {role: Counter(dict.fromkeys(OUTCOMES, 0)) for role in [*run.plan.engines, *(each.engine for each in calls)]}
+    run, calls = RunFile.read(db.folders[0]), db.arrow(CALLS).to_pylist()
+    output = {role: Counter(dict.fromkeys(OUTCOMES, 0)) for role in [*run.plan.engines, *(each["engine"] for each in calls)]}
     for sums in calls:
-        output[sums.engine].update({sums.outcome: sums.sampled - sums.cut, "cut": sums.cut})
-    for kept in db.rows(DRAFTS, TokenSum):
-        output[kept.engine].update({kept.outcome: kept.tokens, "rejected": -kept.tokens})
+        output[sums["engine"]].update({sums["outcome"]: sums["sampled"] - sums["cut"], "cut": sums["cut"]})
+    for engine, outcome, tokens in db.stream(DRAFTS):
+        output[engine].update({outcome: tokens, "rejected": -tokens})
     _reconcile(db, run, output)
-    return Ledger(engines={role: _engine(run, role, [each for each in calls if each.engine == role], output[role]) for role in output})
+    return Ledger(engines={role: _engine(run, role, [each for each in calls if each["engine"] == role], output[role]) for role in output})
 
 
 def _reconcile(db: Query, run: RunFile, output: Mapping[str, Counter[str]]) -> None:
@@ -109,15 +87,15 @@ def _reconcile(db: Query, run: RunFile, output: Mapping[str, Counter[str]]) -> N
     if thoughts == sum(entries[outcome] for entries in output.values() for outcome in ("committed", "unverified", "written")):
         return
     responses = {node.spec.role for node in run.plan.stages() if node.spec.finishes and node.spec.purpose != "answer"}
-    texts = {(each.engine, each.outcome): each.tokens for each in db.rows(TEXTS, TokenSum)}
+    texts = {(engine, outcome): tokens for engine, outcome, tokens in db.stream(TEXTS)}
     for role, entries in output.items():
         for outcome in ("unverified", "written"):
             beyond = max(0, entries[outcome] - texts.get((role, outcome), 0))
             entries.update({outcome: -beyond, "answer" if role in responses and outcome == "written" else "cut": beyond})
 
 
-def _engine(run: RunFile, role: str, calls: Iterable[CallSums], output: Counter[str]) -> EngineLedger:
-    read, cached, unstated, failed = (sum(getattr(each, name) for each in calls) for name in ("read", "cached", "unstated", "failed"))
+def _engine(run: RunFile, role: str, calls: Collection[Mapping[str, int]], output: Counter[str]) -> EngineLedger:
+    read, cached, unstated, failed = (sum(each[name] for each in calls) for name in ("read", "cached", "unstated", "failed"))
     counted = run.statistics(role)
     own = None if counted is None else sum(each.input_tokens for each in counted)
     output["unrecorded"] = 0 if counted is None else sum(each.output_tokens for each in counted) - output.total()

@@ -79,15 +79,6 @@ class Axis(Struct, frozen=True):
         return f"({instant} - {self.origin}{paused})"
 
 
-class Seen(Struct, frozen=True):
-    """What a table says of a run; nothing where it has no rows."""
-
-    first: int | None
-    """Its first instant, ns UTC."""
-    last: int | None
-    engines: list[str] | None = None
-
-
 _SEEN_IN_CALLS = f"""
 SELECT min(first) AS first, max(last) AS last, list(DISTINCT engine ORDER BY engine) AS engines
 FROM (SELECT engine, min({READY}) AS first, max(end_unix_ns) AS last FROM calls GROUP BY ALL)
@@ -117,16 +108,16 @@ class RunTimes(Struct, frozen=True, kw_only=True):
 def read_work(db: Query) -> RunTimes:
     """The one run that is open in `db`; raises `InputError` where its tables cannot be read."""
     run = RunFile.read(db.folders[0])
-    calls, chains = db.row(_SEEN_IN_CALLS, Seen), db.row(_SEEN_IN_CHAINS, Seen)
-    known = [at for at in (calls.first, calls.last, chains.first, chains.last, run.started_unix_ns, run.ended_unix_ns) if at]
+    [(first, last, roles)], [ends] = db.stream(_SEEN_IN_CALLS), db.stream(_SEEN_IN_CHAINS)
+    known = [at for at in (first, last, *ends, run.started_unix_ns, run.ended_unix_ns) if at]
     axis = Axis(min(known, default=0), run.pauses)
-    _add_tables(db, axis, calls.last or 0)
+    _add_tables(db, axis, last or 0)
     return RunTimes(
         db=db,
         run=run,
         axis=axis,
         span=int(axis.of(max(known, default=0))),
-        engines=tuple(dict.fromkeys([*run.plan.engines, *(calls.engines or [])])),
+        engines=tuple(dict.fromkeys([*run.plan.engines, *(roles or [])])),
         lives=Lives(**db.columns('SELECT start, "end", status FROM lives ORDER BY chain')),
     )
 
