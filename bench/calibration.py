@@ -152,7 +152,7 @@ def speed(spec: SimSpec, tokens: float) -> float:
 
 
 def fitted() -> tuple[float, float, Any]:
-    """Share of the bandwidth that is reached and seconds of overhead that fit `SPEEDS` best, and the residuals."""
+    """Share of the bandwidth reached and seconds of overhead that fit `SPEEDS` best, and the residuals."""
 
     def residuals(point: Any) -> list[float]:
         reached, overhead_ms = point

@@ -23,7 +23,7 @@ from bench.figures import RESULTS, ROOT, Results, begin, go_on, grid, origin, re
 from bench.runs import say, whole, write_problems
 from pipeline.analysis.compare import Comparison, Run, compare, read_runs
 from pipeline.analysis.facts import stated
-from pipeline.analysis.tables import number, percent, plain
+from pipeline.analysis.tables import plain, shown
 from pipeline.options import RunOptions
 from pipeline.run.run import Observer
 from pipeline.study.points import Point, Study
@@ -110,9 +110,9 @@ def _site(family: str, systems: Mapping[str, Sequence[Point]], tables: Mapping[s
 
 def _row(run: Run, found: Comparison) -> Iterator[str]:
     of, over = run.figures, found.over_baseline(run)
-    yield from (run.name, percent(of["accuracy"]), number(of["tokens"]), number(of["latency_s"]), plain(run.wall_time_s))
-    yield from ("-",) * 3 if over["over"] == run.name else (number(over[name]) for name in ("speed_up", "token_factor", "rate_factor"))
-    yield percent(of["fallback_rate"])
+    yield from (run.name, shown(of["accuracy"], "percent"), shown(of["tokens"]), shown(of["latency_s"]), plain(run.wall_time_s))
+    yield from ("-",) * 3 if over["over"] == run.name else (shown(over[name]) for name in ("speed_up", "token_factor", "rate_factor"))
+    yield shown(of["fallback_rate"], "percent")
 
 
 def mean_of(runs: Sequence[Run]) -> Run:

@@ -36,7 +36,7 @@ TABLE_6_PROBLEMS = 128
 """At least the largest batch; 128 of table 2's 239.1 tokens (target RQwen-32B) are 30,605, its wall times times its rates
 24,450 to 33,149."""
 FORM = "speccot candidates=5, pipelined"
-"""The system that is set next to SpecCoT's table 6."""
+"""The system set next to SpecCoT's table 6."""
 PICTURES = Path(__file__).parent / "scaling"
 COLOURS = ("#3573b9", "#1b998b", "#8157b5", "#e08a1e", "#cf5f9b", "#8c6239")
 

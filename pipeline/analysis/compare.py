@@ -16,7 +16,7 @@ from msgspec import Struct
 from pipeline.analysis.facts import EngineFacts, Resources, answers, engine_facts, of_answers, replica_count, resources, stated
 from pipeline.analysis.figures import Estimate, Sums, changes, common, figures, read_sums
 from pipeline.analysis.rules import Rules, differences, of_devices, rules_of
-from pipeline.analysis.tables import Table, number, percent, plain, times
+from pipeline.analysis.tables import Table, plain, shown, times
 from pipeline.errors import InputError, UsageError
 from pipeline.graph.files import model_name
 from pipeline.store.query import Query, run_names
@@ -104,11 +104,6 @@ class Run(Struct, frozen=True, kw_only=True, dict=True):
     def answers(self) -> str | None:
         """`simulated` or `recorded` where models did not give its answers; see `facts.answers`."""
         return answers(self.facts.values()) if self.facts else "simulated" if self.file.virtual_time else None
-
-    @property
-    def made_up(self) -> bool:
-        """Whether right and wrong say nothing: answers are simulated and none is right."""
-        return self.answers == "simulated" and not self.figures["accuracy"].value
 
     @property
     def problems(self) -> int:
@@ -342,14 +337,19 @@ def speeds(c: Comparison) -> Table:
     several, rows = len(c.baselines) > 1, []
     for run in c.runs:
         base, data = c.baseline_of(run), [c.data[run.name]] if several else []
-        accuracy = "-" if run.made_up else of_answers(percent(run.figures["accuracy"]), run.answers)
+        right = run.figures["accuracy"]
         row = [run.name, *data, run.graph + (" (simulated)" if run.file.virtual_time else ""), " + ".join(run.models.values())]
-        row += [str(run.file.options.batch_size), accuracy, plain(run.problems_per_s), plain(run.kept_tokens_per_s)]
+        row += [
+            str(run.file.options.batch_size),
+            of_answers(right.value, run.answers, shown(right, "percent")),
+            plain(run.problems_per_s),
+            plain(run.kept_tokens_per_s),
+        ]
         if run is base:
             rows.append((*row, "baseline" if len(c.runs) > 1 else "-", "-", "-", "-"))
         else:
             over = changes(run.sums, base.sums)
-            factors = (number(over[name]) for name in ("speed_up", "token_factor", "rate_factor"))
+            factors = (shown(over[name]) for name in ("speed_up", "token_factor", "rate_factor"))
             rows.append((*row, times(run.problems_per_s, base.problems_per_s), *factors))
     speed = ("problems/s", "kept tokens/s", "times as fast", "speed-up", "= tokens", "x rate")
     columns = ("run", *(["data"] if several else []), "system", "models", "batch", "accuracy", *speed)

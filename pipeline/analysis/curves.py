@@ -241,7 +241,7 @@ def sweep_table(points: Sequence[Measured], title: str = "") -> Table:
 
 def _cells(points: Sequence[Measured], ratio: Spread | None) -> tuple[str, ...]:
     first, failed = points[0].run, sum(point.run.ends.failed for point in points)
-    accuracy = "-" if first.answers == "simulated" else of_answers(plain_percent(first.figures["accuracy"].value), first.answers)
+    right = of_answers(first.figures["accuracy"].value, first.answers) if first.answers != "simulated" else "-"  # too wide
     tail = spread(point.tail_s / point.run.wall_time_s if point.run.wall_time_s else None for point in points)
     steady = spread(point.steady_problems_per_s for point in points)
     return (
@@ -249,7 +249,7 @@ def _cells(points: Sequence[Measured], ratio: Spread | None) -> tuple[str, ...]:
         "-" if ratio is None else f"{ratio.median:.2f}",
         plain(steady.median if steady else None),
         plain_percent(tail.median if tail else None),
-        f"{accuracy} ({failed} chains failed)" if failed else accuracy,
+        f"{right} ({failed} chains failed)" if failed else right,
     )
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from pipeline.analysis.tables import plain_percent
 from pipeline.errors import InputError, boundary
 from pipeline.store.run_file import RunFile
 
@@ -136,9 +137,19 @@ def answers(engines: Iterable[EngineFacts]) -> str | None:
     return next((kind for kind in ("simulated", "recorded") if kind in found), None)
 
 
-def of_answers(said: str, made: str | None) -> str:
-    """An accuracy as it is printed, with what gave the answers where models did not; `made` is what `answers` says."""
-    return said if made is None or said == "-" else f"{said} of {made} answers"
+def made_up(made: str | None, accuracy: float | None) -> bool:
+    """Whether right and wrong say nothing: answers are simulated and none is right. `made` is what `answers` says."""
+    return made == "simulated" and not accuracy
+
+
+def of_answers(value: float | None, made: str | None, said: str = "") -> str:
+    """An accuracy as it is `said`, by default in percent, with what gave the answers where models did not (see `answers`).
+
+    `-` without one and for made-up answers, see `made_up`.
+    """
+    if value is None or made_up(made, value):
+        return "-"
+    return (said or plain_percent(value)) + (f" of {made} answers" if made else "")
 
 
 def devices_of(role: str, engine: EngineFacts) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from msgspec import Struct, structs
 
 from pipeline.analysis.compare import compare, read_runs
+from pipeline.analysis.facts import made_up
 from pipeline.analysis.figures import Estimate
 from pipeline.analysis.progress import duration, state_of
 from pipeline.analysis.rules import EXITS, Rules, differences
@@ -181,7 +182,7 @@ def _accuracy(s: Summary) -> Iterator[Row]:
         missing = "no reference answers" if s.done else "no chain finished"
         yield Row("accuracy", "-", f"not graded; `pipeline grade` can do it later: {_ungraded(s)}" if s.grading_errors else missing)
         return
-    if s.answers == "simulated" and not s.correct:
+    if made_up(s.answers, s.accuracy):
         yield Row("accuracy", "-", "answers are simulated")
         return
     of = f" {s.answers} answers" if s.answers else ""

@@ -10,7 +10,7 @@ from pipeline.analysis.choices import ThoughtChoice, read_choices
 from pipeline.analysis.compare import Run, data_sets
 from pipeline.analysis.figures import CHANGES, FIGURES, Estimate, changes
 from pipeline.analysis.rules import differences, of_work
-from pipeline.analysis.tables import FORMS, Table, printed, read_query
+from pipeline.analysis.tables import Table, printed, read_query, shown
 from pipeline.errors import UsageError
 from pipeline.graph.files import model_name
 from pipeline.store.query import Query, words_of
@@ -90,7 +90,7 @@ def _row(run: Run, data: str, target: Run | None) -> dict[str, Any]:
 
 
 def _figure(e: Estimate, form: str) -> dict[str, Any]:
-    return structs.asdict(e) | {"text": FORMS[form](e)}
+    return structs.asdict(e) | {"text": shown(e, form)}
 
 
 def _columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, pa.Array]:

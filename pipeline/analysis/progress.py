@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec import Struct
 
-from pipeline.analysis.facts import answers, engine_facts
+from pipeline.analysis.facts import answers, engine_facts, made_up
 from pipeline.store.folder import FILE, is_held
 from pipeline.store.rows import UNFINISHED, counted
 from pipeline.store.run_file import RunFile
@@ -80,7 +80,7 @@ class RunState(Struct, frozen=True, kw_only=True):
     @property
     def made_up(self) -> bool:
         """Whether right and wrong say nothing: answers are simulated and none is right."""
-        return self.answers == "simulated" and self.accuracy is None
+        return made_up(self.answers, self.accuracy)
 
 
 def run_folders(folder: Path, depth: int) -> list[Path]:
@@ -120,7 +120,7 @@ def run_state(folder: Path, name: str = "") -> RunState:
         failed=failed,
         of=None if run.options.served and unsure else max(run.input.chains, done + failed),
         graded=graded,
-        accuracy=correct / graded if graded and (correct or made != "simulated") else None,
+        accuracy=None if not graded or made_up(made, correct) else correct / graded,
         answers=made,
         problems_per_s=(done + failed) / run.input.samples / seconds if seconds else None,
         virtual_time=run.virtual_time,

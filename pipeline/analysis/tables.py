@@ -71,29 +71,12 @@ def _query(name: str, text: str) -> NamedQuery:
     return NamedQuery(**{"title": name} | head, sql=text)
 
 
-def percent(e: "Estimate", *, sign: bool = False) -> str:
-    """A share in percent with its interval; with `sign` for a difference of shares."""
-    return _with_interval(e, lambda value: plain_percent(value, sign=sign))
-
-
-def number(e: "Estimate") -> str:
-    """A number with its interval: three digits, from 1,000 on a whole number."""
-    return _with_interval(e, plain)
-
-
-def reward(e: "Estimate") -> str:
-    """A reward with its interval, with three decimals."""
-    return _with_interval(e, lambda value: f"{value:.3f}")
-
-
-FORMS: Mapping[str, Callable[["Estimate"], str]] = {"number": number, "percent": percent, "reward": reward}
-"""How a figure is printed, by its `form`."""
-
-
-def _with_interval(e: "Estimate", form: Callable[[float], str]) -> str:
+def shown(e: "Estimate", form: str = "number") -> str:
+    """A figure with its interval, in one of `FORMS`."""
     if e.value is None:
         return "-"
-    return f"{form(e.value)} ({TOO_FEW})" if e.low is None or e.high is None else f"{form(e.value)} [{form(e.low)}, {form(e.high)}]"
+    value, low, high = (None if each is None else FORMS[form](each) for each in (e.value, e.low, e.high))
+    return f"{value} ({TOO_FEW})" if low is None or high is None else f"{value} [{low}, {high}]"
 
 
 def plain(value: float | None) -> str:
@@ -101,9 +84,13 @@ def plain(value: float | None) -> str:
     return "-" if value is None else f"{value:,.0f}" if abs(value) >= THOUSAND else f"{value:.3g}"
 
 
-def plain_percent(value: float | None, *, sign: bool = False) -> str:
+def plain_percent(value: float | None) -> str:
     """A share in percent without an interval; `-` for None."""
-    return "-" if value is None else f"{value:+.1%}" if sign else f"{value:.1%}"
+    return "-" if value is None else f"{value:.1%}"
+
+
+FORMS: Mapping[str, Callable[[float], str]] = {"number": plain, "percent": plain_percent, "reward": "{:.3f}".format}
+"""How a figure is printed, by its `form`."""
 
 
 def size(count: float) -> str:

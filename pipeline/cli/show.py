@@ -196,7 +196,7 @@ def _progress_line(found: RunState, rates: RecentRates) -> str:
     of = "" if found.of is None else f"/{found.of:,}"
     parts = [f"{found.folder}: {found.state}, {found.chains:,}{of} chains", f"{found.failed:,} failed"]
     if found.accuracy is not None:
-        parts.append(of_answers(f"{plain_percent(found.accuracy)} right", found.answers))
+        parts.append(of_answers(found.accuracy, found.answers, f"{plain_percent(found.accuracy)} right"))
     if per_s := rates.per_s("chains"):
         parts.append(f"{per_s:.3g} problems/s")
         parts += [] if found.of is None else [f"{duration((found.of - found.chains) / per_s)} left"]

@@ -54,7 +54,7 @@ class Listed(click.ParamType[Any]):
         self.each = each
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[Any, ...]:
-        """A value that is named twice is an error."""
+        """A value named twice is an error."""
         if isinstance(value, tuple):
             return value
         found = tuple(self.each.convert(part.strip(), param, ctx) for part in str(value).split(","))
@@ -166,7 +166,7 @@ def _sweep(graphs: tuple[Path, ...], options: dict[str, Any]) -> Study:
     data = {data_name(each) if len(inputs) > 1 else "": {"input": (str(each),)} for each in inputs}
     if len(data) < len(inputs):
         raise UsageError("--input: two data sets have the same name; rename one of them")
-    own = {name: chosen[name] for name in RunOptions.__struct_fields__ if name in chosen and name != "engines" and name != "baseline"}
+    own = {name: chosen[name] for name in RunOptions.__struct_fields__ if name in chosen.keys() - {"engines", "baseline"}}
     lists = {name: chosen[name] for name in Matrix.__struct_fields__ if name in chosen}
     return plan_sweep(Matrix(shared=RunOptions(graph=graphs[0], input=(str(inputs[0]),), **own), graphs=graphs, data=data, **lists))
 
@@ -183,7 +183,7 @@ def _planned(study: Study) -> list[str]:
 
 
 def _print_point(number: int, planned: int, point: Point, run: RunFile) -> None:
-    """A line about a point that is finished."""
+    """A line about a finished point."""
     where = f"{point.label.curve}{f' over {point.label.data}' if point.label.data else ''}, batch size {point.label.batch_size}"
     failed = f", {run.totals.chains_failed} failed" if run.totals.chains_failed else ""
     print_notice(f"{number}/{planned} {where}: {run.totals.chains} chains{failed} in {run.wall_time_s or 0:.3g} s")

@@ -10,7 +10,6 @@ from itertools import cycle
 
 from pipeline.analysis.compare import Comparison
 from pipeline.analysis.curves import Curve, Measured, Spread, crossing, curves, label_of, ratios, spread
-from pipeline.analysis.facts import of_answers
 from pipeline.show.charts import SERIES, SHARE
 from pipeline.show.plot import Chart, ChartAxis, Mark, Panel, up_to
 
@@ -35,7 +34,7 @@ def latency_and_accuracy(comparison: Comparison) -> Chart | None:
     if not marks:
         return None
     made = next((run.answers for run in comparison.runs if run.answers), None)
-    panel = Panel(y=ChartAxis(title=of_answers("accuracy", made), form=SHARE, high=1.02), marks=marks, height=300)
+    panel = Panel(y=ChartAxis(title=f"accuracy of {made} answers" if made else "accuracy", form=SHARE, high=1.02), marks=marks, height=300)
     return Chart(title="Accuracy against latency, by run", x=up_to(far, title="seconds per problem"), panels=[panel])
 
 

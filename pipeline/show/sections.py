@@ -7,7 +7,7 @@ from typing import Any
 
 from msgspec import Struct, structs
 
-from pipeline.analysis.facts import engine_facts, of_engines
+from pipeline.analysis.facts import engine_facts, made_up, of_engines
 from pipeline.analysis.headline import Headline, engines_table, facts_table, headline, limit, stages_table, summary_of
 from pipeline.analysis.ledger import read_ledger
 from pipeline.analysis.steps import count_steps
@@ -94,8 +94,7 @@ def run_figures(folder: Path, db: Query) -> RunFigures:
 
 def _tiles(s: Summary, told: Headline) -> Iterator[Tile]:
     texts = {row.name: row.text for row in told.rows}
-    right = s.graded and (s.correct or s.answers != "simulated")
-    yield Tile("accuracy", plain_percent(s.accuracy) if right else "-", texts.get("accuracy", ""))
+    yield Tile("accuracy", "-" if made_up(s.answers, s.accuracy) else plain_percent(s.accuracy), texts.get("accuracy", ""))
     yield Tile("problems/s", plain(s.problems_per_s), told.head)
     ratio = s.baseline and s.baseline.times_as_fast
     yield Tile("speed-up", f"{ratio:.2f}x" if ratio else "-", texts.get("baseline", "no baseline: run with --baseline"))
