@@ -242,10 +242,10 @@ def completion_of(request: Request, body: Body, prompt: Prompt, terms: Terms) ->
     if asked > 1 and [choice.index for choice in choices] != list(range(asked)):
         raise _malformed("numbers its choices in an unexpected way")
     _check_prompt(body, prompt, terms)
-    options: tuple[float, ...] = ()
-    candidates = [] if request.option_ids else [_candidate(request, choice, terms) for choice in choices]
     if request.option_ids:
         candidates, options = _chosen(request, choices[0], terms)
+    else:
+        candidates, options = [_candidate(request, choice, terms) for choice in choices], ()
     return Completion(
         candidates=tuple(candidates * (request.n // asked)),
         option_logprobs=options,
@@ -275,8 +275,7 @@ def _usage(request: Request, body: Body, sampled: int) -> Usage:
     if written is None or not sampled <= written <= request.n * (request.max_tokens + 1):
         written = sampled
     cached = body.count("cached_tokens", "prompt_tokens_details") if candidates_asked(request) == 1 else None
-    cached = None if cached is None else min(cached, given)
-    return Usage(input_tokens=given, cached_input_tokens=cached, output_tokens=written)
+    return Usage(input_tokens=given, cached_input_tokens=None if cached is None else min(cached, given), output_tokens=written)
 
 
 def _candidate(request: Request, choice: Choice, terms: Terms) -> Candidate:

@@ -134,8 +134,7 @@ class SimEngine:
 
     def _join_device(self) -> None:
         """Take a new share of the device, with an empty queue and an empty cache."""
-        self._scheduler = Scheduler(self.spec)
-        self._share = self._clock.device.join(self._scheduler)
+        self._share = self._clock.device.join(Scheduler(self.spec))
         self._shares.append(self._share)
 
     def _jobs(self, request: Request, output: Output) -> dict[Job, Done]:

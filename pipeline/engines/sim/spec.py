@@ -121,10 +121,10 @@ class SimTextSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     def __post_init__(self) -> None:
         """Raise `ValueError` for a length that a preset already sets."""
-        for part in ("steps", "step_tokens"):
-            for key in (f"{part}_mean", f"{part}_sigma"):
-                if self.preset is not None and getattr(self, key) != _DEFAULTS[key]:
-                    raise ValueError(f"`preset` and `{key}` both set `{part}`; drop one")
+        defaults = dict(zip(self.__struct_fields__, self.__struct_defaults__, strict=True))
+        for key in ("steps_mean", "steps_sigma", "step_tokens_mean", "step_tokens_sigma"):
+            if self.preset is not None and getattr(self, key) != defaults[key]:
+                raise ValueError(f"`preset` and `{key}` both set `{key.rpartition('_')[0]}`; drop one")
 
     def distribution(self, part: Literal["steps", "step_tokens"]) -> Distribution:
         """The distribution of the steps of a thought, or of the tokens of a step."""
@@ -133,7 +133,6 @@ class SimTextSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         return log_normal(getattr(self, f"{part}_mean"), getattr(self, f"{part}_sigma"))
 
 
-_DEFAULTS = dict(zip(SimTextSpec.__struct_fields__, SimTextSpec.__struct_defaults__, strict=True))
 Probability = Annotated[float, Meta(ge=0, le=1)]
 Layers = Annotated[int, Meta(ge=1, le=1_000_000)]
 
