@@ -29,12 +29,11 @@ def written(path: Path, *batches: pa.RecordBatch) -> list[int]:
 BATCHES = [batch(1, 2, 3), batch(4), batch(5, 6)]
 
 
-def test_what_goes_in_comes_out_of_arrow_too(tmp_path: Path) -> None:
+def test_what_goes_in_comes_out(tmp_path: Path) -> None:
     written(tmp_path / "wal", *BATCHES)
-    assert list(read_wal(tmp_path / "wal")) == BATCHES
-    with pa.ipc.open_stream(tmp_path / "wal") as reader:
-        assert reader.schema.equals(SCHEMA, check_metadata=True)
-        assert list(reader) == BATCHES
+    found = list(read_wal(tmp_path / "wal"))
+    assert found == BATCHES
+    assert found[0].schema.equals(SCHEMA, check_metadata=True)
 
 
 @pytest.fixture(name="whole", scope="module")
