@@ -9,7 +9,6 @@ from msgspec import Struct
 from pipeline.engine import Completion, Request
 from pipeline.errors import ContextOverflow, PipelineError, RunError
 from pipeline.graph.plan import READINGS, VERDICTS, Block, Condition, LoopNode, Plan, StageNode
-from pipeline.graph.spec import UntilSpec
 from pipeline.reasoning.chain import Chain
 from pipeline.runtime.admission.admission import AdmissionMember
 from pipeline.runtime.chain_recorder import ChainRecorder, StageLabel
@@ -28,121 +27,88 @@ class BoundStage(Struct, frozen=True, kw_only=True):
     """None of a stage that calls no engine."""
     in_thread: bool
     """True if its outcome is computed in a thread."""
-    condition: Condition | None
     rank: int
     answers: bool
     """True if it writes the answer, which it does also where the thought has filled the context."""
 
 
-class BoundLoop(Struct, frozen=True, kw_only=True):
-    """A loop of the plan with bound stages."""
-
-    until: UntilSpec
-    body: "BoundBlock"
-    condition: Condition | None
-    trial: tuple[BoundStage, ...]
-    """What asks for the answer before the thought is over; empty where its `until` needs no such answer."""
-
-
-class BoundLevel(Struct, frozen=True):
-    """The nodes of one level, of which the stages run first."""
-
-    stages: tuple[BoundStage, ...]
-    loops: tuple[BoundLoop, ...]
-
-
-class BoundBlock(Struct, frozen=True, kw_only=True):
-    """A block of the plan with bound stages."""
-
-    levels: tuple[BoundLevel, ...]
-    first_writer: tuple[BoundStage, ...]
-    """The stage that writes the first steps; empty where there is none."""
-    first_steps: int
-
-
-def bind(plan: Plan, stages: Mapping[str, Stage], dispatchers: Mapping[str, Dispatcher], *, threads: bool = False) -> BoundBlock:
-    """The block of `plan` with its stages, and the dispatchers of their engines, by name and by role. `threads`: stages may compute in
+def bind(plan: Plan, stages: Mapping[str, Stage], dispatchers: Mapping[str, Dispatcher], *, threads: bool = False) -> dict[str, BoundStage]:
+    """The stages of `plan` by name, with the dispatchers of their engines, which are given by role. `threads`: stages may compute in
     threads."""
-
-    def stage(node: StageNode) -> BoundStage:
+    found: dict[str, BoundStage] = {}
+    for node in plan.stages():
         built, spec = stages[node.name], node.spec
         model = str(getattr(plan.engines.get(built.role), "model", built.role))
-        return BoundStage(
+        found[node.name] = BoundStage(
             stage=built,
             label=StageLabel(name=node.name, kind=spec.kind, purpose=spec.purpose, role=built.role, model=model),
             dispatcher=dispatchers.get(built.role),
             in_thread=threads and built.in_thread,
-            condition=node.condition,
             rank=node.rank,
             answers=spec.answers,
         )
-
-    def loop(node: LoopNode) -> BoundLoop:
-        trial = () if node.trial is None else (stage(node.trial),)
-        return BoundLoop(until=node.until, body=block(node.body), condition=node.condition, trial=trial)
-
-    def level(nodes: Sequence[StageNode | LoopNode]) -> BoundLevel:
-        stages = tuple(stage(node) for node in nodes if isinstance(node, StageNode))
-        return BoundLevel(stages, tuple(loop(node) for node in nodes if isinstance(node, LoopNode)))
-
-    def block(unbound: Block) -> BoundBlock:
-        first = () if unbound.first_writer is None else (stage(unbound.first_writer),)
-        return BoundBlock(levels=tuple(map(level, unbound.levels)), first_writer=first, first_steps=unbound.first_steps)
-
-    return block(plan.block)
+    return found
 
 
 class ChainRunner:
     """Runs one chain, and reports every stage, call and step to `record`."""
 
-    __slots__ = ("_chain", "_clock", "_member", "_overflow", "_record", "_schedule")
+    __slots__ = ("_bound", "_chain", "_clock", "_member", "_overflow", "_record", "_schedule")
 
-    def __init__(self, chain: Chain, schedule: Schedule, member: AdmissionMember | None, clock: Clock, record: ChainRecorder) -> None:
-        self._chain, self._schedule, self._member, self._clock, self._record = chain, schedule, member, clock, record
+    def __init__(
+        self,
+        chain: Chain,
+        bound: Mapping[str, BoundStage],
+        schedule: Schedule,
+        member: AdmissionMember | None,
+        clock: Clock,
+        record: ChainRecorder,
+    ) -> None:
+        """`bound`: the stages of its plan by name."""
+        self._chain, self._bound, self._schedule, self._member = chain, bound, schedule, member
+        self._clock, self._record = clock, record
         self._overflow: ContextOverflow | None = None
         """The error of the last prompt that did not fit into the context; None while all fit."""
 
-    async def run(self, plan: BoundBlock) -> None:
-        """Run the whole plan. Raises `ContextOverflow` where not even the problem fits."""
-        await self._block(plan)
+    async def run(self, block: Block) -> None:
+        """Run the `block` of the plan. Raises `ContextOverflow` where not even the problem fits."""
+        await self._block(block)
         if self._overflow is not None and not self._chain.thought:
             raise self._overflow
 
-    async def _block(self, block: BoundBlock) -> None:
+    async def _block(self, block: Block) -> None:
         """Run the levels of `block`, one after the other."""
         chain = self._chain
         for level in block.levels:
             # Decided before the level begins: its own verdicts do not count.
-            stages = [stage for stage in level.stages if _due(stage.condition, chain)]
-            loops = [loop for loop in level.loops if _due(loop.condition, chain)]
-            if stages:
+            due = [node for node in level if node.condition is None or _holds(node.condition, chain)]
+            if stages := [self._bound[node.name] for node in due if isinstance(node, StageNode)]:
                 await self._level(stages)
-                if chain.finished:
-                    return
-            for loop in loops:
-                await self._loop(loop)
-                if chain.finished:
-                    return
+            for node in due:
+                if isinstance(node, LoopNode) and not chain.finished:
+                    await self._loop(node)
+            if chain.finished:
+                return
 
-    async def _loop(self, loop: BoundLoop) -> None:
+    async def _loop(self, loop: LoopNode) -> None:
         chain = self._chain
         chain.enter(loop.until)
         body, reason = loop.body, None
         while not chain.finished and (reason := await self._exit(loop)) is None:
             chain.begin_round()
             if body.first_writer and chain.next_index <= body.first_steps:
-                await self._level(body.first_writer)
+                await self._level([self._bound[body.first_writer.name]])
             else:
                 await self._block(body)
         chain.leave(reason or chain.default_stop_reason())
 
-    async def _exit(self, loop: BoundLoop) -> str | None:
+    async def _exit(self, loop: LoopNode) -> str | None:
         """The stop condition that holds, or None; where none does and the answer is to be asked for, with that answer."""
         chain = self._chain
         reason = chain.exit(loop.until)
         if reason is not None or not (loop.trial and chain.ending.tries(loop.until, chain.steps)):
             return reason
-        await self._level(loop.trial)
+        await self._level([self._bound[loop.trial.name]])
         return chain.exit(loop.until)
 
     async def _level(self, stages: Sequence[BoundStage]) -> None:
@@ -205,11 +171,9 @@ class ChainRunner:
         return await stage.dispatcher.call(self._record, chain, label, index, request, ready)
 
 
-def _due(condition: Condition | None, chain: Chain) -> bool:
+def _holds(condition: Condition, chain: Chain) -> bool:
     """True if the condition of a node holds; without a verdict neither `accepted` nor `rejected` does, without a reading of the gate
     neither `passed` nor `flagged`."""
-    if condition is None:
-        return True
     verdict, reading = chain.verdicts.get(condition.stage), chain.readings.get(condition.stage)
     words = [*([VERDICTS[not verdict.accepted]] if verdict else []), *([READINGS[reading.flagged]] if reading else [])]
     return condition.word in words

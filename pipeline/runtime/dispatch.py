@@ -21,7 +21,8 @@ class Dispatcher:
         """`cache_tokens`: see `Settings.cache_tokens`; None: calls in flight are bounded by their number alone."""
         self.lane = Lane(engine.role, spec.max_in_flight, None if cache_tokens is None else CallRoom(cache_tokens))
         self._engine, self._clock = engine, clock
-        self._caller = RetryingCaller(engine, spec, clock)
+        self.caller = RetryingCaller(engine, spec, clock)
+        """Its `watch` must run."""
         self._gates: dict[Call, asyncio.Future[None]] = {}
         """What each call that waits is opened by; an event of anyio's would cost three times as much."""
 
@@ -40,15 +41,11 @@ class Dispatcher:
         try:
             submit = await self._wait(call, record, ready)
             attempt = Attempt(label=label, call=call, step_index=step_index, number=0, ready=ready, submit=submit)
-            completion = await self._caller.ask(request, _RecordedAttempts(record, attempt, self.lane.priority, self._clock))
+            completion = await self.caller.ask(request, _RecordedAttempts(record, attempt, self.lane.priority, self._clock))
             return completion
         finally:
             self.lane.leave(call, completion.usage.output_tokens // max(1, request.n) if completion else None)
             self._start()
-
-    async def watch(self) -> None:
-        """Give up attempts that take too long, and restart the engine when it dies; runs until it is cancelled."""
-        await self._caller.watch()
 
     async def _wait(self, call: Call, record: ChainRecorder, ready: float) -> float:
         """Wait until the client queue lets `call` start and the engine is up; returns when that is."""
@@ -58,8 +55,8 @@ class Dispatcher:
                 gate = self._gates[call] = asyncio.get_running_loop().create_future()
                 self.lane.put(call)
                 await gate
-            if self._caller.supervisor.down:
-                await self._caller.supervisor.wait_ready()
+            if self.caller.supervisor.down:
+                await self.caller.supervisor.wait_ready()
         finally:
             self._gates.pop(call, None)
             now = self._clock.now()

@@ -55,7 +55,7 @@ class Executor:
         self._dispatchers = {role: Dispatcher(engines[role], spec, recording.clock, rooms.get(role)) for role, spec in plan.engines.items()}
         self.lanes: Mapping[str, Lane] = {role: dispatcher.lane for role, dispatcher in self._dispatchers.items()}
         self.engines, self.progress = engines, recording.progress
-        self._block = bind(plan, fitted.stages, self._dispatchers, threads=not settings.virtual_time)
+        self._block, self._bound = plan.block, bind(plan, fitted.stages, self._dispatchers, threads=not settings.virtual_time)
         self._seed, self._builders = settings.seed, builders
         self._limits = {role: engine.max_model_len for role, engine in engines.items()}
         self._translator = TokenTranslator({role: builder.tokenizer for role, builder in builders.items()}, plan.prompts.thought)
@@ -73,7 +73,7 @@ class Executor:
         with unwrapped(RunError):
             async with anyio.create_task_group() as watchers:
                 for dispatcher in self._dispatchers.values():
-                    watchers.start_soon(dispatcher.watch)
+                    watchers.start_soon(dispatcher.caller.watch)
                 async with anyio.create_task_group() as chains:
                     with self._feeding:
                         await self._start(feed, chains)
@@ -105,7 +105,7 @@ class Executor:
                 raise item
             chain = Chain(item, start.sample_index, start.order, self._seed, self._builders, self._translator, self._limits)
             with start.withdrawal or nullcontext():
-                await ChainRunner(chain, self._schedule, member, self._recording.clock, record).run(self._block)
+                await ChainRunner(chain, self._bound, self._schedule, member, self._recording.clock, record).run(self._block)
             record.end(chain, chain.ending.reason or chain.default_stop_reason())
         except (anyio.get_cancelled_exc_class(), RunError, MemoryError):  # none of these is the chain's own
             record.end(chain, "cancelled")

@@ -5,7 +5,6 @@ a prompt that leaves here is, to the last token, one that an engine was asked.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,7 +21,7 @@ from pipeline.errors import InputError, NeverGenerated, PipelineError, RunError
 from pipeline.reasoning.chain import Chain, Step
 from pipeline.reasoning.translate import TokenTranslator
 from pipeline.runtime.chain_recorder import ChainRecorder, StageLabel
-from pipeline.runtime.chain_runner import BoundBlock, ChainRunner, bind
+from pipeline.runtime.chain_runner import ChainRunner, bind
 from pipeline.runtime.clock import Clock
 from pipeline.runtime.dispatch import Dispatcher
 from pipeline.runtime.schedule import Schedule
@@ -75,7 +74,7 @@ class Retracer:
         self.stages = build_stages(self.plan, self.builders, str(run))
         self._translator = TokenTranslator(tokenizers, self.plan.prompts.thought)
         answers = {role: cast(Dispatcher, _RecordedAnswers(tokenizer)) for role, tokenizer in tokenizers.items()}
-        self._block = bind(self.plan, self.stages, answers)
+        self._bound = bind(self.plan, self.stages, answers)
 
     def chains(self) -> Iterator[RetracedChain]:
         """The chains that finished. Raises `InputError` where a table cannot be read."""
@@ -122,8 +121,9 @@ class Retracer:
         order = (problem.row - 1) * self.record.input.samples + sample
         chain = Chain(problem, sample, order, self.record.options.seed, self.builders, self._translator, self._limits)
         record = _Record(chain, recorded)
+        runner = ChainRunner(chain, self._bound, Schedule(1), None, Clock(0, lambda: 0.0), cast(ChainRecorder, record))
         try:
-            anyio.run(partial(_run, chain, record, self._block))
+            anyio.run(runner.run, self.plan.block)
         except RunError:
             raise
         except PipelineError:
@@ -165,10 +165,6 @@ class _RecordedAnswers:
 
     async def call(self, record: _Record, chain: Chain, label: StageLabel, step_index: int, request: Request, ready: float) -> Completion:
         return record.answer(label, request).completion(self._tokenizer)
-
-
-async def _run(chain: Chain, record: _Record, block: BoundBlock) -> None:
-    await ChainRunner(chain, Schedule(1), None, Clock(0, lambda: 0.0), cast(ChainRecorder, record)).run(block)
 
 
 def _rows(run: Path, table: str, columns: Sequence[str], wanted: pa.Array) -> Iterator[dict[str, Any]]:
