@@ -22,7 +22,7 @@ from pipeline.run.loop import rare_collection
 from pipeline.run.prepare import load_plan
 from pipeline.runtime.admission.admission import Admission
 from pipeline.runtime.admission.cache import CacheLimit
-from pipeline.runtime.admission.feed import InputFeed, SampleCounts
+from pipeline.runtime.admission.feed import InputFeed
 from pipeline.runtime.chain_recorder import Recording
 from pipeline.runtime.clock import Clock
 from pipeline.runtime.executor import Executor, Fitted, Settings
@@ -100,7 +100,7 @@ async def solved(engines: dict[str, Instant], live: int, chains: int, admission:
             recording = Recording(run_id="bench", rows=recorder, progress=progress, clock=clock)
             fitted = Fitted(plan, engines, builders, build_stages(plan, builders, "bench"))
             run = Executor(fitted, Schedule(live, admission), recording, Settings())
-            await run.run(InputFeed(iter(problems), SampleCounts(1, 1), lambda place: False, threads=True))
+            await run.run(InputFeed(problems, 1, 1, lambda place: False, threads=True))
         assert run.progress.done == chains
         return time.process_time() - cpu
 

@@ -30,14 +30,14 @@ from pipeline.run.loop import Attend, Stop, attended, in_loop
 from pipeline.run.prepare import Prepared, load_plan, prepare
 from pipeline.runtime.admission.admission import Admission
 from pipeline.runtime.admission.cache import CacheLimit, cache_limits, call_tokens
-from pipeline.runtime.admission.feed import Feed, InputFeed, SampleCounts, Start
+from pipeline.runtime.admission.feed import Feed, InputFeed, Start
 from pipeline.runtime.chain_recorder import Recording
 from pipeline.runtime.clock import Clock
 from pipeline.runtime.executor import Executor, Fitted, Settings
 from pipeline.runtime.inline_grader import open_inline_grader
 from pipeline.runtime.progress import Progress
 from pipeline.runtime.rows import FirstRows, RowSink, Tee
-from pipeline.runtime.schedule import SCHEDULES
+from pipeline.runtime.schedule import Lockstep, Schedule
 from pipeline.stages.build import build_stages, builders_of, cannot_of
 from pipeline.store.kept_problems import Problems, problem_row
 from pipeline.store.recorder import WRITE_EVERY_S, Recorder, open_recorder
@@ -208,7 +208,7 @@ async def _carry_out(run: Prepared, session: Session, fitted: Fitted, observer: 
     rooms = call_tokens(plan, record.engine_facts) if by_cache else {}
     settings = Settings(seed=options.seed, cache_tokens=rooms, virtual_time=run.record.virtual_time)
     progress = Progress(plan, run.resume_state, observer.tell, clock, admission)
-    schedule = SCHEDULES[options.schedule](options.batch_size, admission)
+    schedule = (Lockstep if options.schedule == "lockstep" else Schedule)(options.max_live, admission)
     cpu, before = time.process_time(), {role: engine.statistics() for role, engine in engines.items()}
     ended: float | None = None  # grading and writing that continue after the last chain are not part of the run's time
     error: BaseException | None = Interrupted()
@@ -218,8 +218,8 @@ async def _carry_out(run: Prepared, session: Session, fitted: Fitted, observer: 
                 rows, recorder = await _open_rows(stack, run, observer, progress)
                 recording = Recording(run_id=record.run_id, rows=rows, progress=progress, clock=clock, resume_state=run.resume_state)
                 work = Executor(fitted, schedule, recording, settings)
-                samples = SampleCounts(options.samples, run.record.input.samples)
-                chains: Feed = InputFeed(iter(run.problems), samples, run.resume_state.is_over, threads=not run.record.virtual_time)
+                places = run.record.input.samples
+                chains: Feed = InputFeed(run.problems, options.samples, places, run.resume_state.is_over, threads=not settings.virtual_time)
                 if feed is not None and recorder is not None:
                     chains = _KeptFeed(feed, recorder)
                 with observer.watch(run, work), stop.draining(work.drain):

@@ -1,4 +1,5 @@
-"""Decides when chains begin and when they continue: the pipelined, lockstep and sequential schedules over the same executor.
+"""Decides when chains begin and when they continue: the pipelined and the lockstep schedule over the same executor. The sequential one, as
+in SpecReason's published code, is the pipelined one with one chain at a time.
 
 A chain `enter`s before its first call, waits in `before_level` before each level of its plan, and `leave`s at its end. If there is an
 `Admission`, only the chains that it allows continue. The decisions are synchronous (`_advance`); the coroutines only wait for them.
@@ -77,13 +78,6 @@ class Schedule:
         if self._entrance is not None:
             self._entrance.set()
             self._entrance = None
-
-
-class Sequential(Schedule):
-    """The `Schedule` that runs one chain at a time, whatever the batch size, as SpecReason's published code does."""
-
-    def __init__(self, batch_size: int, admission: Admission | None = None) -> None:
-        super().__init__(1, admission)
 
 
 class Lockstep(Schedule):
@@ -182,6 +176,3 @@ class Lockstep(Schedule):
     def _ranks_ahead(self) -> list[int]:
         """Ranks that chains wait for and that the round has not passed."""
         return [rank for rank, gates in self._waiting.items() if gates and rank > self._phase]
-
-
-SCHEDULES: dict[str, type[Schedule]] = {"pipelined": Schedule, "lockstep": Lockstep, "sequential": Sequential}

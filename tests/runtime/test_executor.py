@@ -18,12 +18,12 @@ from pipeline.engines.registry import open_engines
 from pipeline.errors import EngineDead, EngineUnavailable
 from pipeline.reasoning.prompts import PromptBuilder
 from pipeline.run.prepare import load_plan
-from pipeline.runtime.admission.feed import InputFeed, SampleCounts
+from pipeline.runtime.admission.feed import InputFeed
 from pipeline.runtime.chain_recorder import Recording
 from pipeline.runtime.clock import Clock, backoff_s
 from pipeline.runtime.executor import Executor, Fitted, Settings
 from pipeline.runtime.progress import Progress
-from pipeline.runtime.schedule import SCHEDULES
+from pipeline.runtime.schedule import Lockstep, Schedule
 from pipeline.stages.build import build_stages
 from pipeline.store.recorder import open_recorder
 from pipeline.store.resume import ResumeState
@@ -89,7 +89,7 @@ def mute(request: Request, calls: int, attempts: int) -> Completion:
     return Completion(candidates=(silence,) * request.n, usage=Usage(input_tokens=1, output_tokens=request.n))
 
 
-async def execute(folder: Path, graph: Path, schedule: str = "pipelined", draft: Act = well, settings: tuple[str, ...] = ()) -> None:
+async def execute(folder: Path, graph: Path, kind: type[Schedule] = Schedule, draft: Act = well, settings: tuple[str, ...] = ()) -> None:
     plan = load_plan(graph, SIM, settings)
     store = RunStore(write_run_json(folder))
     async with open_engines(plan.engines) as opened, open_recorder(store, virtual=True) as recorder:
@@ -99,9 +99,9 @@ async def execute(folder: Path, graph: Path, schedule: str = "pipelined", draft:
         progress = Progress(plan, ResumeState(), print, clock)
         recording = Recording(run_id="test", rows=recorder, progress=progress, clock=clock)
         fitted = Fitted(plan, engines, builders, build_stages(plan, builders, "test"))
-        executor = Executor(fitted, SCHEDULES[schedule](4), recording, Settings(virtual_time=True))
+        executor = Executor(fitted, kind(4), recording, Settings(virtual_time=True))
         problems = (Problem(row=i, problem_id=str(i), problem=f"Problem number {i}?", answer=None) for i in range(1, 7))
-        await executor.run(InputFeed(problems, SampleCounts(1, 1), lambda place: False, threads=False))
+        await executor.run(InputFeed(problems, 1, 1, lambda place: False, threads=False))
 
 
 @pytest.fixture
@@ -122,11 +122,11 @@ async def test_two_drafts_run_at_once_and_are_judged_in_plan_order(tmp_path: Pat
     assert first["candidate_tokens"] == lengths
 
 
-@pytest.mark.parametrize(("schedule", "graph"), [("pipelined", "two-drafts"), ("lockstep", "speccot")])
-async def test_a_dead_engine_ends_the_run_and_finished_chains_stay(tmp_path: Path, two_drafts: Path, schedule: str, graph: str) -> None:
+@pytest.mark.parametrize(("kind", "graph"), [(Schedule, "two-drafts"), (Lockstep, "speccot")])
+async def test_a_dead_engine_ends_the_run_and_finished_chains_stay(tmp_path: Path, two_drafts: Path, kind: Any, graph: str) -> None:
     path = two_drafts if graph == "two-drafts" else ROOT / "graphs/speccot.yaml"
     with pytest.raises(EngineDead, match="out of breath"):
-        await execute(tmp_path / "run", path, schedule, mortal)
+        await execute(tmp_path / "run", path, kind, mortal)
     chains = rows(tmp_path / "run", "chains")
     assert {row["stop_reason"] for row in chains} <= {"thought_closed", "cancelled", "max_steps"}
     assert any(row["stop_reason"] == "cancelled" for row in chains)

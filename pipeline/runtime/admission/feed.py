@@ -1,7 +1,7 @@
 """Feeds of an executor: problems of an input in their order, or chains that come during the run, from clients."""
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any, NamedTuple, Protocol
 
@@ -12,7 +12,7 @@ from pipeline.data.problems import Problem
 from pipeline.errors import BadRow, Withdrawn
 
 READ_AHEAD = 256
-"""The number of problems that are read from the input at a time."""
+"""The number of chains that are read from the input at a time."""
 Item = Problem | BadRow
 
 
@@ -50,24 +50,6 @@ class Start(NamedTuple):
     """The whole row of its problem, where that is a request and in no file."""
 
 
-class SampleCounts(NamedTuple):
-    """How many chains a problem has."""
-
-    each: int
-    """Of a problem that does not say it."""
-    most: int
-    """Of any problem."""
-
-    def of(self, item: Item) -> int:
-        """The number of chains of `item`."""
-        own = item.settings.samples if isinstance(item, Problem) else None
-        return self.each if own is None else own
-
-    def place(self, item: Item, sample_index: int) -> int:
-        """The place of a chain in the input: rows first, samples of a row next, with room for those of every row."""
-        return (item.row - 1) * self.most + sample_index
-
-
 class Feed(Protocol):
     """Gives the chains of a run one after the other."""
 
@@ -78,32 +60,31 @@ class Feed(Protocol):
 class InputFeed:
     """The `Feed` of an input: each problem with all of its samples, one problem after the other."""
 
-    def __init__(self, problems: Iterator[Item], samples: SampleCounts, is_over: Callable[[int], bool], *, threads: bool) -> None:
-        """`is_over`: whether the chain at a place of the input was finished in an earlier session. `threads`: read in a thread; on
-        virtual time, which must not wait for one, at once."""
-        self._problems, self._samples, self._is_over, self._threads = problems, samples, is_over, threads
-        self._starts: Iterator[Start] = iter(())
+    def __init__(self, problems: Iterable[Item], samples: int, places: int, is_over: Callable[[int], bool], *, threads: bool) -> None:
+        """`samples`: how many chains a problem has that does not say it; `places`: how many any has at most. `is_over`: whether the chain
+        at a place of the input was finished in an earlier session. `threads`: read in a thread; on virtual time, which must not wait for
+        one, at once."""
+        self._starts, self._threads = _starts(problems, samples, places, is_over), threads
+        self._ready: Iterator[Start] = iter(())
 
     async def next(self) -> Start | None:
-        while (start := next(self._starts, None)) is None:
-            items = await self._read()
-            if not items:
-                return None
-            self._starts = self._of(items)
+        if (start := next(self._ready, None)) is None:
+            self._ready = iter(await anyio.to_thread.run_sync(self._read) if self._threads else self._read())
+            start = next(self._ready, None)
         return start
 
-    async def _read(self) -> list[Item]:
-        """The next problems, an empty list at the end."""
-        if not self._threads:
-            return list(islice(self._problems, READ_AHEAD))
-        return await anyio.to_thread.run_sync(lambda: list(islice(self._problems, READ_AHEAD)))
+    def _read(self) -> list[Start]:
+        return list(islice(self._starts, READ_AHEAD))
 
-    def _of(self, items: Sequence[Item]) -> Iterator[Start]:
-        for item in items:
-            for sample_index in range(self._samples.of(item)):
-                place = self._samples.place(item, sample_index)
-                if not self._is_over(place):
-                    yield Start(item, sample_index, place)
+
+def _starts(problems: Iterable[Item], samples: int, places: int, is_over: Callable[[int], bool]) -> Iterator[Start]:
+    """The chains that are not over. Their places are rows first, samples of a row next, with room for those of every row."""
+    for item in problems:
+        own = item.settings.samples if isinstance(item, Problem) else None
+        for sample_index in range(samples if own is None else own):
+            place = (item.row - 1) * places + sample_index
+            if not is_over(place):
+                yield Start(item, sample_index, place)
 
 
 class Arrivals:
