@@ -11,7 +11,6 @@ from pipeline.analysis.tables import Table, plain, plain_percent
 from pipeline.analysis.time.latency import QUANTITIES, Latency
 from pipeline.analysis.time.occupancy import Occupancy, Spent
 from pipeline.analysis.time.work import Array
-from pipeline.reasoning.chain import Scale
 from pipeline.show.plot import Chart, ChartAxis, Mark, Panel, Shares, stacked, up_to
 
 SERIES = ("blue", "teal", "purple", "orange", "pink", "brown", "cyan", "sand")
@@ -160,8 +159,10 @@ def steps(counts: StepCounts) -> list[Chart]:
         edges, rejected = np.arange(len(counts.verified) + 1) - 0.5, counts.verified - counts.accepted
         charts.append(acceptance("step number", "step number", edges, counts.accepted, rejected))
     for kind, each in counts.scores.items():
-        note = "" if each.threshold is None else f" The threshold is {each.threshold:g}."
-        charts.append(acceptance(f"the verifier's value ({kind})", axis_title(each.scale), each.edges, each.accepted, each.rejected, note))
+        scale, note = each.scale, "" if each.threshold is None else f" The threshold is {each.threshold:g}."
+        bounded = scale.low is not None and scale.high is not None and not scale.is_share
+        axis = f"{scale.name}, {scale.low:g} to {scale.high:g}" if bounded else scale.name
+        charts.append(acceptance(f"the verifier's value ({kind})", axis, each.edges, each.accepted, each.rejected, note))
     return [*charts, lengths(counts.lengths)] if counts.lengths else charts
 
 
@@ -182,12 +183,6 @@ def acceptance(by: str, axis: str, edges: Array, accepted: Array, rejected: Arra
         ],
         note=f"The band is Wilson's 95% interval of each value alone.{note}",
     )
-
-
-def axis_title(scale: Scale) -> str:
-    """The title of an axis of values on `scale`: its name, and its ends unless they are 0 and 1."""
-    ends = "" if scale.low is None or scale.high is None or scale.is_share else f"{scale.low:g} to {scale.high:g}"
-    return ", ".join(filter(None, (scale.name, ends)))
 
 
 def lengths(counts: Mapping[str, Array]) -> Chart:

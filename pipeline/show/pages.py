@@ -3,9 +3,10 @@
 Requests must name this machine as their host, so that no other site's name, made to mean this machine, reads anything (DNS rebinding).
 """
 
-import socket
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import uvicorn
@@ -45,18 +46,6 @@ _SVG = """<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 10000 10000" pres
 <path fill="#3573b9" opacity="0.8" d="{}"/></svg>"""
 
 
-class _Server(uvicorn.Server):
-    """A server that does not wait for the queries of its pages when it is to end."""
-
-    def __init__(self, config: uvicorn.Config, shelf: Shelf) -> None:
-        super().__init__(config)
-        self._shelf = shelf
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self._shelf.interrupt()
-        await super().shutdown(sockets)
-
-
 def serve_view(folder: Path, port: int, opened: Callable[[str], None]) -> None:
     """Serve the runs in `folder` on a port of 127.0.0.1, 0 for a free one; `opened` gets the URL once it answers.
 
@@ -69,10 +58,10 @@ def serve_view(folder: Path, port: int, opened: Callable[[str], None]) -> None:
     if not shelf.folders():
         raise UsageError(f"{folder}: contains no runs; name the folder that contains your run folders")
     with listening(HOST, port) as listener:
-        config = uvicorn.Config(view_app(shelf), log_level="critical", access_log=False, lifespan="off", timeout_graceful_shutdown=1)
+        config = uvicorn.Config(view_app(shelf), log_level="critical", access_log=False, timeout_graceful_shutdown=1)
         opened(f"http://{HOST}:{listener.getsockname()[1]}/")
         try:
-            _Server(config, shelf).run(sockets=[listener])
+            uvicorn.Server(config).run(sockets=[listener])
         except KeyboardInterrupt:  # raised again by uvicorn once it has ended in order
             raise Interrupted from None
 
@@ -89,13 +78,18 @@ def view_app(shelf: Shelf) -> Starlette:
                 raise UsageError(f"{request.url.path}: no such page; the list of runs is at /")
             return make(shelf, request)
         except PipelineError as error:
-            said = str(error).splitlines()
-            return _html(page("page.html", "Cannot be shown", said=said, root=str(shelf.folder), served=True), 400 if make else 404)
+            return _page(shelf, "page.html", "Cannot be shown", 400 if make else 404, said=str(error).splitlines())
 
-    return Starlette(routes=[Route("/{path:path}", answer)])
+    @asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        yield
+        shelf.interrupt()  # the end waits for threads
+
+    return Starlette(routes=[Route("/{path:path}", answer)], lifespan=lifespan)
 
 
-def _html(text: str, status: int = 200) -> Response:
+def _page(shelf: Shelf, template: str, title: str, status: int = 200, **values: Any) -> Response:
+    text = page(template, title, **values, root=str(shelf.folder), served=True)
     return HTMLResponse(text, status, HEADERS | {"Content-Security-Policy": f"{policy()}; frame-ancestors 'none'"})
 
 
@@ -104,42 +98,47 @@ def _runs(shelf: Shelf, request: Request) -> Response:
     runs = shelf.runs()
     active = any(each.state is not None and each.state.state == "running" for each in runs)
     first = sweep_sections(shelf.folder)[1] if is_sweep(shelf.folder) else []
-    return _html(page("runs.html", "Runs", runs=runs, first=first, active=active, root=str(shelf.folder), served=True))
+    return _page(shelf, "runs.html", "Runs", runs=runs, first=first, active=active)
 
 
 def _run(shelf: Shelf, request: Request) -> Response:
     """A run: its figures, and a page of its problems."""
     name, asked = _given(request, "run"), AskedChains.of(request.query_params)
     folder, state = shelf.folder_of(name), shelf.state(name)
-    with shelf.query(name) as db:
+    with shelf.opened(name).query() as db:
         found = chain_page(db, asked, state.made_up)
-    figures = shelf.figures(name) if count_rows(folder, "calls") <= AT_ONCE else None
+    figures = shelf.opened(name, slow=True).figures() if count_rows(folder, "calls") <= AT_ONCE else None
     shown = RunPage(name=name, state=state, figures=figures, settings=settings(RunFile.read(folder)), found=found)
-    values = {"runs": [shown], "first": [], "asked": asked, "run": name, "active": state.state == "running"}
-    return _html(page("run.html", name, **values, root=str(shelf.folder), served=True))
+    return _page(shelf, "run.html", name, runs=[shown], first=[], asked=asked, run=name, active=state.state == "running")
 
 
 def _figures(shelf: Shelf, request: Request) -> Response:
     """The figures of a run, as a part of its page that takes longer."""
-    return _html(page("part.html", "Figures", it=shelf.figures(_given(request, "run"))))
+    return _page(shelf, "part.html", "Figures", it=shelf.opened(_given(request, "run"), slow=True).figures())
 
 
 def _chain(shelf: Shelf, request: Request) -> Response:
     """A chain step by step, with the way to those before and after it in the list that it was chosen from."""
     name, chain, asked = _given(request, "run"), _given(request, "chain"), AskedChains.of(request.query_params)
     run, state = RunFile.read(shelf.folder_of(name)), shelf.state(name)
-    with shelf.query(name) as db:
+    with shelf.opened(name).query() as db:
         if not (found := read_transcripts(db, [chain], state.made_up)):
             raise UsageError(f"{state.folder}: no chain {chain!r} that has ended")
         place = neighbours(db, asked, chain, state.made_up)
         samples = [each for (each,) in db.stream(_SAMPLES, chain=chain)]
-    values = {"it": found[0], "place": place, "samples": samples, "asked": asked, "clock": clock(run) if run.virtual_time else ""}
-    return _html(page("chain.html", f"{chain} of {name}", run=name, chain=chain, **values, root=str(shelf.folder), served=True))
+    values: dict[str, Any] = {
+        "it": found[0],
+        "place": place,
+        "samples": samples,
+        "asked": asked,
+        "clock": clock(run) if run.virtual_time else "",
+    }
+    return _page(shelf, "chain.html", f"{chain} of {name}", run=name, chain=chain, **values)
 
 
 def _spark(shelf: Shelf, request: Request) -> Response:
     """How many chains of a run ended over time, as a picture."""
-    with shelf.query(_given(request, "run")) as db:
+    with shelf.opened(_given(request, "run")).query() as db:
         heights, _ = np.histogram(db.columns("SELECT end_unix_ns FROM chains")["end_unix_ns"], SPARKS)
     at = np.arange(SPARKS)
     mark = Mark(kind="bars", hue="blue", x=at, until=at + 0.8, y=heights, low=np.zeros(SPARKS))

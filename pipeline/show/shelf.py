@@ -5,7 +5,7 @@ A query stays open until a file of its run changes, so that a run in progress is
 
 import os
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Lock
 
@@ -36,7 +36,7 @@ class ListedRun(Struct, frozen=True):
     """Its problems/s over those of its own baseline, where there is one."""
 
 
-class _OpenRun:
+class OpenRun:
     """A run open for questions by one thread at a time, opened again once its files have changed."""
 
     def __init__(self, folder: Path) -> None:
@@ -73,7 +73,7 @@ class Shelf:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._lock = Lock()
-        self._runs: dict[tuple[Path, bool], _OpenRun] = {}
+        self._runs: dict[tuple[Path, bool], OpenRun] = {}
         self._states: dict[str, tuple[object, RunState]] = {}
         """Runs at which nobody is at work, with their files: a list of a thousand is asked for again and again."""
 
@@ -102,29 +102,19 @@ class Shelf:
             raise UsageError(f"{self.folder}: no run {name!r}; {did_you_mean(name, folders)}")
         return folders[name]
 
-    def query(self, name: str) -> AbstractContextManager[Query]:
-        """The run of this name open for a thread.
-
-        Raises `UsageError` where there is no such run, and `InputError` where it cannot be read.
-        """
-        return self._open(name, slow=False).query()
-
-    def figures(self, name: str) -> RunFigures:
-        """The figures of this run, worked out where its files have changed; nobody who asks a query waits for them. Raises as `query`."""
-        return self._open(name, slow=True).figures()
+    def opened(self, name: str, *, slow: bool = False) -> OpenRun:
+        """The run of this name, open a second time for what is `slow`; raises `UsageError` where there is none."""
+        folder = self.folder_of(name)
+        with self._lock:
+            self._runs[folder, slow] = run = self._runs.pop((folder, slow), None) or OpenRun(folder)
+            for old in list(self._runs)[:-MOST_OPEN]:
+                del self._runs[old]  # its query is closed when the last thread leaves it
+            return run
 
     def interrupt(self) -> None:
         """Interrupt all queries that are being asked."""
         for run in list(self._runs.values()):
             run.interrupt()
-
-    def _open(self, name: str, *, slow: bool) -> _OpenRun:
-        folder = self.folder_of(name)
-        with self._lock:
-            self._runs[folder, slow] = run = self._runs.pop((folder, slow), None) or _OpenRun(folder)
-            for old in list(self._runs)[:-MOST_OPEN]:
-                del self._runs[old]  # its query is closed when the last thread leaves it
-            return run
 
     def _listed(self, name: str, folder: Path) -> ListedRun:
         files, known = _files(folder), self._states.get(name)
