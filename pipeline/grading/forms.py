@@ -230,7 +230,8 @@ def _in_order(answer: Sequence[str], reference: Sequence[str], leaf: Leaf) -> bo
 
 def _same_one(answer: str, reference: str, leaf: Leaf) -> bool:
     """Whether two single parts are equal: tuples, intervals, matrices, equations, words, or expressions with or without a unit."""
-    a, b = _body(answer), _body(reference)
+    # The condition of a set builder, or the set behind `x \in`; any other text as it is.
+    a, b = (_MEMBER.sub("", _BUILDER.sub(r"\1", text).strip()) for text in (answer, reference))
     if a == b or same_answer(a, b):
         return True
     if (same := _words(a, b)) is not None or (same := _same_moment(a, b)) is not None:
@@ -248,11 +249,6 @@ def _same_one(answer: str, reference: str, leaf: Leaf) -> bool:
     if (times := factor(unit, other)) is None or (unit and is_percentage(b)) or (other and is_percentage(a)):
         return False
     return _values(x.strip() if times == 1 else rf"({times})\cdot({_expression(x)})", y.strip(), leaf)
-
-
-def _body(text: str) -> str:
-    """The condition of a set builder, or the set behind `x \\in`; any other `text` as it is."""
-    return _MEMBER.sub("", _BUILDER.sub(r"\1", text).strip())
 
 
 def _words(a: str, b: str) -> bool | None:

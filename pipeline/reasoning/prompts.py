@@ -71,7 +71,8 @@ class PromptBuilder:
         if marks != Marks() and (missing := {marks.open, marks.close} - special.keys()):
             raise GraphError(where, f"its tokenizer has no token {min(missing)!r}, set in `prompts.thought`")
         # A template may switch thinking off: then it closes an empty thought before the reply.
-        self.thinks = marks.open in special and marks.close in special and not self._begins_behind(marks.close)
+        reply = tokenizer.render([{"role": "user", "content": ASKED}]).rstrip()
+        self.thinks = marks.open in special and marks.close in special and not reply.endswith(marks.close)
         self.think_close_id: int | None = special[marks.close] if self.thinks else None
         self.close_thought_ids = tokenizer.encode(f"{marks.close}{DELIMITER}" if self.thinks else DELIMITER)
         memo = lru_cache(MOST_KNOWN)
@@ -276,10 +277,6 @@ class PromptBuilder:
         """How the chat of a question begins that stands alone."""
         return self._cut_opening([Message("system", self.prompts.system)] if self.prompts.system is not None else [])
 
-    def _begins_behind(self, mark: str) -> bool:
-        """Whether a reply begins behind this mark."""
-        return self.tokenizer.render([{"role": "user", "content": ASKED}]).rstrip().endswith(mark)
-
     def _cut_opening(self, messages: Sequence[Message]) -> Opening:
         parts, margins = self._cut_chat((*(message.role for message in messages), "user"))
         before = [parts[0]]
@@ -289,7 +286,7 @@ class PromptBuilder:
 
     def _chat_around(self, roles: tuple[str, ...]) -> tuple[list[str], list[Margins]]:
         """The template's parts around a chat of these roles, and the whitespace that it strips from each text. Raises `GraphError`."""
-        margins = [stripped_margins(partial(self._beside, roles, place)) for place in range(len(roles))]
+        margins = [stripped_margins(partial(self._around, roles, place), place) for place in range(len(roles))]
         return self._around(roles, 0, ""), margins
 
     def _around(self, roles: Sequence[str], place: int, margin: str) -> list[str]:
@@ -300,10 +297,6 @@ class PromptBuilder:
         if self.thinks and not text.rstrip().endswith(self.prompts.thought.open):
             text += f"{self.prompts.thought.open}\n"
         return parts_of(text, *names, where=self._where)
-
-    def _beside(self, roles: Sequence[str], place: int, margin: str) -> list[str]:
-        """What stands right before and behind the text at `place`; see `_around`."""
-        return self._around(roles, place, margin)[place : place + 2]
 
     def _cut(self) -> tuple[Array, str]:
         """Ids between an assistant's turn and the user's next one, and the text from the end of that to the reply. Raises `GraphError`."""

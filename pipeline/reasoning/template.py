@@ -12,8 +12,7 @@ from pipeline.graph.prompts import Marks
 
 SAID, ASKED = "q1w2said", "q1w2asked"
 """Placeholders of an assistant's and a user's text while a template is cut; no template changes or contains them."""
-_WHITE_SPACE = " \t\n\v\f\r\x1c\x1d\x1e\x1f\x85\xa0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a"
-WHITE_SPACE = f"{_WHITE_SPACE}\u2028\u2029\u202f\u205f\u3000"
+WHITE_SPACE = "".join(filter(str.isspace, map(chr, range(0x3001))))
 """All that `str.strip`, which templates use, takes for white space."""
 
 
@@ -50,13 +49,14 @@ def parts_of(text: str, *placeholders: str, where: str) -> list[str]:
     return [*parts, rest]
 
 
-def stripped_margins(around: Callable[[str], Sequence[str]]) -> Margins:
-    """The margins that a template strips, where `around` gives what stands before and behind a text that has its argument on either side.
+def stripped_margins(around: Callable[[str], Sequence[str]], place: int = 0) -> Margins:
+    """The margins that a template strips from a text, where `around` gives its parts around all texts, of which that at `place` has the
+    argument on either side.
 
     A template is taken to leave the inside of a text alone.
     """
-    before, after = around("")
-    doubled = {character: around(2 * character) for character in WHITE_SPACE}
+    before, after = around("")[place : place + 2]
+    doubled = {character: around(2 * character)[place : place + 2] for character in WHITE_SPACE}
     left = "".join(character for character, (start, _) in doubled.items() if start == before)
     right = "".join(character for character, (_, end) in doubled.items() if end == after)
     return Margins(left, right)
