@@ -9,7 +9,7 @@ import click
 import msgspec
 
 from pipeline.cli.commands import option
-from pipeline.cli.options import ProblemFile, bound, engines_option, json_option, model_option, preset_option, run_options, settings_option
+from pipeline.cli.options import ProblemFile, bound, engines_option, graph_options, json_option, model_option, run_options, settings_option
 from pipeline.cli.terminal import print_line, print_notice, print_page
 from pipeline.data.problems import Problem
 from pipeline.data.reading import read_problems
@@ -43,10 +43,7 @@ def _plan(graph: Path, options: Mapping[str, Any], batch_size: int = 64) -> Plan
 
 @click.command()
 @graph_argument
-@engines_option
-@model_option
-@settings_option
-@preset_option
+@graph_options
 @json_option
 def check(graph: Path, as_json: bool, **options: Any) -> None:
     """Check GRAPH, a file or a bundled name, and its engines, and print the compiled plan."""
@@ -60,10 +57,7 @@ def check(graph: Path, as_json: bool, **options: Any) -> None:
 
 @click.command()
 @graph_argument
-@engines_option
-@model_option
-@settings_option
-@preset_option
+@graph_options
 @option("--format", "form", type=click.Choice(["text", "mermaid"]), default="text", show_default=True, help="Output format.")
 def show(graph: Path, form: str, **options: Any) -> None:
     """Draw the compiled GRAPH: its stages in the order they run, loops and their stop conditions, conditions, engines."""
@@ -78,10 +72,7 @@ def show(graph: Path, form: str, **options: Any) -> None:
 @option("--row", type=click.IntRange(1), metavar="N", default=1, show_default=True, help="Row of the input file.")
 @option("--thought", multiple=True, metavar="TEXT", help="A previous step. May be repeated.")
 @option("--candidate", "candidates", multiple=True, metavar="TEXT", help="A candidate to be judged. May be repeated.")
-@engines_option
-@model_option
-@settings_option
-@preset_option
+@graph_options
 def prompt(
     graph: Path,
     stage: str,

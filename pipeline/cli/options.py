@@ -218,6 +218,11 @@ preset_option = option("--preset", type=click.Path(path_type=Path), metavar="NAM
 metrics_option = display_option("--metrics-port", callback=_address, metavar="[HOST:]PORT", help=METRICS_HELP)
 
 
+def graph_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command of a graph `--engines`, `--model`, `--set` and `--preset`, which `bound` reads."""
+    return engines_option(model_option(settings_option(preset_option(command))))
+
+
 def bound(graphs: Sequence[Path], options: Mapping[str, Any], batch_size: int = 64) -> dict[str, Any]:
     """The options of a command with what its `preset` and `models` mean in their place: settings, samples where the user says none, and
     `planned_engines` that fit on this machine.

@@ -17,16 +17,13 @@ from pipeline.cli.options import (
     RunFolder,
     bound,
     check_reachable,
-    engines_option,
+    graph_options,
     input_options,
     json_option,
     metrics_option,
-    model_option,
     notice_options,
     one_run,
-    preset_option,
     run_options,
-    settings_option,
     written_run,
 )
 from pipeline.cli.terminal import print_line
@@ -37,10 +34,7 @@ from pipeline.options import RunOptions
 @click.argument("graph", type=click.Path(path_type=Path))
 @input_options
 @run_options("columns", "limit", "random", "shard")
-@engines_option
-@model_option
-@settings_option
-@preset_option
+@graph_options
 @run_options("samples", "seed", "batch_size", "schedule", "admission", "output", "baseline")
 @json_option
 @run_options("fail_on_error", "resume", "replicas", "cluster")

@@ -12,17 +12,7 @@ import click
 
 from pipeline.cli import live
 from pipeline.cli.commands import HeadedCommand, headed
-from pipeline.cli.options import (
-    Located,
-    bound,
-    engines_option,
-    model_option,
-    notice_options,
-    preset_option,
-    run_options,
-    settings_option,
-    written_run,
-)
+from pipeline.cli.options import Located, bound, graph_options, notice_options, run_options, written_run
 from pipeline.cli.show import print_summary
 from pipeline.cli.terminal import output, print_notice
 from pipeline.errors import Interrupted, MissingExtra
@@ -47,10 +37,7 @@ server_option = headed("Server")
 @server_option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True, metavar="PORT", help=PORT_HELP)
 @server_option("--max-queue", type=click.IntRange(1), default=1024, show_default=True, metavar="N", help=QUEUE_HELP)
 @server_option("--timeout", type=click.FloatRange(0, min_open=True), default=3600, show_default=True, metavar="S", help=TIMEOUT_HELP)
-@engines_option
-@model_option
-@settings_option
-@preset_option
+@graph_options
 @run_options("seed", "batch_size", "output")
 @notice_options
 def serve(graph: Path, host: str, port: int, max_queue: int, timeout: float, output: str | None, **options: Any) -> int:
