@@ -21,7 +21,7 @@ from pipeline.engines.registry import open_engines
 from pipeline.errors import ChainError, GraphError, InputError, Interrupted, RunError
 from pipeline.graph.load import load_reward_model
 from pipeline.graph.plan import Plan
-from pipeline.graph.rewards import RewardSpec
+from pipeline.graph.rewards import ChatPrompt, TextPrompt
 from pipeline.graph.spec import EngineSpec
 from pipeline.reasoning.reward_prompts import RewardPromptBuilder, Thought
 from pipeline.runtime.clock import Clock
@@ -125,17 +125,17 @@ def score_run(run: Path, prm: Path, *, settings: Sequence[str] = (), watch: OnPr
     Raises `UsageError` before an engine starts where the file, the folder or its input is wrong, `EngineDead` when the
     engine is lost, `RunError` where no step at all could be scored. An earlier table is replaced whole or stays.
     """
-    spec = load_reward_model(prm, settings)
-    if spec.reward.virtual_time:
+    served, prompt = load_reward_model(prm, settings)
+    if served.virtual_time:
         raise GraphError(f"{prm}: $.reward", "is simulated, so its rewards would be meaningless; expected a backend that serves a model")
-    file, model = RunFile.read(run), str(getattr(spec.reward, "model", "reward"))
+    file, model = RunFile.read(run), str(getattr(served, "model", "reward"))
     errors, first_error, scored = Counter[str](), None, 0
     with Query(run) as query, hold(run):
         total = int(query.scalar("SELECT count(*) FROM steps"))
         if not total:
             raise InputError(str(run), "holds no steps to score")
         problems = problem_texts(query, file.plan, solved_problems(run, file))
-        steps = steps_to_score(query, file.plan, problems, spec.prompt.thought_end)
+        steps = steps_to_score(query, file.plan, problems, prompt.thought_end)
         with RunStore(run).rewards() as add:
 
             def keep(step: StepToScore, rewards: Mapping[str, Reward]) -> None:
@@ -146,7 +146,7 @@ def score_run(run: Path, prm: Path, *, settings: Sequence[str] = (), watch: OnPr
                 add(_rows(step, rewards, run_id=file.run_id, model=model))
 
             try:
-                anyio.run(_score, spec, str(prm), steps, keep, lambda done: watch(done, total))
+                anyio.run(_score, served, prompt, str(prm), steps, keep, lambda done: watch(done, total))
             except KeyboardInterrupt:
                 raise Interrupted from None
             if not scored:
@@ -210,19 +210,20 @@ def _texts_of(row: Mapping[str, Any], roles: Sequence[str]) -> tuple[StepText, .
     return (*said, *([StepText(row["step_text"], None, True, writer)] if chosen is None else []))
 
 
-async def _score(spec: RewardSpec, where: str, steps: Iterator[StepToScore], keep: Keep, watch: Callable[[int], None]) -> None:
-    async with open_engines({"reward": spec.reward}) as engines:
-        builder = RewardPromptBuilder(engines["reward"].tokenizer, spec.prompt, where)
-        await Scorer(engines["reward"], spec.reward, builder, watch).run(steps, keep)
+async def _score(
+    served: EngineSpec, prompt: TextPrompt | ChatPrompt, where: str, steps: Iterator[StepToScore], keep: Keep, watch: Callable[[int], None]
+) -> None:
+    async with open_engines({"reward": served}) as engines:
+        builder = RewardPromptBuilder(engines["reward"].tokenizer, prompt, where)
+        await Scorer(engines["reward"], served, builder, watch).run(steps, keep)
 
 
 class Scorer:
-    """Scores steps with one reward model, at most `max_in_flight` requests at once."""
+    """Scores steps with one reward model, at most `max_in_flight` requests at once; `watch` hears how many steps are scored."""
 
     def __init__(
         self, engine: Engine, spec: EngineSpec, builder: RewardPromptBuilder, watch: Callable[[int], None] = lambda done: None
     ) -> None:
-        """watch: called with the number of steps that are scored."""
         self._builder, self._watch = builder, watch
         self._slots = anyio.CapacityLimiter(spec.max_in_flight)
         self._caller = RetryingCaller(engine, spec, Clock(time.time_ns()))
@@ -246,9 +247,8 @@ class Scorer:
         """Put the reward of each text into `rewards`; a `ChainError` becomes a reward without a value."""
         for number, (text, parts) in enumerate(step.steps.items()):
             try:
-                if not parts:
-                    raise Unscored("the text says nothing")
-                rewards[text] = min([await self._ask(step, parts[: i + 1], f"{number}.{i}") for i in range(len(parts))])
+                asked = [await self._ask(step, parts[: i + 1], f"{number}.{i}") for i in range(len(parts))]
+                rewards[text] = min(asked) if asked else Unscored("the text says nothing")
             except ChainError as error:
                 rewards[text] = error
         self._done += 1

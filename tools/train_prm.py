@@ -61,7 +61,7 @@ class Judge:
 
     def __init__(self, seed: int) -> None:
         folder = str(MODELS / "tiny-target")
-        prompt = load_reward_model(PRM).prompt
+        prompt = load_reward_model(PRM)[1]
         self.examples, self._end = Examples(HFTokenizer(folder), seed), prompt.thought_end
         self.builder = RewardPromptBuilder(self.examples.builder.tokenizer, prompt, str(PRM))
         self._draft = train_tiny.load(MODELS / "tiny-draft")

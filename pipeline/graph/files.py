@@ -62,7 +62,7 @@ class FileMapping(dict[str, Any]):
             self[key], self.places[key] = copied(value, place), place
             return
         if self.get(key) is None:
-            self[key] = FileMapping(place)
+            self[key], self.places[key] = FileMapping(place), place
         if not isinstance(self[key], FileMapping):
             raise GraphError(place, f"expected a mapping, got `{type(self[key]).__name__}`")
         self[key].put((*below,), value, place)

@@ -20,7 +20,7 @@ from pipeline.graph.files import OPTION, FileKind, FileMapping, copied, model_na
 from pipeline.graph.plan import Plan
 from pipeline.graph.plugins import engine_specs, stage_specs
 from pipeline.graph.prompts import Prompts
-from pipeline.graph.rewards import RewardFile, RewardSpec
+from pipeline.graph.rewards import ChatPrompt, RewardFile, TextPrompt
 from pipeline.graph.rules import check_needs, flaws_in
 from pipeline.graph.spec import (
     NAME_PATTERN,
@@ -262,13 +262,14 @@ def load_engines(path: Path, settings: Sequence[str] = ()) -> dict[str, EngineSp
         return decode_engines(values, engine_specs())
 
 
-def load_reward_model(path: Path, settings: Sequence[str] = ()) -> RewardSpec:
-    """The reward model in a file, which `path` or a bundled name names; `settings` are `engines.reward.NAME=VALUE`. Raises `GraphError`."""
+def load_reward_model(path: Path, settings: Sequence[str] = ()) -> tuple[EngineSpec, TextPrompt | ChatPrompt]:
+    """The engine of the reward model in a file, which `path` or a bundled name names, and how it is asked; `settings` are
+    `engines.reward.NAME=VALUE`. Raises `GraphError`."""
     values = read_file(path, "reward model")
     prompt = decode_file(values, RewardFile).prompt
     _set(_read(settings), ROLE, {"reward": values["reward"]})
     with located(values):
-        return RewardSpec(decode_engines({"reward": values["reward"]}, engine_specs())["reward"], prompt)
+        return decode_engines({"reward": values["reward"]}, engine_specs())["reward"], prompt
 
 
 def load_preset(name: Path | str) -> Preset:

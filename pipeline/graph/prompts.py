@@ -35,7 +35,7 @@ WORDINGS = (INSTRUCTION, CHOOSE_INTRO, CHOOSE_QUESTION, CHOOSE_PREFILL, SCORE_QU
 """The texts that the bundled models were trained on and the bundled tokenizer has whole; the other texts they have never seen."""
 
 _PLACE = re.compile(r"\{\{(.*?)\}\}", re.DOTALL)
-Label = Annotated[str, Meta(min_length=1)]
+Text = Annotated[str, Meta(min_length=1)]
 
 
 @lru_cache(maxsize=256)
@@ -92,7 +92,7 @@ class Question(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The beginning of the reply; the label follows it."""
     reply: Literal["after_thought", "in_thought", "plain"] = "after_thought"
     """Where the reply begins: after an empty thought, inside one, or without one."""
-    labels: tuple[Label, ...]
+    labels: tuple[Text, ...]
     """Labels of the options, in order; each must be a single token of the engine after `prefill`."""
 
     def __post_init__(self) -> None:
@@ -125,7 +125,7 @@ class ChoosePrompt(Question, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     none_at: Literal["first", "last"] = "first"
     """The label of that option: the first of all, or the one after the last candidate's."""
     prefill: str = CHOOSE_PREFILL
-    labels: tuple[Label, ...] = tuple(LABELS)
+    labels: tuple[Text, ...] = tuple(LABELS)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -151,7 +151,7 @@ class ScorePrompt(Question, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     turn: str = SCORE_QUESTION
     prefill: str = SCORE_PREFILL
-    labels: Annotated[tuple[Label, ...], Meta(min_length=10, max_length=10)] = tuple(string.digits)
+    labels: Annotated[tuple[Text, ...], Meta(min_length=10, max_length=10)] = tuple(string.digits)
     """The ten ratings, starting with 0."""
 
 
@@ -167,7 +167,7 @@ class Prompts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     `{{letters}}`: A, B, C or D."""
     option: str = "({{letter}}) {{option}}"
     """One line of `{{options}}`. Placeholders: `{{letter}}`, `{{option}}`."""
-    delimiter: Annotated[str, Meta(min_length=1)] = DELIMITER
+    delimiter: Text = DELIMITER
     """The text that ends a step."""
     thought: Marks = Marks()
     """The reasoning tags."""

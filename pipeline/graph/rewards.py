@@ -5,13 +5,11 @@ tag after every step (Math-Shepherd, Wang et al. 2023), or in a chat of one turn
 number on each step with a head of their own, such as Qwen2.5-Math-PRM, answer with no token and are not covered.
 """
 
-from typing import Annotated, Any
+from typing import Any
 
-from msgspec import Meta, Struct
+from msgspec import Struct
 
-from pipeline.graph.spec import EngineSpec
-
-Text = Annotated[str, Meta(min_length=1)]
+from pipeline.graph.prompts import Text
 
 
 class PromptSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="form"):
@@ -58,15 +56,6 @@ class RewardFile(Struct, frozen=True, forbid_unknown_fields=True):
 
     reward: dict[str, Any]
     prompt: TextPrompt | ChatPrompt
-
-
-class RewardSpec(Struct, frozen=True):
-    """A reward model, as a file for `--prm` describes it."""
-
-    reward: EngineSpec
-    """The engine that serves it."""
-    prompt: TextPrompt | ChatPrompt
-    """How it is asked about a step."""
 
 
 def _check_holds(name: str, text: str, *needed: str) -> None:

@@ -35,8 +35,6 @@ _LACKS = {
 }
 _UNKNOWN = "does not support `{need}`, which stage `{stage}` {sets}; leave that out or use another engine"
 """What is said of a parameter of sampling, and of the need of a stage of another package."""
-_BEARABLE = ("seeds",)
-"""Needs without which a run does its work, but not as well: a note."""
 
 
 def flaws_in(stages: Stages, engines: Mapping[str, EngineSpec]) -> Iterator[Flaw]:
@@ -44,6 +42,9 @@ def flaws_in(stages: Stages, engines: Mapping[str, EngineSpec]) -> Iterator[Flaw
     yield from _block_flaws(stages, inside=False)
     if not any(map(finishes, stages.values())):
         yield (), "no stage finishes the chain; end with an `answer` stage"
+    first = {keys[-1]: keys for keys, _ in reversed([*with_keys(stages)])}  # seeds and rows know a name alone
+    twice = [keys for keys, _ in with_keys(stages) if keys != first[keys[-1]]]
+    yield from ((keys, f"an earlier stage is named `{keys[-1]}`, too; rename one of them") for keys in twice)
     yield from _end_flaws(stages)
     yield from _engine_flaws(stages, engines)
     yield from _speculation_flaws(stages)
@@ -210,8 +211,8 @@ def unmet_needs(plan: Plan, cannot: Mapping[str, Collection[str]]) -> dict[tuple
 
 
 def check_needs(plan: Plan, cannot: Mapping[str, Collection[str]]) -> None:
-    """Raise the `GraphError` of the first need without which `plan` cannot do its work."""
-    if fatal := [error for (_, need), error in unmet_needs(plan, cannot).items() if need not in _BEARABLE]:
+    """Raise the `GraphError` of the first need without which `plan` cannot do its work; without seeds it can, but not as well."""
+    if fatal := [error for (_, need), error in unmet_needs(plan, cannot).items() if need != "seeds"]:
         raise fatal[0]
 
 

@@ -8,11 +8,11 @@ import pytest
 from msgspec import inspect
 
 from pipeline.graph.plugins import engine_specs, stage_specs
-from pipeline.graph.rewards import RewardSpec
+from pipeline.graph.rewards import RewardFile
 from pipeline.graph.spec import GraphSpec
 from pipeline.options import RunOptions
 
-WRITTEN = [GraphSpec, RewardSpec, RunOptions, *stage_specs().values(), *engine_specs().values()]
+WRITTEN = [GraphSpec, RewardFile, RunOptions, *stage_specs().values(), *engine_specs().values()]
 
 ANY = ("seed", "params.*", "only.*[]")
 """Numbers of any size: a seed only enters a hash, a param becomes the value of fields that have bounds, values of rows are compared."""

@@ -21,7 +21,7 @@ DUCKS, STEPS = "How many eggs are left?", ["Janet's ducks lay 16 eggs.", "She ea
 
 
 def prompt_of(name: str) -> TextPrompt | ChatPrompt:
-    return load_reward_model(ROOT / f"graphs/rewards/{name}.yaml").prompt
+    return load_reward_model(ROOT / f"graphs/rewards/{name}.yaml")[1]
 
 
 def test_math_shepherd_is_asked_as_on_its_model_card() -> None:
