@@ -38,8 +38,6 @@ from pipeline.store.store import KEPT, has_table, new_folder_id, shards_of
 
 RUNS = Path("runs")
 """Where run folders are made that the user does not name."""
-CHOSEN_HERE = ("vllm", "torch")
-"""Backends whose engines were chosen for the GPUs of this machine."""
 
 
 class Prepared(Struct, frozen=True, kw_only=True):
@@ -75,8 +73,7 @@ class Prepared(Struct, frozen=True, kw_only=True):
 
 def load_plan(graph: Path | Mapping[str, Any], engines: Path | Mapping[str, Any] | None = None, settings: tuple[str, ...] = ()) -> Plan:
     """The compiled plan of a graph file on an engines file or on `replay:RUN`, or of what such files hold. Raises `UsageError`."""
-    bound = bindings(engines)
-    return load_graph(graph, engines=bound, settings=settings)
+    return load_graph(graph, engines=bindings(engines), settings=settings)
 
 
 @contextmanager
@@ -232,7 +229,7 @@ def check_replicas(options: RunOptions, plan: Plan, problems: Problems) -> None:
     if alone := alone + [f"the grader {name!r}" for name in problems.graders & graders_of_this_process()]:
         what = f"{alone[0]} is known to this process alone, and replicas are others"
         raise UsageError(f"{other}: {what}; make it a plugin (guides/custom-judge in the documentation)")
-    if options.cluster is not None and any(fields.get("backend") in CHOSEN_HERE for fields in options.planned_engines.values()):
+    if options.cluster is not None and any(fields.get("backend") in ("vllm", "torch") for fields in options.planned_engines.values()):
         what = "chooses engines for the GPUs of this machine, but replicas run on others"
         raise UsageError(f"--model: {what}; write an engines file, and pass it with --engines")
 

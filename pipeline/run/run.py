@@ -46,9 +46,6 @@ from pipeline.store.rows import TABLES
 from pipeline.store.run_file import RunFile, Session, Status, Totals
 from pipeline.store.store import KEPT, RunStore, count_rows
 
-Solve = Callable[..., Awaitable["SessionResult"]]
-"""What has the signature of `solve`, and carries a session out in the running event loop as that does."""
-
 
 class Observer(Struct, frozen=True, kw_only=True):
     """What a caller may see of a run in progress: callbacks, which do nothing by default."""
@@ -129,7 +126,7 @@ def run(
         return in_loop(partial(attended, partial(solver_of(ready), ready, observer), attend), virtual=virtual)
 
 
-def solver_of(run: Prepared) -> Solve:
+def solver_of(run: Prepared) -> Callable[..., Awaitable[SessionResult]]:
     """What carries out a session of the run in the running event loop: `solve`, or replicas in the same way."""
     return import_module("pipeline.cluster.replicas").solve_on_replicas if run.on_replicas else solve
 

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from typing import Any, TypeVar
+from typing import Any
 
 import anyio
 import anyio.lowlevel
@@ -16,18 +16,14 @@ from rich.text import Text
 
 from pipeline.run.loop import loop_options
 from pipeline.run.prepare import Prepared
+from pipeline.run.run import SessionResult
 from pipeline.runtime.executor import Executor
 from pipeline.runtime.rows import NoRows
 from pipeline.store.rows import CallRow, ChainRow, StepRow
 
-T = TypeVar("T")
-Main = Callable[[], Coroutine[Any, Any, T]]
-LOOK_S = 0.01
-"""Seconds between two looks at whether the reader has caught up."""
-
 
 @asynccontextmanager
-async def in_thread(main: Main[T], *, virtual: bool) -> AsyncIterator[Awaitable[T]]:
+async def in_thread(main: Callable[[], Coroutine[Any, Any, SessionResult]], *, virtual: bool) -> AsyncIterator[Awaitable[SessionResult]]:
     """Let `main` run in a thread with its own event loop, on virtual or real time, cancelled at the end; gives what waits for its result.
     No cancel scope is open meanwhile: a generator may yield here."""
     loop = start_blocking_portal("asyncio", loop_options(virtual), name="pipeline run")
@@ -51,7 +47,7 @@ class ChainStream(NoRows):
 
     def __init__(self, loop: asyncio.AbstractEventLoop, most: float) -> None:
         self._loop, self._most = loop, most
-        self._rows = asyncio.Queue[ChainRow | None]()
+        self._rows, self._read = asyncio.Queue[ChainRow | None](), asyncio.Event()
         self._sent = self._taken = 0
 
     def chain(self, row: ChainRow) -> None:
@@ -64,14 +60,21 @@ class ChainStream(NoRows):
 
     async def room(self) -> None:
         """Wait until fewer than `most` chains are unread."""
-        while self._sent - self._taken >= self._most:  # noqa: ASYNC110  (the reader is in another thread)
-            await anyio.sleep(LOOK_S)
+        if self._sent - self._taken >= self._most:
+            await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._caught_up(), self._loop))
+
+    async def _caught_up(self) -> None:
+        """The same, in the loop of the reader."""
+        while self._sent - self._taken >= self._most:
+            self._read.clear()
+            await self._read.wait()
 
     async def next(self) -> ChainRow | None:
         """Wait for the next chain; None when no more will come."""
         await anyio.lowlevel.checkpoint()  # a reader that is never kept waiting can be cancelled, and lets others run
         row = await self._rows.get()
         self._taken += 1
+        self._read.set()
         return row
 
 
