@@ -110,6 +110,7 @@ async def _bare_loop(in_flight: int) -> None:
     from vllm.platforms import current_platform
     from vllm.v1.engine.async_llm import AsyncLLM
 
+    # It imports vLLM, which only this process does.
     from pipeline.engines.vllm.terms import arguments, sampling_params
 
     setup = msgspec.json.decode(sys.stdin.readline(), type=Setup)

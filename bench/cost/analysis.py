@@ -24,6 +24,7 @@ import pyarrow.compute as pc
 
 from bench.figures import RESULTS, ROOT, Results, begin, grid
 from bench.runs import say, spent, whole, write_problems
+from pipeline.analysis.summary import summarize
 from pipeline.options import RunOptions
 from pipeline.run.run import run
 from pipeline.store.store import count_rows, labelled, read_batches, write_part
@@ -100,15 +101,13 @@ def make_trace(folder: Path, calls: int) -> None:
 
 def measure(run: Path) -> dict[str, Any]:
     """One process: seconds, CPU seconds, MiB."""
-    took, printed = spent([sys.executable, __file__, "--only", str(run)])
+    took, printed = spent([sys.executable, "-m", "bench.cost.analysis", "--only", str(run)])
     return {"work_s": float(printed), **took}
 
 
 def work(run: Path) -> None:
     """The work of one measured process: prints its seconds."""
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:CORES])
-    from pipeline.analysis.summary import summarize
-
     started = time.perf_counter()
     summarize(run)
     print(json.dumps(time.perf_counter() - started))

@@ -3,8 +3,8 @@
     python -m bench.gpu.visit interference    iterations of two processes on one GPU, alone and together, in time slices
     python -m bench.gpu.visit mps             the same under a CUDA MPS daemon
     python -m bench.gpu.visit runs            whole runs of the bundled pair on CUDA, with their answers
-    python -m bench.gpu.visit map             batch sizes on vLLM with random weights of real shapes
-    python -m bench.gpu.visit vllm            a run on vLLM's CUDA build, and what it says of itself
+    python -m bench.gpu.visit map             batch sizes with random weights of real shapes, on the torch engine or on vLLM
+    python -m bench.gpu.visit vllm            a run on vLLM's CUDA build, where the machine has it, and what it says of itself
 
 Each part writes bench/results/gpu-PART.json, which says on which device, with which driver and versions. Without a GPU every part
 runs on the CPU with toy shapes (`--tiny`), which shows that it works and measures nothing.
@@ -12,16 +12,14 @@ runs on the CPU with toy shapes (`--tiny`), which shows that it works and measur
 
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
-import tarfile
 import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.metadata import PackageNotFoundError, distribution
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -29,14 +27,18 @@ import click
 from msgspec import Struct, structs
 
 from bench.gpu.decoder import CONTEXT, SHAPES, config
-from bench.gpu.packages import CARRIED, vllm_archive, wheels
 from pipeline.analysis.curves import SWEEP, read_points
 from pipeline.store.query import Query
 
 ROOT = Path(__file__).parent.parent.parent
 HOME, RESULTS = ROOT / "build/gpu_visit", ROOT / "bench/results"
 COMMAND = (sys.executable, "-c", "from pipeline.cli.main import main; main()")
-ARCHIVE = "vllm-site.tar.xz"
+CARRIED = ("msgspec", "duckdb", "latex2sympy2-extended", "math-verify", "antlr4-python3-runtime")
+"""Packages that the program needs and that the machine lacks; it has torch, transformers, peft, numba, pyarrow."""
+PYTHON = "3.12"
+"""The version of Python on the machine."""
+TAGS = (*(f"manylinux_2_{minor}_x86_64" for minor in range(35, 4, -1)), "manylinux2014_x86_64", "manylinux1_x86_64")
+"""Platforms whose wheels run there."""
 Cell: TypeAlias = tuple[str, int, int]
 """The mode of an iteration, its sequences, and the tokens computed of each."""
 SHARED: tuple[dict[str, Cell], ...] = (
@@ -118,26 +120,15 @@ def _commit() -> str | None:
 
 
 @main.command()
-@click.option("--vllm", is_flag=True, help="vLLM as well; making its archive takes a quarter of an hour.")
-def prepare(vllm: bool) -> None:
-    """Fetch what the machine lacks: build/gpu_visit/wheels, and build/gpu_visit/vllm, which is carried by itself."""
-    for folder in (HOME / "wheels", HOME / "vllm") if vllm else (HOME / "wheels",):
-        folder.mkdir(parents=True, exist_ok=True)
-    (HOME / "wheels/commit").write_text(_commit() or "")
-    wheels(HOME / "wheels")
-    if vllm:
-        vllm_archive(HOME / "vllm" / ARCHIVE, HOME)
-    for path in sorted(HOME.glob("wheels/*.whl")) + sorted(HOME.glob(f"vllm/{ARCHIVE}")):
-        click.echo(f"{path.stat().st_size >> 20:4} MiB {path.name}")
-
-
-@main.command()
-def missing() -> None:
-    """Print the carried packages that this interpreter lacks."""
-    for name in filter(_lacks, CARRIED):
-        normal = re.sub(r"[-_.]+", "_", name).lower()
-        if any(path.name.lower().startswith(f"{normal}-") for path in (HOME / "wheels").glob("*.whl")):
-            click.echo(name)
+def prepare() -> None:
+    """Fetch what the machine lacks, in the versions that are installed here, to build/gpu_visit/wheels."""
+    folder = HOME / "wheels"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "commit").write_text(_commit() or "")
+    platforms = [word for tag in TAGS for word in ("--platform", tag)]
+    options = ["--dest", str(folder), "-qq", "--no-deps", "--only-binary=:all:", "--python-version", PYTHON, *platforms]
+    wanted = [f"{name}=={version(name)}" for name in CARRIED]
+    subprocess.run([sys.executable, "-m", "pip", "download", *options, *wanted], check=True)
 
 
 @main.command()
@@ -270,8 +261,6 @@ class _Decoder:
 
 def _engines(name: str, backend: str, seqs: int, tiny: bool) -> Path:
     """An engines file of both shapes without weights, for that many sequences at once."""
-    if backend == "vllm":
-        _install_vllm()
     limits = f"load_format: dummy, max_num_seqs: {seqs}, max_model_len: 2048"
     own = "max_num_batched_tokens: 2048, dtype: bfloat16, gpu_memory_utilization"
     shares = {"target": f"args: {{{limits}, {own}: 0.7}}", "draft": f"args: {{{limits}, {own}: 0.15}}"}
@@ -331,8 +320,7 @@ def _shape_folder(role: str, tiny: bool) -> Path:
 
 @main.command()
 def vllm() -> None:
-    """Unpack vLLM, then solve problems with it."""
-    _install_vllm()
+    """Solve problems with vLLM."""
     out = HOME / "vllm-run"
     shutil.rmtree(out, ignore_errors=True)
     # A share for each of the two engines on the card; without one it is said to have no effect.
@@ -342,22 +330,6 @@ def vllm() -> None:
     found = _pipeline(*files, "--limit", "64", "--output", str(out), "--json")
     facts = json.loads((out / "run.json").read_text())["engine_facts"]
     write("vllm", {name: found.get(name) for name in ("accuracy", "wall_time_s", "problems_per_s", "failed")} | {"facts": facts})
-
-
-def _install_vllm() -> None:
-    """Unpack the archive of vLLM beside the other packages that were brought, and let it do without what was not."""
-    os.environ |= dict.fromkeys(("VLLM_USE_FLASHINFER_SAMPLER", "VLLM_USE_DEEP_GEMM", "VLLM_MOE_USE_DEEP_GEMM"), "0")
-    if (archive := HOME / "vllm" / ARCHIVE).exists() and _lacks("vllm"):
-        with tarfile.open(archive) as brought:
-            brought.extractall(HOME / "site", filter="data")
-
-
-def _lacks(name: str) -> bool:
-    try:
-        distribution(name)
-    except PackageNotFoundError:
-        return True
-    return False
 
 
 if __name__ == "__main__":
