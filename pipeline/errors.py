@@ -27,6 +27,7 @@ import traceback
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
+from importlib.util import find_spec
 from typing import Any
 
 
@@ -77,6 +78,13 @@ class MissingExtra(UsageError):
     def __init__(self, what: str, package: str, extra: str, result: Any = None) -> None:
         super().__init__(f"{what} needs the package `{package}`, which is not installed: {install_command(extra)}")
         self.result = result
+
+
+def require(what: str, extra: str, *packages: str) -> None:
+    """Raise `MissingExtra` for the first of these packages of an optional `extra` that cannot be found; `what` needs them. Loads none."""
+    for package in packages:
+        if (found := find_spec(package)) is None or found.origin is None:  # a folder `datasets` may pass for the package
+            raise MissingExtra(what, package.replace("_", "-"), extra)
 
 
 class RunError(PipelineError):

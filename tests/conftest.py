@@ -14,6 +14,7 @@ from pipeline.grading import plugins as graders
 from pipeline.graph import plugins
 from pipeline.runtime.virtual_loop import VirtualLoop
 from tests.support.paths import ROOT, SHARED
+from tests.support.runs import solve, write_problems
 
 pytest_plugins = ["tests.support.browser", "tests.support.installed", "tests.support.open_engines"]
 settings.register_profile("suite", max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -53,6 +54,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         item.add_marker(pytest.mark.timeout(MARKED_TIMEOUT_S))
     long = Counter(item.path for item in marked)
     items.sort(key=lambda item: -long[item.path])
+
+
+@pytest.fixture(scope="session")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a run `one` of twelve problems and a bad row, and a run `two` with three samples of each."""
+    folder = tmp_path_factory.mktemp("results")
+    problems = write_problems(folder, 12, (b'{"problem_id": "empty", "level": "hard"}',))
+    solve(folder, "one", input=problems)
+    solve(folder, "two", graph="scot", input=problems, samples=3)
+    return folder
 
 
 @pytest.fixture

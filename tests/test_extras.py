@@ -25,15 +25,17 @@ def constant(value: ast.expr) -> str | None:
     return str(value.value) if isinstance(value, ast.Constant) else None
 
 
-MISSING = [(where, constant(package), constant(extra)) for where, (_, package, extra, *_) in calls("MissingExtra")]
+RAISED = [(where, constant(package), constant(extra)) for where, (_, package, extra, *_) in calls("MissingExtra")]
+MISSING = RAISED + [(where, constant(each), constant(extra)) for where, (_, extra, *needed) in calls("require") for each in needed]
 COMMANDS = [(where, constant(extra)) for where, (extra,) in calls("install_command")]
 
 
 def test_each_error_names_an_extra_that_brings_the_package() -> None:
     assert len(MISSING) > 4
     for where, package, extra in MISSING:
-        assert extra in EXTRAS, where
-        assert package is None or package in PACKAGES[extra], where
+        if extra is not None:  # `require` has it from its caller
+            assert package is not None
+            assert package.replace("_", "-") in PACKAGES[extra], where
     assert {extra for where, extra in COMMANDS if extra} <= EXTRAS.keys()
 
 

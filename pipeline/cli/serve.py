@@ -5,7 +5,6 @@ import sys
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import click
@@ -15,7 +14,7 @@ from pipeline.cli.commands import HeadedCommand, headed
 from pipeline.cli.options import Located, bound, graph_options, notice_options, run_options, written_run
 from pipeline.cli.show import print_summary
 from pipeline.cli.terminal import output, print_notice
-from pipeline.errors import Interrupted, MissingExtra
+from pipeline.errors import Interrupted, require
 from pipeline.options import RunOptions
 from pipeline.run.loop import rare_collection
 from pipeline.run.run import Observer
@@ -46,7 +45,8 @@ def serve(graph: Path, host: str, port: int, max_queue: int, timeout: float, out
     Every request is a chain of one run, whose folder is written as by `pipeline run`. Clients need a key only where the environment
     variable PIPELINE_API_KEY holds one. Stop with Ctrl-C.
     """
-    server = _server()
+    require("pipeline serve", "serve", "starlette", "uvicorn", "prometheus_client")
+    server = import_module("pipeline.serve.server")
     key = os.environ.get(KEY) or None
     if key is None and host not in LOCAL:
         print_notice(f"--host {host}: whoever reaches this address may use the models; set a key with {KEY}=...")
@@ -74,13 +74,3 @@ def _ended(result: Any, folder: Located) -> int:
         out.error(str(result.error))
     code: int = result.exit_code
     return code
-
-
-def _server() -> ModuleType:
-    """The module that knows Starlette and uvicorn; raises `MissingExtra`."""
-    for package in ("starlette", "uvicorn", "prometheus_client"):
-        try:
-            import_module(package)
-        except ImportError as error:
-            raise MissingExtra("pipeline serve", package.replace("_", "-"), "serve") from error
-    return import_module("pipeline.serve.server")

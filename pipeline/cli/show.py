@@ -11,7 +11,6 @@ from contextlib import nullcontext
 from importlib import import_module
 from pathlib import Path
 from textwrap import wrap
-from types import ModuleType
 
 import click
 import msgspec
@@ -27,7 +26,7 @@ from pipeline.cli.commands import option
 from pipeline.cli.console import WIDTH, PlainConsole, print_table
 from pipeline.cli.options import RUNS, LocalPath, Located, RunFolder, json_option, one_run, runs_in
 from pipeline.cli.terminal import output, print_line, print_notice, print_page
-from pipeline.errors import InputError, MissingExtra, UsageError, boundary, did_you_mean
+from pipeline.errors import InputError, UsageError, boundary, did_you_mean, require
 from pipeline.files import one_line, whole_file
 from pipeline.show.transcripts import ShownCandidate, ShownStep, Transcript, read_transcripts
 from pipeline.store.folder import FILE
@@ -47,8 +46,6 @@ FOLLOW_S = 2.0
 """Seconds between two looks of `--follow`: rows are in the folder within these."""
 EXAMPLES = 5
 """How many chains are named for each cause."""
-PACKAGES = ("latex2mathml", "starlette", "uvicorn")
-"""Packages of the extra `view`."""
 FAILURES = r"""
 SELECT error_type, error_stage AS stage, coalesce(arg_min(error_message, end_unix_ns), '') AS message, count(*) AS count,
        list(chain_id ORDER BY end_unix_ns, input_row, sample_index)[:$examples] AS examples
@@ -286,7 +283,10 @@ def view(runs: tuple[Located, ...], output: Path | None, port: int) -> None:
         return
     if len(runs) > 1:
         raise UsageError("several runs are compared in a file: add -o FILE, or name one folder")
-    _pages("pages").serve_view(runs[0].path, port, lambda url: print_line(f"view: {runs[0]} at {url} (Ctrl-C ends it)"))
+    require("view", "view", "latex2mathml", "starlette", "uvicorn")
+    import_module("pipeline.show.pages").serve_view(
+        runs[0].path, port, lambda url: print_line(f"view: {runs[0]} at {url} (Ctrl-C ends it)")
+    )
 
 
 def write_page(folders: Sequence[Path], output: Path) -> None:
@@ -294,20 +294,10 @@ def write_page(folders: Sequence[Path], output: Path) -> None:
 
     Raises `InputError` for other folders, `UsageError` where the file cannot be written, and `MissingExtra`.
     """
-    pages = _pages("report")
+    require("view", "view", "latex2mathml")
+    pages = import_module("pipeline.show.report")
     runs = [run for folder in folders for run in ([folder] if pages.is_sweep(folder) else runs_in(folder))]
     if not any(map(pages.is_sweep, runs)):
         check_readable(*runs)
     with boundary(UsageError, f"--output {output}: cannot be written", foreign=OSError), whole_file(output) as file:
         file.write(pages.report(runs).encode(errors="backslashreplace"))
-
-
-def _pages(name: str) -> ModuleType:
-    """The module `pipeline.show.NAME`; raises `MissingExtra` where a package of the extra `view` is missing."""
-    try:
-        return import_module(f"pipeline.show.{name}")
-    except ModuleNotFoundError as error:
-        package = str(error.name).partition(".")[0]
-        if package not in PACKAGES:
-            raise
-        raise MissingExtra("view", package, "view") from error

@@ -17,7 +17,7 @@ from pipeline.cli import live
 from pipeline.cli.options import Address, Located
 from pipeline.cli.show import print_summary
 from pipeline.cli.terminal import output, print_notice
-from pipeline.errors import Interrupted, MissingExtra, UsageError
+from pipeline.errors import Interrupted, UsageError, require
 from pipeline.graph.plan import Plan
 from pipeline.options import RunOptions
 from pipeline.run.loop import rare_collection
@@ -111,9 +111,6 @@ def _observed(metrics: Address, options: RunOptions) -> AbstractContextManager[O
         return nullcontext(observer)
     if options.replicas > 1 or options.cluster is not None:
         raise UsageError("--metrics-port: replicas are other processes, which serve none; `pipeline show` and `view` read them")
-    try:
-        served = import_module("pipeline.cli.metrics").metrics_served
-    except ImportError as error:
-        raise MissingExtra("--metrics-port", "prometheus-client", "metrics") from error
-    manager: AbstractContextManager[Observer] = served(*metrics, observer)
+    require("--metrics-port", "metrics", "prometheus_client")
+    manager: AbstractContextManager[Observer] = import_module("pipeline.cli.metrics").metrics_served(*metrics, observer)
     return manager

@@ -3,7 +3,6 @@
 import os
 from collections.abc import Callable, Sequence
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +13,11 @@ from pipeline.cli.options import LocalPath, problems_of
 from pipeline.cli.terminal import print_line, print_notice
 from pipeline.engines.models import check_model, read_card, resolve
 from pipeline.engines.tokenizer import HFTokenizer
-from pipeline.errors import GraphError, MissingExtra, UsageError
+from pipeline.errors import GraphError, UsageError, require
 from pipeline.training.config import CONFIGS, Task, TrainConfig, load_config
 from pipeline.training.data import read_data
 from pipeline.training.held_out import read_held_out
 
-NEEDED = ("trl", "peft", "datasets")
-"""Packages of the extra `train`."""
 QUIET = {"HF_HUB_DISABLE_TELEMETRY": "1", "TOKENIZERS_PARALLELISM": "false"}
 """Set before the libraries that read them are imported: TRL reports every trainer to the hub otherwise, and tokenizers warn of forks."""
 NO_LIMIT = 1 << 40
@@ -64,9 +61,7 @@ def _train(task: Task, config: Path, settings: Sequence[str], output: Path | Non
     if folder.exists() and not resume and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"{folder}: already exists; add --resume to continue, or choose another folder with --output")
     paths, test_sets = problems_of(*said.data), {name: problems_of(name) for name in said.test_sets}
-    for package in NEEDED:
-        if (found := find_spec(package)) is None or found.origin is None:  # a folder `datasets` may pass for the package
-            raise MissingExtra("pipeline train", package, "train")
+    require("pipeline train", "train", "trl", "peft", "datasets")
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
     try:

@@ -24,7 +24,7 @@ from msgspec import structs
 from pipeline.cluster.merge import merged_sessions
 from pipeline.cluster.worker import CLOSE_S, ShardJob, ShardReport, ShardWorker
 from pipeline.engine import added
-from pipeline.errors import EngineDead, Interrupted, MissingExtra, OutOfMemory, PipelineError, ReplicaLost, RunError, UsageError
+from pipeline.errors import EngineDead, Interrupted, OutOfMemory, PipelineError, ReplicaLost, RunError, UsageError, require
 from pipeline.graph.spec import EngineSpec
 from pipeline.options import RunOptions, shard_of
 from pipeline.run.loop import Stop
@@ -69,10 +69,8 @@ async def solve_on_replicas(ready: Prepared, observer: Observer, stop: Stop | No
     """
     options = ready.options
     if options.cluster is not None:
-        try:
-            actors = import_module("pipeline.cluster.ray").actors
-        except ImportError as error:
-            raise MissingExtra(f"--cluster {options.cluster}", "ray", "ray") from error
+        require(f"--cluster {options.cluster}", "ray", "ray")
+        actors = import_module("pipeline.cluster.ray").actors
         async with actors(ready.plan, options) as launch:
             return await Fleet(launch, ready, observer).run(options.replicas, stop)
     machine = await anyio.to_thread.run_sync(look)

@@ -19,7 +19,7 @@ from pipeline.data.columns import ALIASES
 from pipeline.data.files import rows_of
 from pipeline.data.problems import Problem
 from pipeline.data.reading import InputReading
-from pipeline.errors import InputError, MissingExtra, UsageError, boundary, did_you_mean, reason
+from pipeline.errors import InputError, UsageError, boundary, did_you_mean, reason, require
 from pipeline.files import new_file
 from pipeline.graph.files import ARITH
 from pipeline.graph.prompts import LETTERS
@@ -169,11 +169,9 @@ def hub_data(address: str) -> Any:
     if (found := ADDRESS.fullmatch(address)) is None:
         raise InputError(address, "expected hf://OWNER/NAME, optionally followed by @REVISION, :CONFIG and /SPLIT")
     name, revision, config, split = found.groups()
-    try:
-        library = import_module("datasets")
-        load, splits_of = library.load_dataset, library.get_dataset_split_names
-    except (ImportError, AttributeError) as error:  # AttributeError: where it is not installed, a folder `datasets` passes for it
-        raise MissingExtra(address, "datasets", "data") from error
+    require(address, "data", "datasets")
+    library = import_module("datasets")
+    load, splits_of = library.load_dataset, library.get_dataset_split_names
     try:
         splits = [split] if split else splits_of(name, config, revision=revision)
         if len(splits) == 1 or "test" in splits:

@@ -41,16 +41,6 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-@pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a run `one` of twelve problems and a bad row, and a run `two` with three samples of each."""
-    folder = tmp_path_factory.mktemp("results")
-    problems = write_problems(folder, 12, (b'{"problem_id": "empty", "level": "hard"}',))
-    solve(folder, "one", input=problems)
-    solve(folder, "two", graph="scot", input=problems, samples=3)
-    return folder
-
-
 @pytest.fixture
 def ask(folders: Path) -> Ask:
     """A command in the folder of the runs."""

@@ -13,19 +13,7 @@ import pytest
 
 from tests.support.commands import COMMAND, pipeline
 from tests.support.paths import ROOT
-from tests.support.runs import solve, solve_short, write_problems
-
-BAD = (b'{"problem_id": "empty", "level": "hard"}',)
-
-
-@pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a run `one` of twelve problems and a bad row, and a run `two` with three samples of each."""
-    folder = tmp_path_factory.mktemp("results")
-    problems = write_problems(folder, 12, BAD)
-    solve(folder, "one", input=problems)
-    solve(folder, "two", graph="scot", input=problems, samples=3)
-    return folder
+from tests.support.runs import solve_short, write_problems
 
 
 def test_how_far_a_run_is_told_until_it_ends(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import io
 import sys
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,8 @@ def fetch(url: str, folder: Path) -> Path:
 
 class Library:
     """The hub's library, as no hub can be reached here."""
+
+    __spec__ = ModuleSpec("datasets", None, origin="here")
 
     class Data:
         def __init__(self, *about: object) -> None:

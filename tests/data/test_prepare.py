@@ -2,6 +2,7 @@
 
 import json
 import sys
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +94,8 @@ def test_what_cannot_be_prepared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_a_set_of_the_hub_is_filtered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Library:
+        __spec__ = ModuleSpec("datasets", None, origin="here")
+
         @staticmethod
         def load_dataset(name: str, config: str, split: str, revision: str | None) -> list[dict[str, Any]]:
             assert (name, config, split) == ("Hothan/OlympiadBench", "OE_TO_maths_en_COMP", "train")

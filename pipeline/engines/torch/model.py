@@ -19,7 +19,7 @@ from pipeline.engines.tokenizer import HFTokenizer
 from pipeline.engines.torch.cache import AttentionShape, BatchLayout, KVCache, PrefillChunk, SlotTable
 from pipeline.engines.torch.runner import BatchRunner, LoadedModel
 from pipeline.engines.torch.spec import TorchSpec
-from pipeline.errors import MissingExtra, UsageError, reason
+from pipeline.errors import UsageError, reason, require
 
 _FIRST_CAPACITY = 256
 """Tokens that a slot holds at first; the size is doubled whenever the longest sequence needs more."""
@@ -156,10 +156,9 @@ class Adapters:
 
 def _attached(model: Any, name: str, path: str) -> Any:
     """PEFT's wrapper of `model`, a plain or a wrapped one, with one more adapter; raises `UsageError`."""
-    try:
-        from peft import PeftConfig, PeftModel
-    except ImportError as error:
-        raise MissingExtra("an adapter", "peft", "train") from error
+    require("an adapter", "train", "peft")
+    from peft import PeftConfig, PeftModel
+
     try:
         with warnings.catch_warnings(action="ignore"):  # of tied embeddings, which matter where an adapter is merged into its model
             if not isinstance(model, PeftModel):
