@@ -32,7 +32,23 @@ def merge(runs: Sequence[Path], output: Path) -> RunFile:
             stack.enter_context(hold(run))
         store = RunStore(output)
         store.merge(ordered, output.name)
-        merged = structs.replace(merged_run([found[run] for run in ordered], output.name), folder_id=store.id)
+        files = [found[run] for run in ordered]
+        first = files[0]
+        merged = structs.replace(
+            first,
+            folder_id=store.id,
+            run_id=output.name,
+            options=structs.replace(first.options, shard=None),
+            input=structs.replace(
+                first.input,
+                rows=sum(file.input.rows for file in files),
+                chains=sum(file.input.chains for file in files),
+                samples=max(file.input.samples for file in files),
+            ),
+            totals=reduce(added, [file.totals for file in files]),
+            command=[],
+            sessions=merged_sessions(files),
+        )
         merged.write(output)
     return merged
 
@@ -53,23 +69,6 @@ def in_order(found: Mapping[Path, RunFile]) -> list[Path]:
         given = ", ".join(f"{index}/{count}" for index, count, _ in shards)
         raise UsageError(f"expected the folders of all shards of one number, each once; these are {given}")
     return [run for _, _, run in shards]
-
-
-def merged_run(files: Sequence[RunFile], run_id: str) -> RunFile:
-    """The `run.json` of the run that these shards are, in their order."""
-    first = files[0]
-    inputs = [file.input for file in files]
-    rows, chains = (sum(each) for each in zip(*((each.rows, each.chains) for each in inputs), strict=True))
-    most = max(each.samples for each in inputs)
-    return structs.replace(
-        first,
-        run_id=run_id,
-        options=structs.replace(first.options, shard=None),
-        input=structs.replace(first.input, rows=rows, chains=chains, samples=most),
-        totals=reduce(added, [file.totals for file in files]),
-        command=[],
-        sessions=merged_sessions(files),
-    )
 
 
 def merged_sessions(files: Sequence[RunFile]) -> tuple[Session, ...]:

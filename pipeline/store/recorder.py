@@ -35,8 +35,6 @@ class Recorder:
         self._store, self._virtual = store, virtual
         self._rows = {table: list[Struct]() for table in ORDER}
         self._unwritten = self._being_written = 0
-        self.written = 0
-        """Rows that the store has written."""
         self.error: RunFolderError | None = None
         """The first write that failed."""
         self._due = 0.0  # when the oldest waiting row is to be written, by the real clock
@@ -114,7 +112,6 @@ class Recorder:
             self._any_waiting, self._enough_waiting = Event(), Event()
             try:
                 await self._call_store(self._append, rows)
-                self.written += self._being_written
             finally:
                 self._being_written = 0
                 self._drained.set()

@@ -187,10 +187,6 @@ class RunFile(Struct, frozen=True, kw_only=True):
         found = [session.engine_statistics[role] for session in self.sessions if role in session.engine_statistics]
         return found if found and len(found) == len(self.sessions) else None
 
-    def model(self, role: str) -> str:
-        """The name of a role's model; the role itself where its engine has none."""
-        return str(getattr(self.plan.engines.get(role), "model", "") or role)
-
 
 @cache
 def versions() -> dict[str, str]:

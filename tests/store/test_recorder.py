@@ -48,7 +48,7 @@ async def test_rows_arrive_in_order(tmp_path: Path, virtual: bool) -> None:
                 recorder.chain(blank(ChainRow))
                 await recorder.room()
         await recorder.aclose()  # and once more at the end
-    assert (recorder.waiting, recorder.written) == (0, 3006)
+    assert recorder.waiting == 0
     assert pq.read_table(tmp_path / "calls")["call_index"].to_pylist() == list(range(3000))
     assert rows_of(tmp_path, "steps", "chains") == [3, 3]
     if virtual:
@@ -62,15 +62,15 @@ async def test_virtual_rows_are_written_as_they_pile_up(tmp_path: Path, monkeypa
         for _ in range(3):
             recorder.call(blank(CallRow))
         await anyio.sleep(3600)
-        assert recorder.written == 0
+        assert recorder.waiting == 3
         recorder.call(blank(CallRow))
         await anyio.sleep(1e-6)
-        assert (recorder.waiting, recorder.written) == (0, 4)
+        assert recorder.waiting == 0
         monkeypatch.setattr(module, "WRITE_EVERY_S", 0.0)  # by the real clock
         recorder.call(blank(CallRow))
         recorder.call(blank(CallRow))
         await anyio.sleep(1e-6)
-        assert recorder.written == 6
+        assert recorder.waiting == 0
 
 
 class GatedStore(RunStore):
@@ -100,7 +100,7 @@ async def test_room_waits_for_a_slow_disk(tmp_path: Path, monkeypatch: pytest.Mo
         store.gate.set()
         with anyio.fail_after(HANGS_S):
             await recorder.room()
-        assert recorder.written == 8
+        assert recorder.waiting == 0
 
 
 @REAL
