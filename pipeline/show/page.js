@@ -1,4 +1,4 @@
-// Names rows of charts, finds runs and problems of a page, asks for pages anew while runs go on, fetches their slow parts, listens to keys.
+// Names rows of charts, finds runs and problems, asks for pages anew while runs go on, fetches their slow parts, listens to keys.
 // Pages can be read without it. It inserts text, or parts of this server's own pages, in which all text of runs is text.
 "use strict";
 (() => {
@@ -36,7 +36,7 @@
     place?.scrollIntoView();
   });
 
-  // Finding runs, and problems where these are all in the page.
+  // Finding runs, and problems of a page in a file.
   const SHOWN = 50;
   const find = () => all("form[data-filters]").forEach((form) => {
     const list = document.getElementById(form.dataset.filters), more = form.parentElement.querySelector("[data-more]");
