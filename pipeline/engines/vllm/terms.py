@@ -7,8 +7,7 @@ from copy import copy
 from typing import Any
 
 from pydantic import ValidationError
-from vllm import SamplingParams
-from vllm.exceptions import VLLMClientError
+from vllm import SamplingParams, exceptions
 from vllm.sampling_params import RequestOutputKind
 
 from pipeline.confidence import LIKELIEST, confidence_of
@@ -25,8 +24,8 @@ CPU_DEFAULTS: dict[str, Any] = {"kv_cache_memory_bytes": GIB, "enable_chunked_pr
 """What vLLM's CPU build needs to be told: a seeded request whose prefill is split kills version 0.32, and blocks of 128 tokens, its own
 choice, would cache hardly any prefix of a short chain."""
 
-REFUSALS = (ValueError, VLLMClientError)
-"""The errors of `AsyncLLM` that say that a request is flawed: it would be refused again."""
+REFUSALS: tuple[type[Exception], ...] = (ValueError, getattr(exceptions, "VLLMClientError", ValueError))
+"""The errors of `AsyncLLM` that say that a request is flawed: it would be refused again. vLLM 0.24 raises `ValueError` alone."""
 
 
 def arguments(role: str, spec: VllmSpec, model: str, *, on_cpu: bool) -> dict[str, Any]:
