@@ -19,8 +19,8 @@ IN_FLIGHT, WAITING, AGAIN, COMING = range(4)
 """What is counted by engine: calls in flight, calls that wait, repeated attempts that wait, and chains whose next call is for it."""
 
 
-COMPILED_FROM = 20_000
-"""The number of calls from which loading numba and what it compiled takes less time than Python's walk over them."""
+COMPILED_FROM = 30_000
+"""The number of calls whose walk in Python takes as long as loading numba and what it compiled."""
 
 
 class IdleRules(NamedTuple):
