@@ -287,11 +287,11 @@ def flags_of(run: Run, base: Run) -> Iterator[str]:
     if run.status != "finished":
         yield f"it is {run.status}: only finished chains count"
     if ends.failed:
-        yield f"{ends.failed} chains failed: they count as wrong and are in no other figure"
+        yield f"failed chains: {ends.failed:,}; they count as wrong and are in no other figure"
     if ends.lost:
         yield "because chains failed, it has no wall time to compare"
     if ends.cancelled:
-        yield f"{ends.cancelled} chains were cancelled and are in no figure"
+        yield f"cancelled chains: {ends.cancelled:,}; they are in no figure"
     for name, ours in run.settings.items():
         if ours != (theirs := base.settings[name]):
             yield f"{name} is {ours}, the baseline's {theirs}"

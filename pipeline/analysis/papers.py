@@ -43,7 +43,7 @@ def paper_table(name: str, runs: Sequence[Run]) -> Table:
 
 def _notes(runs: Sequence[Run], sql: str) -> Iterator[str]:
     if failed := sum(run.ends.failed for run in runs):
-        yield f"{failed} chains failed: they count as wrong and are in no other figure."
+        yield f"Failed chains: {failed:,}; they count as wrong and are in no other figure."
     if made := dict.fromkeys(run.answers for run in runs if run.answers):
         yield f"Accuracies are of {' and '.join(map(str, made))} answers."
     for run in runs if "over_target" in sql else ():

@@ -67,7 +67,7 @@ class RunState(Struct, frozen=True, kw_only=True):
     answers: str | None
     """`simulated` or `recorded` where models do not give the answers; see `facts.answers`."""
     problems_per_s: float | None
-    """Chains a second for each sample of a problem, over all sessions; null where `wall_time_s` is."""
+    """Chains with an answer a second for each sample of a problem, over all sessions; null where `wall_time_s` is."""
     virtual_time: bool
     """Whether its clock was simulated."""
     started_unix_ns: int
@@ -122,7 +122,7 @@ def run_state(folder: Path, name: str = "") -> RunState:
         graded=graded,
         accuracy=None if not graded or made_up(made, correct) else correct / graded,
         answers=made,
-        problems_per_s=(done + failed) / run.input.samples / seconds if seconds else None,
+        problems_per_s=done / run.input.samples / seconds if seconds else None,
         virtual_time=run.virtual_time,
         started_unix_ns=run.started_unix_ns,
         wall_time_s=seconds,

@@ -92,7 +92,7 @@ class CommandEntry(Struct, frozen=True):
 def _give_memory_back() -> None:
     """Let memory go back to the system as it is freed: a quarter of it in a simulated run of 40,000 chains.
 
-    Arrow's own allocator keeps some 60 MiB of the rows that a run writes (bench/overhead.py), and glibc what lies between longer-lived
+    Arrow's own allocator keeps some 60 MiB of the rows that a run writes, and glibc what lies between longer-lived
     objects; other C libraries have no such settings. To be called before Arrow is imported. See mallopt(3).
     """
     os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")

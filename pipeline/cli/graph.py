@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from textwrap import wrap
 from typing import Any
 
 import anyio
@@ -127,7 +128,7 @@ def _machine_lines(machine: Machine) -> Iterator[str]:
         yield f"CUDA MPS: its control daemon {'runs' if mps else 'does not run'}"
     if not machine.gpus:
         yield "no GPU that the NVIDIA driver and CUDA_VISIBLE_DEVICES show"
-    yield f"installed: {', '.join(f'{name} {version}' for name, version in versions.items())}"
+    yield from wrap(f"installed: {', '.join(f'{name} {version}' for name, version in versions.items())}", 80, subsequent_indent="  ")
     for backend, packages in BACKENDS.items():
         if not any(package in versions for package in packages):
             yield f"engine {backend}: not installed; {install_command(backend) if backend != 'torch' else 'pip install torch'}"

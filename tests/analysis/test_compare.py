@@ -49,7 +49,7 @@ def test_a_failed_chain_is_wrong_and_in_no_other_figure() -> None:
         ({"seed": 3}, "seed is 3, the baseline's 0"),
         ({"batch_size": 1}, "batch_size is 1, the baseline's 8"),
         ({"status": "interrupted"}, "it is interrupted: only finished chains count"),
-        ({"ends": Ends(4, 2)}, "2 chains failed: they count as wrong and are in no other figure"),
+        ({"ends": Ends(4, 2)}, "failed chains: 2; they count as wrong and are in no other figure"),
         ({"virtual_time": True}, "one of the two is simulated, the other measured"),
         ({"admission": "batch"}, "admission is batch, the baseline's cache"),
         ({"engines": {"draft": {"model": "small"}, "target": {"model": "other"}}}, "engines.target.model is other, the baseline's large"),

@@ -63,7 +63,7 @@ def test_sizes_that_the_baseline_lacks_and_points_with_failed_chains_are_not_com
     rows = {row[:2]: row[2:] for row in sweep_table(points).rows}
     assert rows["32", "speccot"] == ("-", "-", "-", "-", "100.0% (2 chains failed)")
     assert rows["16", "speccot"][:2] == ("3", "-")
-    assert "; 2 chains failed: they count as wrong and are in no other figure; because chains failed, it has no" in next(unlike(points))
+    assert "; failed chains: 2; they count as wrong and are in no other figure; because chains failed, it has no" in next(unlike(points))
 
 
 def test_the_fastest_of_a_batch_size_is_bold_and_its_best_baseline_marked() -> None:
