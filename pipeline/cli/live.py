@@ -21,7 +21,7 @@ from rich.text import Text
 from pipeline.analysis.progress import RecentRates, duration
 from pipeline.cli.console import PlainConsole
 from pipeline.cli.terminal import CommandOutput, output
-from pipeline.engines.startup import READY, Listener
+from pipeline.engines.meter import READY, Listener
 from pipeline.run.loop import Stop
 from pipeline.run.prepare import Prepared
 from pipeline.runtime.executor import Executor

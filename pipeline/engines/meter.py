@@ -1,16 +1,36 @@
-"""Counts what an engine has done since it opened, in the same way for every engine. Usages and the beginnings and ends of
-calls enter, `EngineStatistics` leave.
-"""
+"""What an engine says of itself, in the same way for every engine: how far its start has come, and what it has done since it opened."""
 
 import time
 from collections.abc import Callable
+from contextvars import ContextVar
 from typing import Any
 
 from pipeline.engine import EngineStatistics, Usage
 
+READY = "ready"
+"""The last phase of a start."""
+
+
+class Listener:
+    """Hears of the starts of engines, which take minutes with a large model, and what their programs print; this one ignores it."""
+
+    verbose = False
+    """True if programs should log what they do, besides warnings."""
+
+    def phase(self, role: str, phase: str) -> None:
+        """The engine `role` begins with this phase of its start, such as `loading weights`; the last one is `READY`."""
+
+    def output(self, role: str, line: str) -> None:
+        """The process of the engine `role` has printed this line."""
+
+
+NOBODY = Listener()
+LISTENER: ContextVar[Listener] = ContextVar("LISTENER", default=NOBODY)
+"""Who hears of the engines that this task opens."""
+
 
 class UsageMeter:
-    """The totals of one engine, which counts as busy while at least one call is open."""
+    """The totals of one engine, from usages and the beginnings and ends of calls. It is busy while at least one call is open."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         """`now` is the clock, in seconds."""

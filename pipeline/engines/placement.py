@@ -17,7 +17,6 @@ from typing import Any
 
 import anyio
 
-from pipeline.engines.cores import ranges
 from pipeline.engines.hub import NotOnHub, is_hub_name
 from pipeline.engines.models import ModelCard, check_model, read_card, resolve
 from pipeline.engines.openai.client import Server, read_key
@@ -27,7 +26,7 @@ from pipeline.engines.vllm.backend import SHARE, is_cpu_build
 from pipeline.errors import UsageError, boundary, did_you_mean, install_command
 from pipeline.graph.load import PRESET, Graph, load_graph, outline
 from pipeline.graph.plan import Plan, StageNode
-from pipeline.system.machine import GIB, Gpu, gib, look
+from pipeline.system.machine import GIB, Gpu, gib, look, ranges
 
 Roles = dict[str, dict[str, Any]]
 """The fields of engines by role, as an engines file holds them."""

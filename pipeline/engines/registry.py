@@ -4,10 +4,10 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from pipeline.engine import Backend, Engine
-from pipeline.engines.cores import ranges
+from pipeline.engines.meter import LISTENER, NOBODY, Listener
 from pipeline.graph.plugins import broken_plugins, engine_backend
 from pipeline.graph.spec import EngineSpec
-from pipeline.system.machine import cuda_mps
+from pipeline.system.machine import cuda_mps, ranges
 
 
 def backend_of(spec: EngineSpec) -> Backend:
@@ -25,12 +25,17 @@ def by_backend(specs: Mapping[str, EngineSpec]) -> list[tuple[Backend, dict[str,
 
 
 @asynccontextmanager
-async def open_engines(specs: Mapping[str, EngineSpec]) -> AsyncIterator[dict[str, Engine]]:
-    """Open an engine for each role of `specs`, backend by backend, and close them in reverse order; raises what the backends raise."""
+async def open_engines(specs: Mapping[str, EngineSpec], listener: Listener = NOBODY) -> AsyncIterator[dict[str, Engine]]:
+    """Open an engine for each role of `specs`, backend by backend, and close them in reverse order; `listener` hears of them until their
+    ends. Raises what the backends raise."""
     async with AsyncExitStack() as stack:
         engines: dict[str, Engine] = {}
-        for backend, group in by_backend(specs):
-            engines.update(await stack.enter_async_context(backend.open(group)))
+        token = LISTENER.set(listener)
+        try:
+            for backend, group in by_backend(specs):
+                engines.update(await stack.enter_async_context(backend.open(group)))
+        finally:
+            LISTENER.reset(token)
         yield {role: engines[role] for role in specs}
 
 

@@ -7,8 +7,8 @@ needs around it.
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager, nullcontext
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, AsyncExitStack, nullcontext
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -18,13 +18,12 @@ import msgspec
 from msgspec import Struct, structs
 
 from pipeline.engine import Engine
+from pipeline.engines.meter import Listener
 from pipeline.engines.registry import open_engines
-from pipeline.engines.startup import Listener, listening
 from pipeline.errors import Interrupted, OutOfMemory, PipelineError, is_out_of_memory
 from pipeline.grading.grader import BESIDE_ENGINES, Grader, default_workers
 from pipeline.graph.plan import Plan
 from pipeline.graph.rules import check_needs, unmet_needs
-from pipeline.graph.spec import EngineSpec
 from pipeline.options import RunOptions
 from pipeline.run.loop import Attend, Stop, attended, in_loop
 from pipeline.run.prepare import Prepared, load_plan, prepare
@@ -142,19 +141,10 @@ async def solve(
     """Solve on `engines`, which stay open; by default on those of the plan, opened and closed here. `feed` gives the chains; by default the
     input does. Raises the error that keeps any chain from starting."""
     specs = run.plan.engines
-    async with opened_engines(specs, observer) if engines is None else nullcontext(engines) as found:
+    async with open_engines(specs, observer.starting()) if engines is None else nullcontext(engines) as found:
         fitted = await fit(run, {role: found[role] for role in specs}, observer.tell)
         session = Session(started_unix_ns=run.begins_unix_ns())
         return await _carry_out(run, session, fitted, observer, stop or Stop(), feed)
-
-
-@asynccontextmanager
-async def opened_engines(specs: Mapping[str, EngineSpec], observer: Observer) -> AsyncIterator[Mapping[str, Engine]]:
-    """Engines of these specs, which the listener of `observer` hears while they start; closed at the end."""
-    async with AsyncExitStack() as stack:
-        with listening(observer.starting()):
-            engines = await stack.enter_async_context(open_engines(specs))
-        yield engines
 
 
 async def fit(run: Prepared, engines: Mapping[str, Engine], tell: Callable[[str], object]) -> Fitted:

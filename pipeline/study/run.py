@@ -22,13 +22,13 @@ from msgspec import Struct, structs
 
 from pipeline.analysis.curves import SWEEP, chains_done
 from pipeline.engine import Engine, PrefixCacheReset
-from pipeline.engines.registry import notices
+from pipeline.engines.registry import notices, open_engines
 from pipeline.errors import Interrupted, PipelineError, RunError, UsageError
 from pipeline.files import new_file
 from pipeline.graph.spec import EngineSpec
 from pipeline.run.loop import Attend, Stop, attended, in_loop, rare_collection
 from pipeline.run.prepare import check_toys, drift, keep_input, prepare
-from pipeline.run.run import Observer, failed_too_often, opened_engines, solve
+from pipeline.run.run import Observer, failed_too_often, solve
 from pipeline.store.folder import hold_default, hold_output
 from pipeline.store.kept_problems import Problems
 from pipeline.store.run_file import RunFile
@@ -202,7 +202,7 @@ async def _simulate(work: _Work, point: Point) -> None:
 
 async def _run_on(work: _Work, specs: Mapping[str, EngineSpec], points: Sequence[Point]) -> None:
     """Run points on the same real engines one after the other."""
-    async with opened_engines(specs, work.observer) as engines:
+    async with open_engines(specs, work.observer.starting()) as engines:
         await _warm_up(work, points, engines)
         for point in points:
             if await reset_caches(engines, point.plan.engines):

@@ -6,7 +6,7 @@ and no CUDA context is made, so that looking costs no GPU memory.
 
 import os
 import platform
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from itertools import takewhile
@@ -58,6 +58,13 @@ def look() -> Machine:
 def gib(size: int) -> str:
     """A size in bytes, for a person."""
     return f"{size / GIB:.1f} GiB"
+
+
+def ranges(numbers: Sequence[int]) -> str:
+    """Ascending numbers of cores or GPUs for a person, `0-3, 8` for 0, 1, 2, 3, 8."""
+    starts = [n for n in numbers if n - 1 not in numbers]
+    ends = [n for n in numbers if n + 1 not in numbers]
+    return ", ".join(f"{start}-{end}" if end > start else str(start) for start, end in zip(starts, ends, strict=True))
 
 
 def system() -> str:

@@ -11,7 +11,7 @@ from rich.console import Console
 from pipeline.cli.live import Meter, Starts
 from pipeline.cli.terminal import CommandOutput
 from pipeline.engine import EngineStatistics, Request
-from pipeline.engines.startup import READY
+from pipeline.engines.meter import READY
 from pipeline.run.prepare import load_plan
 from pipeline.runtime.admission.admission import Admission
 from pipeline.runtime.admission.cache import CacheLimit

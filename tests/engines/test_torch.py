@@ -12,7 +12,7 @@ from anyio.from_thread import BlockingPortal
 from msgspec import structs
 
 from pipeline.engine import Completion
-from pipeline.engines.cores import share_cores
+from pipeline.engines.process.engine import share_cores
 from pipeline.engines.torch.backend import open_torch
 from pipeline.engines.torch.spec import TorchSpec
 from pipeline.errors import GraphError

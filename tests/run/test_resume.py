@@ -16,7 +16,7 @@ from msgspec import structs
 from pipeline.analysis.figures import read_sums
 from pipeline.analysis.summary import summarize
 from pipeline.cli.live import restored_handlers, stop_on_signal
-from pipeline.engines.startup import Listener
+from pipeline.engines.meter import Listener
 from pipeline.errors import RunError
 from pipeline.run.prepare import resume_options
 from pipeline.run.run import Observer, run

@@ -17,12 +17,11 @@ import msgspec
 from msgspec import Struct, structs
 
 from pipeline.engine import Backend, Completion, EngineStatistics, Fact, Request, Tokenizer
-from pipeline.engines.meter import UsageMeter
+from pipeline.engines.meter import LISTENER, READY, UsageMeter
 from pipeline.engines.models import resolve
 from pipeline.engines.openai.client import NoAnswer, Server, quoted, read_key
 from pipeline.engines.openai.completions import Prompt, Terms, body_in, body_of, completion_of, prompt_of, refusal_of
 from pipeline.engines.openai.spec import OpenAISpec
-from pipeline.engines.startup import READY, current_listener
 from pipeline.engines.tokenizer import HFTokenizer
 from pipeline.engines.validate import validate_request
 from pipeline.errors import BadCompletion, EngineDead, EngineUnavailable, GraphError, RequestRefused, did_you_mean
@@ -183,7 +182,7 @@ async def open_openai(specs: Mapping[str, OpenAISpec]) -> AsyncIterator[Mapping[
 
 
 async def _open(role: str, spec: OpenAISpec, server: Server) -> OpenAIEngine:
-    where, url, phase = f"engine {role!r}", server.url, partial(current_listener().phase, role)
+    where, url, phase = f"engine {role!r}", server.url, partial(LISTENER.get().phase, role)
     phase(f"connecting to {url}")
     models = await listed_models(where, server, spec.api_key_env)
     model = _served(where, url, models, spec.model)

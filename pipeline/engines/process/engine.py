@@ -18,8 +18,8 @@ import anyio.abc
 from msgspec import structs
 
 from pipeline.engine import Completion, EngineStatistics, Request, Tokenizer
+from pipeline.engines.meter import LISTENER, READY, Listener
 from pipeline.engines.process import wire
-from pipeline.engines.startup import READY, Listener, current_listener
 from pipeline.engines.validate import validate_request
 from pipeline.errors import EngineDead, EngineUnavailable, GraphError, RequestRefused, boundary
 from pipeline.system.worker_process import Program, WorkerProcess
@@ -221,6 +221,28 @@ class WorkerEngine:
             raise EngineDead(self.role, self._running.exit_reason)
 
 
+def share_cores(specs: Mapping[str, Any], cores: Sequence[int]) -> dict[str, tuple[int, ...]]:
+    """The cores of each role that computes on the CPU, out of `cores`: the `threads` of its spec from its `core` on, counted from 0, else
+    some that no other role has; empty, which means any core, where there are not enough.
+
+    Raises `GraphError` for a core that is not here.
+    """
+    shares: dict[str, tuple[int, ...]] = {}
+    for role, spec in specs.items():
+        if spec.core is not None:
+            shares[role] = tuple(cores[spec.core : spec.core + spec.threads])
+            if len(shares[role]) < spec.threads:
+                what = f"core {spec.core} with {spec.threads} threads: this process has {len(cores)} CPU cores, counted from 0"
+                raise GraphError(f"engine {role!r}", f"{what}; name others, or leave out `core`")
+    free = [core for core in cores if not any(core in share for share in shares.values())]
+    others = {role: spec.threads for role, spec in specs.items() if role not in shares}
+    enough = sum(others.values()) <= len(free)
+    for role, threads in others.items():
+        shares[role] = tuple(free[:threads]) if enough else ()
+        free = free[threads:]
+    return shares
+
+
 @asynccontextmanager
 async def open_workers(queues: Sequence[Sequence[Worker]]) -> AsyncIterator[Mapping[str, WorkerEngine]]:
     """Open an engine for each worker, by role, as they are ready: the queues side by side, the workers of one queue one after the other.
@@ -231,7 +253,7 @@ async def open_workers(queues: Sequence[Sequence[Worker]]) -> AsyncIterator[Mapp
 
     async def start(queue: Sequence[Worker]) -> None:
         for worker in queue:
-            engines[worker.setup.role] = WorkerEngine(worker, tasks, *await _started(worker, current_listener(), tasks))
+            engines[worker.setup.role] = WorkerEngine(worker, tasks, *await _started(worker, LISTENER.get(), tasks))
 
     async with background_tasks() as tasks:
         await gather([partial(start, queue) for queue in queues])

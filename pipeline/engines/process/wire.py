@@ -11,6 +11,7 @@ from msgspec import Struct, convert, msgpack, to_builtins
 
 from pipeline.engine import Completion, EngineStatistics, Fact, Request
 from pipeline.graph.spec import EngineSpec
+from pipeline.system.machine import ranges
 
 S = TypeVar("S", bound=EngineSpec)
 HEADER_BYTES = 4
@@ -32,6 +33,11 @@ class Setup(Struct, frozen=True, tag=True, array_like=True):
     def of(cls, role: str, spec: EngineSpec, model: str, cores: tuple[int, ...] = ()) -> "Setup":
         """The setup of the engine `role` with this `spec`."""
         return cls(role, to_builtins(spec), model, cores)
+
+    def core_facts(self, threads: int) -> dict[str, Fact]:
+        """The part of `Engine.facts` about the `cores`, on which the engine computes with `threads` threads."""
+        name = f"CPU core{'s' if len(self.cores) > 1 else ''} {ranges(self.cores)}" if self.cores else f"CPU cores of {self.role}"
+        return {"devices": (name,), "cores": threads}
 
     def spec_as(self, kind: type[S]) -> S:
         """The spec decoded; `kind` must be its class."""

@@ -9,9 +9,8 @@ from contextlib import asynccontextmanager
 from functools import partial
 
 from pipeline.engine import Backend
-from pipeline.engines.cores import share_cores
 from pipeline.engines.models import check_model, load_tokenizer, resolve, tokenizer_of
-from pipeline.engines.process.engine import Worker, WorkerEngine, open_workers
+from pipeline.engines.process.engine import Worker, WorkerEngine, open_workers, share_cores
 from pipeline.engines.process.wire import Setup
 from pipeline.engines.torch.spec import TorchSpec
 from pipeline.system.machine import cores

@@ -12,7 +12,6 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.modeling_utils import AttentionInterface
 
 from pipeline.engine import Fact
-from pipeline.engines.cores import core_facts
 from pipeline.engines.models import adapter_folder, load_tokenizer
 from pipeline.engines.process.wire import Setup
 from pipeline.engines.tokenizer import HFTokenizer
@@ -110,7 +109,7 @@ def _facts(module: Any, setup: Setup, spec: TorchSpec) -> dict[str, Fact]:
     device: torch.device = module.device
     facts: dict[str, Fact] = {"answers": "model", "device": str(device), "dtype": str(module.dtype).removeprefix("torch.")}
     if device.type == "cpu":
-        return facts | core_facts(setup.role, setup.cores, spec.threads)
+        return facts | setup.core_facts(spec.threads)
     index = device.index or 0
     return facts | {"devices": (f"GPU {index}",), "device_model": torch.cuda.get_device_name(index), "accelerators": 1}
 

@@ -13,11 +13,10 @@ from functools import partial
 from msgspec import structs
 
 from pipeline.engine import Backend
-from pipeline.engines.cores import share_cores
+from pipeline.engines.meter import LISTENER
 from pipeline.engines.models import check_model, load_tokenizer, resolve, tokenizer_of
-from pipeline.engines.process.engine import Worker, WorkerEngine, open_workers
+from pipeline.engines.process.engine import Worker, WorkerEngine, open_workers, share_cores
 from pipeline.engines.process.wire import Setup
-from pipeline.engines.startup import current_listener
 from pipeline.engines.vllm.spec import VllmSpec
 from pipeline.errors import GraphError, install_command
 from pipeline.system.machine import Machine, cores, look
@@ -83,7 +82,7 @@ def setup(role: str, spec: VllmSpec, cores: tuple[int, ...]) -> Setup:
 def program(spec: VllmSpec, cores: Iterable[int] | None, machine: Machine) -> Program:
     """The program of a worker; `cores` are the CPU cores to compute on (empty: any), None where it computes on GPUs."""
     environment = {"VLLM_NO_USAGE_STATS": "1"}
-    if not current_listener().verbose:
+    if not LISTENER.get().verbose:
         environment["VLLM_LOGGING_LEVEL"] = os.environ.get("VLLM_LOGGING_LEVEL", "WARNING")
     if cores is not None:
         # `auto` would put every engine on the first core; `nobind` leaves it to the system.

@@ -19,7 +19,6 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.metrics.loggers import StatLoggerBase
 
 from pipeline.engine import Fact, Request, Speculation, added
-from pipeline.engines.cores import core_facts
 from pipeline.engines.meter import UsageMeter
 from pipeline.engines.models import adapter_folder, load_tokenizer
 from pipeline.engines.process.wire import Abort, Failed, Ready, Report, ResetPrefixCache, Setup, Submit
@@ -194,7 +193,7 @@ def facts(engine: AsyncLLM, setup: Setup, spec: VllmSpec) -> dict[str, Fact]:
     top_k = ("top_k",) if on_cpu and spec.speculative_config is not None else ()
     return {
         "answers": "model",
-        **(core_facts(setup.role, setup.cores, spec.threads) if on_cpu else gpus),
+        **(setup.core_facts(spec.threads) if on_cpu else gpus),
         "vllm": __version__,
         "dtype": str(config.model_config.dtype).removeprefix("torch."),
         "kv_cache_tokens": cache.kv_cache_size_tokens,
