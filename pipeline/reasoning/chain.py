@@ -252,8 +252,6 @@ class Chain:
         self.candidates: tuple[Span, ...] = ()
         self.pending_from = 0
         """Index of the first candidate that is to be judged; those before it were rejected when others joined them."""
-        self._distinct: list[int] | None = None
-        """What `distinct_candidates` found for these candidates; None until it is asked."""
         self.verdicts: dict[str, Verdict] = {}
         self.readings: dict[str, Reading] = {}
         """What the gates found in this round."""
@@ -323,12 +321,10 @@ class Chain:
         Where some of these close the thought and some do not, it is the first of the majority, and of those that do not where both are
         as many: a thought that continues may be closed at the next step.
         """
-        if self._distinct is None:
-            identical: dict[tuple[str, tuple[int, ...]], list[int]] = {}
-            for i, candidate in enumerate(self.candidates[self.pending_from :], self.pending_from):
-                identical.setdefault((candidate.role, candidate.ids), []).append(i)
-            self._distinct = [same[0] if len(same) == 1 else self._majority(same) for same in identical.values()]
-        return self._distinct
+        identical: dict[tuple[str, tuple[int, ...]], list[int]] = {}
+        for i, candidate in enumerate(self.candidates[self.pending_from :], self.pending_from):
+            identical.setdefault((candidate.role, candidate.ids), []).append(i)
+        return [same[0] if len(same) == 1 else self._majority(same) for same in identical.values()]
 
     def _majority(self, same: Sequence[int]) -> int:
         closes = sum(self.candidates[i].closes for i in same) * 2 > len(same)
@@ -365,7 +361,6 @@ class Chain:
             if self.verdicts:  # all of which rejected: else there is a step, and no candidate
                 self.pending_from = len(self.candidates)
             self.candidates += outcome.candidates
-            self._distinct = None
         if outcome.answer is not None:
             self.answer = outcome.answer
         if outcome.trial is not None:
@@ -387,7 +382,7 @@ class Chain:
 
     def begin_round(self) -> None:
         """Begin one pass of a loop's body: drop candidates and verdicts that led to no step."""
-        self.candidates, self.verdicts, self.readings, self._distinct, self.pending_from = (), {}, {}, None, 0
+        self.candidates, self.verdicts, self.readings, self.pending_from = (), {}, {}, 0
         self.withheld = False
 
     def default_stop_reason(self) -> str:
@@ -422,6 +417,6 @@ class Chain:
         self.next_index = step.index + 1
         self.thought_tokens += len(span.ids)
         self.ending.commit(span)
-        self.candidates, self._distinct, self.pending_from = (), None, 0
+        self.candidates, self.pending_from = (), 0
         self.withheld = False
         return step

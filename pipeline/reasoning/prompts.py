@@ -19,7 +19,7 @@ from msgspec import structs
 from pipeline.engine import Tokenizer
 from pipeline.errors import GraphError, RequestRefused
 from pipeline.graph.prompts import DEFAULT_PROMPTS, DELIMITER, ChoosePrompt, Marks, Message, Options, Prompts, Question, filled, pieces
-from pipeline.reasoning.template import ASKED, SAID, Margins, own_marks, parts_of, stripped_margins
+from pipeline.reasoning.template import Margins, own_marks, parts_of, stripped_margins
 
 MOST_KNOWN = 4096
 """The number of texts of each kind that are kept with their ids."""
@@ -71,7 +71,7 @@ class PromptBuilder:
         if marks != Marks() and (missing := {marks.open, marks.close} - special.keys()):
             raise GraphError(where, f"its tokenizer has no token {min(missing)!r}, set in `prompts.thought`")
         # A template may switch thinking off: then it closes an empty thought before the reply.
-        reply = tokenizer.render([{"role": "user", "content": ASKED}]).rstrip()
+        reply = tokenizer.render([{"role": "user", "content": "problem"}]).rstrip()
         self.thinks = marks.open in special and marks.close in special and not reply.endswith(marks.close)
         self.think_close_id: int | None = special[marks.close] if self.thinks else None
         self.close_thought_ids = tokenizer.encode(f"{marks.close}{DELIMITER}" if self.thinks else DELIMITER)
@@ -81,7 +81,6 @@ class PromptBuilder:
         self._known, self._cut_chat, self._question = memo(self._encoded), memo(self._chat_around), memo(self._cut_question)
         self._wording, self._ends, self._reply = memo(self._around_each), memo(self._ends_with), memo(self._reply_from)
         self._opening = self._cut_opening(prompts.before())
-        self._turn: tuple[Array, str] | GraphError = self._cut_turn()
         self.generation("")  # a tokenizer that fails on the words of every prompt fails before a chain starts
 
     def generation(self, problem: str, options: Sequence[str] = (), history: Sequence[Message] = ()) -> list[int]:
@@ -144,11 +143,11 @@ class PromptBuilder:
         token, which an engine's prefix cache holds. Raises `RequestRefused` where the engine's tokenizer has no single token for one of the
         `options` at that place; `can_name` tells before."""
         *parts, question = [turn] if isinstance(turn, str) else turn
-        reply = self._thinking(self._cut()[1], "after_thought")
+        reply = self._thinking(self._turn[1], "after_thought")
         tail, option_ids = self._question(str(question), reply, prefill, tuple(options))
         _check_named(option_ids, options, prefill)
         ids = array("I", context)
-        ids += self._cut()[0]
+        ids += self._turn[0]
         for part in parts:
             ids.extend(self.tokenizer.encode_parts(["", part]) if isinstance(part, str) else part)
         ids += tail
@@ -157,7 +156,7 @@ class PromptBuilder:
     def can_name(self, question: str, prefill: str, options: Sequence[str]) -> bool:
         """Whether the tokenizer has a single token for each of the `options`, where a turn ends with `question` and the reply begins
         with `prefill`."""
-        reply = self._thinking(self._cut()[1], "after_thought")
+        reply = self._thinking(self._turn[1], "after_thought")
         return len(self._question(question, reply, prefill, tuple(options))[1]) == len(options)
 
     def flaw(self, asked: Question, options: Sequence[str]) -> str | None:
@@ -193,7 +192,7 @@ class PromptBuilder:
         text, alone = "", asked.form == "alone"
         if not alone:
             ids.extend(context)
-            ids += self._cut()[0]
+            ids += self._turn[0]
         turn = pieces(asked.turn)
         for number, piece in enumerate(turn):
             if not number % 2:
@@ -298,25 +297,11 @@ class PromptBuilder:
             text += f"{self.prompts.thought.open}\n"
         return parts_of(text, *names, where=self._where)
 
-    def _cut(self) -> tuple[Array, str]:
-        """Ids between an assistant's turn and the user's next one, and the text from the end of that to the reply. Raises `GraphError`."""
-        if isinstance(self._turn, GraphError):
-            raise self._turn
-        return self._turn
-
-    def _cut_turn(self) -> tuple[Array, str] | GraphError:
-        """The error of a template without such turns, which only an engine that judges needs."""
-        text = self.tokenizer.render(
-            [
-                {"role": "user", "content": "q1w2first"},
-                {"role": "assistant", "content": SAID},
-                {"role": "user", "content": ASKED},
-            ]
-        )
-        try:
-            _, before, reply = parts_of(text, SAID, ASKED, where=self._where)
-        except GraphError as error:
-            return error
+    @cached_property
+    def _turn(self) -> tuple[Array, str]:
+        """Ids between an assistant's turn and the user's next one, and the text from the end of that to the reply. Raises `GraphError` for
+        a template without such turns, which only an engine that judges needs."""
+        _, _, before, reply = self._around(("user", "assistant", "user"), 0, "")
         return array("I", self.tokenizer.encode(before)), self._unopened(reply)
 
     def _unopened(self, reply: str) -> str:
@@ -326,7 +311,7 @@ class PromptBuilder:
 
     def _reply_from(self, form: str, how: str) -> str:
         """What stands between the end of a question of this form and its prefill; see `Question.reply`."""
-        return self._thinking(self._unopened(self._alone.after) if form == "alone" else self._cut()[1], how)
+        return self._thinking(self._unopened(self._alone.after) if form == "alone" else self._turn[1], how)
 
     def _thinking(self, reply: str, how: str) -> str:
         """`reply`, which then goes on behind an empty thought, within one, or without one."""

@@ -39,24 +39,19 @@ class Thought:
 
     def commit(self, text: str) -> None:
         """Add `text` to the end of the thought."""
-        whole, self._begun = self._cut(self._begun + self._said(text))
-        self.steps += whole
+        *ended, self._begun = (self._begun + self._said(text)).split(self._delimiter)
+        self.steps += filter(None, map(str.strip, ended))
 
     def steps_of(self, text: str) -> list[str]:
         """The steps that `text` would end or begin if it were committed; empty for a blank text."""
         said = self._said(text)
-        whole, begun = self._cut(self._begun + said) if said else ([], "")
-        return [*whole, *([begun.strip()] if begun.strip() else [])]
+        pieces = (self._begun + said).split(self._delimiter) if said else []
+        return [*filter(None, map(str.strip, pieces))]
 
     def _said(self, text: str) -> str:
         """The part of `text` that belongs to the thought, without the answer that may follow it."""
         thought, mark, _ = text.partition(self._mark)
         return thought + self._thought_end if mark else thought
-
-    def _cut(self, text: str) -> tuple[list[str], str]:
-        """The steps of `text` that the delimiter ends, and the text after the last of them."""
-        *whole, begun = text.split(self._delimiter)
-        return [step.strip() for step in whole if step.strip()], begun
 
 
 class RewardPromptBuilder:
@@ -110,7 +105,8 @@ class RewardPromptBuilder:
         before, *after = self._around(len(steps))
         parts = [before]
         for turn, behind in zip(turns(prompt, problem, steps), after, strict=True):
-            parts = joined(parts, stripped(turn, self._margins), [behind])
+            _append(parts, stripped(turn, self._margins))
+            parts[-1] += behind
         return parts
 
     def _rendered(self, count: int, margin: str = "") -> list[str]:
@@ -130,8 +126,8 @@ def text_of(prompt: TextPrompt, problem: str, steps: Sequence[str]) -> list[str]
     """The parts of the prompt in plain text, up to and including the tag of the last step, as `Tokenizer.encode_parts` takes them."""
     parts = _filled(prompt.begin, problem)
     for number, step in enumerate(steps, 1):
-        between = [prompt.between] if number > 1 else [""]
-        parts = joined(parts, between, _filled(prompt.step, problem, step, number, prompt.thought_end))
+        parts[-1] += prompt.between if number > 1 else ""
+        _append(parts, _filled(prompt.step, problem, step, number, prompt.thought_end))
     return parts
 
 
@@ -142,12 +138,10 @@ def turns(prompt: ChatPrompt, problem: str, steps: Sequence[str]) -> list[list[s
     return [_filled(template, problem, step, number, prompt.thought_end) for number, (template, step) in filled]
 
 
-def joined(*texts: Sequence[str]) -> list[str]:
-    """The parts of several texts as those of one text: where two of them meet, the model's own parts become one."""
-    whole = list(texts[0])
-    for parts in texts[1:]:
-        whole[-1:] = [whole[-1] + parts[0], *parts[1:]]
-    return whole
+def _append(parts: list[str], more: Sequence[str]) -> None:
+    """Add the parts of another text: where both meet, the model's own parts become one."""
+    parts[-1] += more[0]
+    parts += more[1:]
 
 
 def stripped(parts: Sequence[str], margins: Margins) -> list[str]:

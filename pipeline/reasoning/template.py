@@ -10,8 +10,6 @@ from pipeline.errors import GraphError
 from pipeline.grading.stated import CLOSE, OPEN
 from pipeline.graph.prompts import Marks
 
-SAID, ASKED = "q1w2said", "q1w2asked"
-"""Placeholders of an assistant's and a user's text while a template is cut; no template changes or contains them."""
 WHITE_SPACE = "".join(filter(str.isspace, map(chr, range(0x3001))))
 """All that `str.strip`, which templates use, takes for white space."""
 

@@ -6,6 +6,7 @@ server wrote begins or ends a turn; the closing reasoning tag at the end of a sp
 """
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 
 from pipeline.engine import Tokenizer
 from pipeline.graph.prompts import DEFAULT_PROMPTS, Marks
@@ -42,8 +43,7 @@ class _Pair:
         # An id that the source's tokenizer does not know, as a model has it that was made for more tokens, may control the target's chats.
         self._changed = source.control_ids.union(target.control_ids, moved)
         """Ids that do not stay as they are."""
-        self._controls = source.control_ids
-        self._known: dict[int, list[int]] = {}
+        self._known = cache(self._ids_of)
 
     def translate(self, ids: Sequence[int], text: str) -> Sequence[int]:
         if self._shared and self._changed.isdisjoint(ids):
@@ -52,20 +52,13 @@ class _Pair:
         end = self._end if closes else ""
         if not self._shared:
             return self._target.encode_parts(["", text.removesuffix(self._mark) if closes else text, end])
-        out: list[int] = []
-        for token in ids[:-1] if closes else ids:
-            if token in self._changed:
-                out += self._ids_of(token)
-            else:
-                out.append(token)
-        return out + self._target.encode(end)
+        said = [id_ for token in (ids[:-1] if closes else ids) for id_ in self._known(token)]
+        return said + self._target.encode(end)
 
     def _ids_of(self, token: int) -> list[int]:
-        """The target's ids for a token that does not stay as it is."""
-        known = self._known.get(token)
-        if known is None:
-            text = self._texts.get(token)
-            own = None if text is None or token in self._controls else self._target.special_ids.get(text)
-            said = self._source.decode([token]) if text is None else text
-            known = self._known[token] = self._target.encode_parts(["", said]) if own is None else [own]
-        return known
+        """The target's ids for one token."""
+        if token not in self._changed:
+            return [token]
+        text = self._texts.get(token)
+        own = None if text is None or token in self._source.control_ids else self._target.special_ids.get(text)
+        return self._target.encode_parts(["", self._source.decode([token]) if text is None else text]) if own is None else [own]
