@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import anyio
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from pipeline.data.problems import Problem
 from pipeline.engine import Engine, Request
@@ -46,9 +46,9 @@ QUALITY = """
     )
     GROUP BY ROLLUP (decision) ORDER BY decision
 """
-PLACE = ("problem_id", "chain_id", "sample_index", "step_index", "decision")
-"""What a reward row repeats of its step's."""
-COLUMNS = (*PLACE, "source_engine", "chosen_candidate", "step_text", "candidate_texts")
+KEPT = ("run_id", "problem_id", "chain_id", "sample_index", "step_index", "decision")
+"""The columns of a step that a reward row repeats."""
+COLUMNS = (*KEPT, "source_engine", "chosen_candidate", "step_text", "candidate_texts")
 OnProgress = Callable[[int, int], None]
 """Called with the number of steps scored so far and the number of all steps."""
 Reward: TypeAlias = "float | ChainError"
@@ -57,28 +57,16 @@ Keep = Callable[["StepToScore", Mapping[str, Reward]], None]
 """Called with each step and the reward of each of its texts."""
 
 
-class StepText(Struct, frozen=True):
-    """One text of a step: a candidate, or the committed text where it is no candidate."""
-
-    text: str
-    candidate_index: int | None
-    """Index among the step's candidates; None where the text is none of them."""
-    selected: bool
-    """True if it was committed."""
-    source_engine: str
-    """The role that wrote it."""
-
-
 class StepToScore(Struct, frozen=True, kw_only=True):
     """One committed step and what was drafted for it."""
 
-    place: dict[str, Any]
-    """The fields `PLACE` of its row."""
     problem: str
     before: tuple[str, ...]
     """The steps of the thought that precede this one."""
-    texts: tuple[StepText, ...]
+    texts: tuple[str, ...]
     """Its candidates, and the committed text where it is none of them."""
+    rows: tuple[RewardRow, ...]
+    """The row of each text, still without a reward."""
     steps: dict[str, list[str]]
     """By text: the steps that it is made of, the first one with the beginning that the thought holds already."""
 
@@ -135,7 +123,7 @@ def score_run(run: Path, prm: Path, *, settings: Sequence[str] = (), watch: OnPr
         if not total:
             raise InputError(str(run), "holds no steps to score")
         problems = problem_texts(query, file.plan, solved_problems(run, file))
-        steps = steps_to_score(query, file.plan, problems, prompt.thought_end)
+        steps = steps_to_score(query, file.plan, problems, model, prompt.thought_end)
         with RunStore(run).rewards() as add:
 
             def keep(step: StepToScore, rewards: Mapping[str, Reward]) -> None:
@@ -143,7 +131,7 @@ def score_run(run: Path, prm: Path, *, settings: Sequence[str] = (), watch: OnPr
                 failed = [reward for reward in rewards.values() if isinstance(reward, ChainError)]
                 errors.update(type(error).__name__ for error in failed)
                 first_error, scored = first_error or next(map(str, failed), None), scored + len(rewards) - len(failed)
-                add(_rows(step, rewards, run_id=file.run_id, model=model))
+                add([_rewarded(row, rewards[text]) for row, text in zip(step.rows, step.texts, strict=True)])
 
             try:
                 anyio.run(_score, served, prompt, str(prm), steps, keep, lambda done: watch(done, total))
@@ -165,14 +153,8 @@ def score_run(run: Path, prm: Path, *, settings: Sequence[str] = (), watch: OnPr
     )
 
 
-def _rows(step: StepToScore, rewards: Mapping[str, Reward], **common: Any) -> list[RewardRow]:
-    """A row for each candidate, and one for the committed text where it is none of them."""
-    found = []
-    for text in step.texts:
-        reward, said = rewards[text.text], {name: getattr(text, name) for name in ("candidate_index", "selected", "source_engine")}
-        value, error = (None, str(reward)) if isinstance(reward, ChainError) else (reward, None)
-        found.append(RewardRow(**common, **step.place, **said, reward=value, reward_error=error))
-    return found
+def _rewarded(row: RewardRow, reward: Reward) -> RewardRow:
+    return structs.replace(row, **({"reward_error": str(reward)} if isinstance(reward, ChainError) else {"reward": reward}))
 
 
 def problem_texts(query: Query, plan: Plan, problems: Problems) -> dict[str, str]:
@@ -184,30 +166,32 @@ def problem_texts(query: Query, plan: Plan, problems: Problems) -> dict[str, str
     return found
 
 
-def steps_to_score(query: Query, plan: Plan, problems: Mapping[str, str], thought_end: str = "") -> Iterator[StepToScore]:
-    """All steps of a run, chain by chain; `problems` has the text of each problem by its id."""
+def steps_to_score(query: Query, plan: Plan, problems: Mapping[str, str], model: str, thought_end: str = "") -> Iterator[StepToScore]:
+    """All steps of a run, chain by chain; `problems` has the text of each problem by its id, `model` is the reward model."""
     found = query.stream(f"SELECT {', '.join(COLUMNS)} FROM steps ORDER BY chain_id, step_index")
     rows = (dict(zip(COLUMNS, row, strict=True)) for row in found)
     for _, of_chain in groupby(rows, key=lambda row: row["chain_id"]):
         thought = Thought(thought_end, plan.prompts)
         for row in of_chain:
-            texts = _texts_of(row, plan.drafters)
+            texts = (*row["candidate_texts"], *([row["step_text"]] if row["chosen_candidate"] is None else []))
             yield StepToScore(
-                place={name: row[name] for name in PLACE},
                 problem=problems[row["problem_id"]],
                 before=tuple(thought.steps),
                 texts=texts,
-                steps={text: thought.steps_of(text) for text in dict.fromkeys(each.text for each in texts)},
+                rows=_rows(row, plan.drafters, model),
+                steps={text: thought.steps_of(text) for text in dict.fromkeys(texts)},
             )
             thought.commit(row["step_text"])
 
 
-def _texts_of(row: Mapping[str, Any], roles: Sequence[str]) -> tuple[StepText, ...]:
-    """The candidates of a step, and its committed text where it is none of them; `roles` drafted the candidates."""
-    texts, chosen, writer = row["candidate_texts"], row["chosen_candidate"], row["source_engine"]
-    each = roles if len(roles) == len(texts) else [roles[0] if roles else writer] * len(texts)
-    said = [StepText(text, i, i == chosen, writer if i == chosen else each[i]) for i, text in enumerate(texts)]
-    return (*said, *([StepText(row["step_text"], None, True, writer)] if chosen is None else []))
+def _rows(step: Mapping[str, Any], roles: Sequence[str], model: str) -> tuple[RewardRow, ...]:
+    """A row for each candidate of a step, and one for its committed text where it is none of them; `roles` drafted the candidates."""
+    count, chosen, writer = len(step["candidate_texts"]), step["chosen_candidate"], step["source_engine"]
+    drafters = roles if len(roles) == count else [roles[0] if roles else writer] * count
+    common = {name: step[name] for name in KEPT} | {"reward": None, "reward_error": None, "model": model}
+    written = RewardRow(**common, candidate_index=chosen, selected=True, source_engine=writer)
+    drafted = [structs.replace(written, candidate_index=i, selected=False, source_engine=role) for i, role in enumerate(drafters)]
+    return (*drafted, written) if chosen is None else (*drafted[:chosen], written, *drafted[chosen + 1 :])
 
 
 async def _score(
@@ -256,12 +240,13 @@ class Scorer:
 
     async def _ask(self, step: StepToScore, parts: Sequence[str], name: str) -> float:
         """P(good) / (P(good) + P(bad)) after the last of `parts`."""
+        row = step.rows[0]
         request = Request(
-            request_id=f"{step.place['chain_id']}/{step.place['step_index']}/reward.{name}",
+            request_id=f"{row.chain_id}/{row.step_index}/reward.{name}",
             prompt_ids=self._builder.ids(step.problem, [*step.before, *parts]),
             max_tokens=1,
             option_ids=self._builder.option_ids,
-            affinity=step.place["chain_id"],
+            affinity=row.chain_id,
         )
         async with self._slots:
             completion = await self._caller.ask(request)

@@ -7,7 +7,7 @@ import pytest
 
 from pipeline.data.reading import read_files
 from pipeline.errors import InputError
-from pipeline.rewards import StepText, StepToScore, problem_texts, steps_to_score
+from pipeline.rewards import StepToScore, problem_texts, steps_to_score
 from pipeline.store.kept_problems import keep_problems, solved_problems
 from pipeline.store.query import Query
 from pipeline.store.rows import StepRow
@@ -48,7 +48,11 @@ def rounds_of(folder: Path) -> list[StepToScore]:
     file = RunFile.read(folder)
     with Query(folder) as query:
         problems = problem_texts(query, file.plan, solved_problems(folder, file))
-        return list(steps_to_score(query, file.plan, problems))
+        return list(steps_to_score(query, file.plan, problems, "prm"))
+
+
+def texts_of(step: StepToScore) -> list[tuple[str, int | None, bool, str]]:
+    return [(text, r.candidate_index, r.selected, r.source_engine) for text, r in zip(step.texts, step.rows, strict=True)]
 
 
 def test_a_step_knows_its_problem_its_thought_and_its_candidates(tmp_path: Path) -> None:
@@ -60,21 +64,21 @@ def test_a_step_knows_its_problem_its_thought_and_its_candidates(tmp_path: Path)
         row("b", 2, "So 4.\n\n", None, ("So 5.\n\n", "So 5.\n\n")),
     )
     a0, b0, b1, b2 = rounds_of(folder)
-    assert (b0.problem, a0.problem, b2.place["chain_id"]) == ("Problem B?", "Problem A?", "b#0")
-    assert (b0.texts, b0.steps) == ((StepText("Ben has", None, True, "large"),), {"Ben has": ["Ben has"]})
-    assert b1.texts == (StepText(" 2.\n\n", 0, False, "small"), StepText(" 3.\n\n", 1, True, "small"))
+    assert (b0.problem, a0.problem, b2.rows[0].chain_id) == ("Problem B?", "Problem A?", "b#0")
+    assert (texts_of(b0), b0.steps) == ([("Ben has", None, True, "large")], {"Ben has": ["Ben has"]})
+    assert texts_of(b1) == [(" 2.\n\n", 0, False, "small"), (" 3.\n\n", 1, True, "small")]
     assert (b1.before, b1.steps) == ((), {" 2.\n\n": ["Ben has 2."], " 3.\n\n": ["Ben has 3."]})
-    drafted = [StepText("So 5.\n\n", number, False, "small") for number in range(2)]
-    assert b2.texts == (*drafted, StepText("So 4.\n\n", None, True, "large"))
+    drafted = [("So 5.\n\n", number, False, "small") for number in range(2)]
+    assert texts_of(b2) == [*drafted, ("So 4.\n\n", None, True, "large")]
     assert (b2.before, list(b2.steps)) == (("Ben has 3.",), ["So 5.\n\n", "So 4.\n\n"])
 
 
 @pytest.mark.parametrize("graph", ["speccot", "scot"])
 def test_it_reads_what_a_run_writes(tmp_path: Path, graph: str) -> None:
     found = rounds_of(solve(tmp_path, graph=graph, samples=2, batch_size=4).folder)
-    assert {(each.place["problem_id"], each.problem) for each in found} == {(f"p{i}", f"Problem number {i}?") for i in range(12)}
-    assert all(sum(said.selected for said in each.texts) == 1 for each in found)
-    assert {said.source_engine for each in found for said in each.texts if said.candidate_index is not None} == {"draft"}
+    assert {(each.rows[0].problem_id, each.problem) for each in found} == {(f"p{i}", f"Problem number {i}?") for i in range(12)}
+    assert all(sum(row.selected for row in each.rows) == 1 for each in found)
+    assert {row.source_engine for each in found for row in each.rows if row.candidate_index is not None} == {"draft"}
     assert any(each.before for each in found) == (graph != "scot")
     assert any(len(steps) > 1 for each in found for steps in each.steps.values()) == (graph == "scot")
 

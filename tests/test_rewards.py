@@ -19,7 +19,7 @@ from pipeline.engines.sim.spec import SimDeviceSpec, SimSpec
 from pipeline.errors import ContextOverflow, EngineDead, RequestRefused, UsageError
 from pipeline.graph.rewards import TextPrompt
 from pipeline.reasoning.reward_prompts import RewardPromptBuilder
-from pipeline.rewards import QUALITY, MeanRewards, Reward, Scorer, ScoringResult, StepText, StepToScore, score_run
+from pipeline.rewards import QUALITY, MeanRewards, Reward, Scorer, ScoringResult, StepToScore, score_run
 from pipeline.store.query import Query
 from pipeline.store.rows import RewardRow
 from pipeline.store.store import RunStore
@@ -70,16 +70,12 @@ class Watched:
         await self._engine.aclose()
 
 
-def step_of(number: int, *texts: str, chosen: int | None = 0, before: tuple[str, ...] = ()) -> StepToScore:
-    """A step whose candidates are `texts`; the last of them is what was written where none was chosen."""
-    drafted = texts if chosen is not None else texts[:-1]
-    said = [StepText(text, i, i == chosen, "draft") for i, text in enumerate(drafted)]
-    said += [] if chosen is not None else [StepText(texts[-1], None, True, "target")]
+def step_of(number: int, *texts: str, before: tuple[str, ...] = ()) -> StepToScore:
     return StepToScore(
-        place={"chain_id": f"p#{number}", "step_index": 1},
         problem="Why?",
         before=before,
-        texts=tuple(said),
+        texts=texts,
+        rows=tuple(blank(RewardRow, chain_id=f"p#{number}", step_index=1) for _ in texts),
         steps={text: [step for step in text.split("\n\n") if step] for text in texts},
     )
 
