@@ -48,11 +48,6 @@ class LoopNode(Struct, frozen=True):
     trial: StageNode | None = None
     """The stage that asks for the answer before the thought is over; None where `until` needs no such answer."""
 
-    @property
-    def pace(self) -> str:
-        """The interval of trial answers in words."""
-        return "every step" if self.until.every == 1 else f"every {self.until.every:,} steps"
-
 
 class Block(Struct, frozen=True):
     """Stages in topological order, grouped by the longest path that leads to them."""

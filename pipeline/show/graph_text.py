@@ -98,7 +98,8 @@ class _Tree:
     def _loop(self, loop: LoopNode) -> _Line:
         until = _Line("until", tuple(map(_Line, exit_lines(loop))))
         title = ", ".join(filter(None, ("repeat", condition_line(loop.condition))))
-        tried = () if loop.trial is None else (_Line(loop.pace, (self._stage(loop.trial, loop.body),)),)
+        pace = "every step" if loop.until.every == 1 else f"every {loop.until.every:,} steps"
+        tried = () if loop.trial is None else (_Line(pace, (self._stage(loop.trial, loop.body),)),)
         return _Line(f"↻ {loop.name}: {title}", (*self.block(loop.body), *tried, until))
 
     def _verdicts(self, stage: StageNode) -> Iterator[_Line]:
