@@ -16,7 +16,7 @@ from msgspec import Struct, structs
 
 from pipeline.errors import GraphError, UsageError, did_you_mean
 from pipeline.graph.compiler import compile_graph
-from pipeline.graph.files import OPTION, FileKind, FileMapping, copied, model_name, parse, read_file, read_setting, written
+from pipeline.graph.files import OPTION, SET, FileKind, FileMapping, copied, model_name, parse, read_file, read_setting, written
 from pipeline.graph.plan import Plan
 from pipeline.graph.plugins import engine_specs, stage_specs
 from pipeline.graph.prompts import Prompts
@@ -90,7 +90,8 @@ def load_graph(graph: Graph, engines: Engines = None, settings: Sequence[str] = 
         used = set[str]().union(*(_fill(values, values, part, (part,)) for part in PARTS if part in values))
         if unused := [name for name in values[PARAMS] if name not in used]:
             raise WrongValue((PARAMS, unused[0]), f"this param is unused; write `${unused[0]}` where it belongs, or drop it")
-        _set(given, "stages.STAGE.NAME", {str(keys[-1]): stage for keys, stage in _stages(values)})
+        stages = {str(keys[-1]): stage for keys, stage in _stages(values)}
+        _set(given, "stages.STAGE.NAME", stages, _mappings(values).get("sampling"))
         _fill_files(values)
         _set(given, ROLE, _mappings(values["engines"]))
         found = decode_graph(values, stage_specs(), engine_specs() | (OPEN if isinstance(engines, Mapping) else {}))
@@ -186,8 +187,10 @@ def _set_params(values: FileMapping, settings: Iterable[Setting]) -> None:
             raise GraphError(each.place, f"{values['name']} has no param `{each.name}`; {did_you_mean(each.name, params)}")
 
 
-def _set(settings: Iterable[Setting], form: str, known: Mapping[str, FileMapping]) -> None:
-    """Write the values of settings of this `form`, PART.WHAT.NAME, into the mapping that is `known` by what, or into all for `*`."""
+def _set(settings: Iterable[Setting], form: str, known: Mapping[str, FileMapping], defaults: FileMapping | None = None) -> None:
+    """Write the values of settings of this `form`, PART.WHAT.NAME, into the mapping that is `known` by what, or into all for `*`.
+
+    A preset's value is not written over one of `--set`, which may stand in the `defaults` of all of them."""
     for each in settings:
         part, named, key = [*each.name.split(".", 2), "", ""][:3]
         if part != form.partition(".")[0]:
@@ -195,7 +198,10 @@ def _set(settings: Iterable[Setting], form: str, known: Mapping[str, FileMapping
         if not key or not known.keys() >= {named} - {"*"}:
             raise GraphError(each.place, f"expected {form}=VALUE; {did_you_mean(named, known)}")
         for inside in known.values() if named == "*" else [known[named]]:
-            inside.put((*key.split("."),), each.value, each.place)
+            keys = (*key.split("."),)
+            now = place_of(inside if defaults is None or keys[0] in inside else defaults, keys)
+            if each.place.startswith(SET) or not now.startswith(SET):
+                inside.put(keys, each.value, each.place)
 
 
 def _stages(values: FileMapping, keys: Keys = ("stages",)) -> Iterator[tuple[Keys, FileMapping]]:

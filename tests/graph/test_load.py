@@ -187,6 +187,19 @@ def test_a_setting_of_a_stage_may_stand_where_the_graph_names_a_param() -> None:
     assert (plan.params["threshold"], verify.threshold, loop.until.max_steps) == (7, 5, 3)  # type: ignore[attr-defined]
 
 
+def test_what_the_user_sets_is_stronger_than_a_preset(tmp_path: Path) -> None:
+    preset = tmp_path / "mine.yaml"
+    preset.write_text(
+        "set: {temperature: 0.5, stages.fallback.temperature: 0.0, stages.verify.threshold: 0.25, stages.answer.max_tokens: 7}"
+    )
+    params, stages = ("temperature=0.75", "min_probability=0.5"), ("stages.answer.max_tokens=9", "stages.answer.temperature=1")
+    for given, expected in [((), (0.5, 0.0, 0.25, 7, 0.5)), (params, (0.75, 0.75, 0.5, 7, 0.75)), (stages, (0.5, 0.0, 0.25, 9, 1.0))]:
+        spec: dict[str, Any] = dict(load_plan(Path("scot"), settings=(f"preset={preset}", *given)).graph.stages)
+        answer = spec["answer"]
+        found = (spec["draft"].temperature, spec["fallback"].temperature, spec["verify"].threshold, answer.max_tokens, answer.temperature)
+        assert found == expected
+
+
 def test_a_sampling_key_that_is_null_is_the_default_of_its_stage() -> None:
     plan = load_plan(ROOT / "graphs/specreason.yaml", settings=("temperature=null",))
     assert {node.spec.temperature for node in plan.stages() if isinstance(node.spec, SamplingSpec)} == {0.6}
