@@ -29,29 +29,24 @@ def validate_request(request: Request, max_model_len: int, vocab_size: int, adap
     the vocabulary, options and sampling parameters that contradict each other or are out of range, and an adapter that is none of
     `adapters` (None: any is). An engine adds only what its own memory forbids.
     """
-    if flaw := _flaw_in_ids(request, vocab_size) or _flaw_in_sampling(request) or _flaw_in_adapter(request, adapters):
+    flaw = None if request.prompt_ids else "its prompt is empty"
+    flaw = flaw or _flaw_in_ids(request.prompt_ids, vocab_size) or _flaw_in_ids(request.option_ids, vocab_size)
+    if flaw := flaw or _flaw_in_sampling(request) or _flaw_in_adapter(request, adapters):
         raise RequestRefused(f"request {request.request_id!r}: {flaw}")
     if len(request.prompt_ids) >= max_model_len:
         raise ContextOverflow(len(request.prompt_ids), max_model_len)
 
 
-def _flaw_in_ids(request: Request, vocab_size: int) -> str | None:
-    if not request.prompt_ids:
-        return "its prompt is empty"
-    for ids in (request.prompt_ids, request.option_ids):
-        if ids and not _all_in(ids, vocab_size):
-            wrong = next(i for i in ids if not 0 <= i < vocab_size)
-            return f"token id {wrong} is not in the model's vocabulary of {vocab_size}"
-    return None
-
-
-def _all_in(ids: Sequence[int], vocab_size: int) -> bool:
-    """True if all `ids`, at least one, are from 0 to below `vocab_size`; raises `TypeError` where one is no whole number."""
+def _flaw_in_ids(ids: Sequence[int], vocab_size: int) -> str | None:
+    """The first of `ids` that is not from 0 to below `vocab_size`; raises `TypeError` where one is no whole number."""
     try:
         numbers = packed(ids)
+        if not ids or (max(ids) if len(numbers) < _MANY_IDS else np.frombuffer(numbers, np.uint32).max()) < vocab_size:
+            return None
     except OverflowError:
-        return False
-    return bool((max(ids) if len(numbers) < _MANY_IDS else np.frombuffer(numbers, np.uint32).max()) < vocab_size)
+        pass
+    wrong = next(i for i in ids if not 0 <= i < vocab_size)
+    return f"token id {wrong} is not in the model's vocabulary of {vocab_size}"
 
 
 def _flaw_in_sampling(request: Request) -> str | None:
@@ -86,7 +81,7 @@ def validate_completion(completion: Completion, request: Request, vocab_size: in
     """
     try:
         return _flaw_in_completion(completion, request, vocab_size)
-    except (TypeError, OverflowError) as error:  # of an engine that is no part of this package
+    except (TypeError, ValueError, OverflowError) as error:  # of an engine that is no part of this package
         return f"it holds a value of a wrong type: {error}"
 
 
@@ -108,9 +103,8 @@ def _flaw_in_completion(completion: Completion, request: Request, vocab_size: in
 
 def _flaw_in_candidate(candidate: Candidate, request: Request, vocab_size: int, sampled: int) -> str | None:
     ids, total, max_tokens = candidate.ids, candidate.cumulative_logprob, request.max_tokens
-    if ids and not _all_in(ids, vocab_size):
-        wrong = next(i for i in ids if not 0 <= i < vocab_size)
-        return f"token id {wrong:.9g} is not in the model's vocabulary of {vocab_size}"
+    if flaw := _flaw_in_ids(ids, vocab_size):
+        return flaw
     if len(ids) > max_tokens:
         return f"a candidate has {len(ids)} tokens, more than max_tokens={max_tokens}"
     if candidate.finish_reason not in _FINISH_REASONS:

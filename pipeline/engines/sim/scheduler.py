@@ -124,11 +124,8 @@ class Finish(NamedTuple):
     rate: float
     """Tokens by which its context grows with an iteration."""
     job: Job
-
-    @property
-    def ends_job(self) -> bool:
-        """True if no sequence of its job ends later."""
-        return self.job.iterations[self.candidate] == max(self.job.iterations)
+    ends_job: bool
+    """True if no sequence of its job ends later."""
 
 
 class Decoding(NamedTuple):
@@ -281,9 +278,10 @@ class Scheduler:
 
     def _expect(self, job: Job) -> None:
         """Note when the sequences of `job` will end; the next iteration gives their first tokens."""
+        most = max(job.iterations)
         for candidate, (iterations, rate) in enumerate(zip(job.iterations, job.rates, strict=True)):
             last, context = self._iteration + iterations, len(job.prompt) + 1 + rate * (iterations - 1)
-            insort(self._finishes, Finish(last, job.key, candidate, context, rate, job))
+            insort(self._finishes, Finish(last, job.key, candidate, context, rate, job, iterations == most))
 
     def _forecast_decoding(self, at: float, batch: "Decoding", iteration: int) -> None:
         """Add segments of decoding until the next job is finished or, while a job waits to be admitted, until a sequence ends.

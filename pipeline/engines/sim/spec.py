@@ -18,12 +18,6 @@ Distribution = Callable[[float], float]
 """The length for a standard normal draw: the greater the draw, the greater the length."""
 
 
-def log_normal(mean: float, sigma: float) -> Distribution:
-    """The log-normal distribution whose mean is `mean`; `sigma` is the standard deviation of the logarithm."""
-    log_mean = math.log(mean) - sigma * sigma / 2
-    return lambda normal: math.exp(log_mean + sigma * normal)
-
-
 def quantiles(values: Mapping[float, float], most: float) -> Distribution:
     """The distribution with these `values` by their percentiles, in order: between two of them, and beyond the outermost, the logarithm of
     a length is linear in the normal score of its share. 0 and 100 bound it; no length is above `most`."""
@@ -39,25 +33,21 @@ def quantiles(values: Mapping[float, float], most: float) -> Distribution:
     return at
 
 
-def _quantiles(**parts: Mapping[float, float]) -> dict[str, Distribution]:
-    return {part: quantiles(values, MAX_LENGTHS[part]) for part, values in parts.items()}
-
-
-PRESETS: dict[Preset, dict[str, Distribution]] = {
+PRESETS: dict[Preset, dict[str, dict[float, float]]] = {
     # The 1,500 thoughts of R1-Distill-Qwen-32B about GSM8K's training problems that were published with SCoT, cut at blank lines: 8.7 steps
     # on average with a ln sigma of 0.72, and 137 characters a step with 0.90. The longest thoughts are loops.
-    "gsm8k": _quantiles(
-        steps={0: 1, 1: 2, 5: 3, 25: 3, 50: 4, 75: 5, 90: 11, 95: 26, 98: 43, 99: 64, 99.5: 166, 99.9: 584, 100: 1102},
-        step_tokens={1: 4, 5: 5, 10: 9, 25: 21, 50: 41, 75: 68, 90: 97, 95: 117, 99: 159, 99.9: 224, 100: 483},
-    ),
+    "gsm8k": {
+        "steps": {0: 1, 1: 2, 5: 3, 25: 3, 50: 4, 75: 5, 90: 11, 95: 26, 98: 43, 99: 64, 99.5: 166, 99.9: 584, 100: 1102},
+        "step_tokens": {1: 4, 5: 5, 10: 9, 25: 21, 50: 41, 75: 68, 90: 97, 95: 117, 99: 159, 99.9: 224, 100: 483},
+    },
     # 332 thoughts of R1-Distill-Qwen-14B about MATH-500, cut near 8,600 characters: 4,760 characters and 42.8 steps on average, a step of
     # 109 characters on average and 71 in the median, ln sigma 1.00. The steps are log-normal with GSM8K's ln sigma of 0.7, assumed, and
     # have this mean once they are cut there; uncut it is 51.
-    "math": _quantiles(steps={10: 16.1, 90: 96.9}, step_tokens={10: 6.5, 50: 25.4, 90: 84.4}),
+    "math": {"steps": {10: 16.1, 90: 96.9}, "step_tokens": {10: 6.5, 50: 25.4, 90: 84.4}},
 }
-"""Measured lengths by name. A token is taken for 2.8 characters: an evaluation of R1-Distill-Qwen-32B over several sets of mathematical
-problems printed 7,886 characters and 2,849 tokens a thought. Of tokens per step, p10 and p90 of `math` are those at which mean
-and ln sigma come out as measured."""
+"""Percentiles of measured lengths by name. A token is taken for 2.8 characters: an evaluation of R1-Distill-Qwen-32B over several sets of
+mathematical problems printed 7,886 characters and 2,849 tokens a thought. Of tokens per step, p10 and p90 of `math` are those at which
+mean and ln sigma come out as measured."""
 
 KERNEL_WAIT = 0.55
 """Under CUDA MPS, for what share of one kernel of each other busy engine a kernel waits, on average: what fits the measured times of
@@ -129,8 +119,10 @@ class SimTextSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     def distribution(self, part: Literal["steps", "step_tokens"]) -> Distribution:
         """The distribution of the steps of a thought, or of the tokens of a step."""
         if self.preset is not None:
-            return PRESETS[self.preset][part]
-        return log_normal(getattr(self, f"{part}_mean"), getattr(self, f"{part}_sigma"))
+            return quantiles(PRESETS[self.preset][part], MAX_LENGTHS[part])
+        sigma = getattr(self, f"{part}_sigma")
+        log_mean = math.log(getattr(self, f"{part}_mean")) - sigma * sigma / 2
+        return lambda normal: math.exp(log_mean + sigma * normal)
 
 
 Probability = Annotated[float, Meta(ge=0, le=1)]

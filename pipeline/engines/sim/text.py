@@ -164,10 +164,8 @@ def _option_logprobs(options: int, chosen: int) -> tuple[float, ...]:
 
 def _last_marker(ids: tuple[int, ...]) -> tuple[int, int] | None:
     """The numbers in the last marker in `ids`."""
-    end = len(ids)
-    while end and ids[end - 1] not in _VERDICTS:
-        end -= 1
-    return _numbers(ids[end - 2]) if end > 1 else None
+    place = next((place for place in range(len(ids) - 1, 0, -1) if ids[place] in _VERDICTS), 0)
+    return _numbers(ids[place - 1]) if place else None
 
 
 def _cover_ground(shown: Sequence[tuple[int, ...]]) -> list[bool]:
@@ -271,11 +269,6 @@ class TextModel:
     def _steps(self, problem: SimProblem) -> int:
         return min(max(1, round(self._thought(problem.normal))), _MOST)
 
-    def _is_right(self, problem: SimProblem, step: int, own: float) -> bool:
-        """True if a candidate of a step is right: `own` is its draw, and there is one that all candidates share (`SimTextSpec`)."""
-        share, common, _ = _in_common(problem.key, step)
-        return (common if share < self.spec.step_correlation else own) < self.spec.step_accuracy
-
     def _best(self, shown: Sequence[tuple[int, ...]]) -> int | None:
         """The place of the best of the candidates `shown`, of which the empty ones are none; None where none is judged right."""
         covers = _cover_ground(shown)
@@ -325,15 +318,17 @@ class TextModel:
                 yield _padded(_piece(DELIMITER), round(self._step(normal_of(length))), place)
         if state.lacks_delimiter:
             yield _piece(DELIMITER)
-        total = state.total
+        total, correlation = state.total, self.spec.step_correlation
         while step < total and not state.closed:
             step += 1
             length, place, own, ground = _draws(f"{key}/{problem.key}/{step}")
-            right = self._is_right(problem, step, own)
+            share, common, common_normal = _in_common(problem.key, step)
+            right = (common if share < correlation else own) < self.spec.step_accuracy
+            normal = math.sqrt(1 - correlation) * normal_of(length) + math.sqrt(correlation) * common_normal
             all_right = right and all_right
             total = min(total + (ground * self.spec.verbosity >= 1), _MOST)
             word = "ok" if all_right else "eh" if right else "no"
-            end, tokens = _marker(step, total, word), self._tokens(problem, step, length)
+            end, tokens = _marker(step, total, word), round(self._step(normal))
             if step == total:
                 stated = _piece(f" {self._number_said(problem, f'{key}/{problem.key}/answer', all_right, step, total)}{end[1]}")
                 end = stated if len(stated[0]) <= tokens else end
@@ -344,11 +339,6 @@ class TextModel:
             yield _piece(DELIMITER)
         yield self._answer(problem, f"{key}/{problem.key}/answer", all_right, step, total)
         yield _piece(END)
-
-    def _tokens(self, problem: SimProblem, step: int, uniform: float) -> int:
-        """The number of tokens of a candidate for a step, at least those of its marker."""
-        own, common = 1 - self.spec.step_correlation, self.spec.step_correlation
-        return round(self._step(math.sqrt(own) * normal_of(uniform) + math.sqrt(common) * _in_common(problem.key, step)[2]))
 
     def _answer(self, problem: SimProblem, key: str, all_right: bool, done: int, total: int) -> Piece:
         """The answer of a thought of which `done` of `total` steps are written; boxed, if that fits into its tokens."""
