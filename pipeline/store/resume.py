@@ -16,11 +16,11 @@ import pyarrow.compute as pc
 from msgspec import Struct, structs
 
 from pipeline.engine import Completion, Request, Tokenizer, Usage
-from pipeline.errors import ChainError, InputError
+from pipeline.errors import ChainError
 from pipeline.store.query import Query
 from pipeline.store.rows import AnsweredCall
 from pipeline.store.run_file import RunFile, Totals
-from pipeline.store.store import REMEDY, RunStore
+from pipeline.store.store import RunStore
 
 NO_STAGE = "no stage"
 """The stage of a chain that failed before its first one."""
@@ -125,12 +125,6 @@ COUNTS = """
            count(counted) AS graded, count(*) FILTER (counted) AS correct FROM ended"""
 FAILURES = f"""
     SELECT error_type, coalesce(error_stage, '{NO_STAGE}'), count(*) FROM ended WHERE stop_reason = 'error' GROUP BY ALL ORDER BY ALL"""
-# A chain with steps of two sessions does not count its rows; guidance is a row that no chain counts.
-LACKING = f"""
-    WITH whole AS (SELECT * FROM ended WHERE error_type IS DISTINCT FROM '{ResumeMismatch.__name__}')
-    SELECT 'steps', coalesce(sum(steps), 0) - (SELECT count(*) FROM steps SEMI JOIN whole USING (chain_id) WHERE decision <> 'guidance')
-    FROM whole
-    UNION ALL SELECT 'calls', coalesce(sum(calls), 0) - (SELECT count(*) FROM calls SEMI JOIN whole USING (chain_id)) FROM whole"""
 UNENDED_STEPS = "SELECT chain_id, step_token_ids FROM steps ANTI JOIN ended USING (chain_id) ORDER BY chain_id, step_index"
 UNENDED_CALLS = f"SELECT submit_unix_ns, end_unix_ns, {', '.join(RECORDED)} FROM calls ANTI JOIN ended USING (chain_id)"
 
@@ -150,9 +144,6 @@ def read_resume_state(folder: Path, run: RunFile, samples: int, retry_failed: bo
     sessions = [each.started_unix_ns for each in run.sessions]
     with Query(folder) as query:
         query.execute("CREATE TEMP TABLE ended AS FROM chains WHERE stop_reason NOT IN $again", again=taken_again(retry_failed))
-        for table, rows in query.stream(LACKING):
-            if rows > 0:
-                raise InputError(str(folder / table), f"lacks {rows:,} of the rows that `chains` counts; {REMEDY}")
         counts = query.row(COUNTS, Totals)
         places = query.columns("SELECT (input_row - 1) * $samples + sample_index AS place FROM ended ORDER BY 1", samples=samples)
         errors: dict[str, dict[str, int]] = {}

@@ -75,7 +75,7 @@ class RunStore:
     """
 
     def __init__(self, folder: Path, tables: Iterable[str] = TABLES, sync_every_s: float = 0.0) -> None:
-        """With `sync_every_s` an `append` syncs its table only that many seconds after the last sync: for simulated time, in which
+        """With `sync_every_s` an `append` syncs only that many seconds after the last sync: for simulated time, in which
         a day's appends come within a minute. Rows that are not synced survive the end of the process, but not of the machine."""
         self.folder, self.id = folder, folder_id(folder) if (folder / FILE).exists() else new_folder_id()
         """`id`: from `run.json`; a new one where there is none."""
@@ -104,9 +104,10 @@ class RunStore:
                 into.wal = into.wal or Wal(self._path(table, into.number, "wal"), self._schema(table))
                 into.wal.append(columns_of(schema_of(ROWS[table]), rows[start : start + ROWS_AT_ONCE]))
                 if into.wal.size >= PART_BYTES:
+                    self._sync(table)
                     into.end()
             if into.wal and time.monotonic() >= into.wal.synced + self._sync_every_s:
-                into.wal.sync()
+                self._sync(table)
 
     def make_parts(self) -> None:
         """Make parts of the write-ahead files that are full."""
@@ -177,6 +178,13 @@ class RunStore:
             with new_part(self.folder / PROBLEMS, schema_of(ROWS[KEPT])) as add:
                 while some := list(islice(rows, ROWS_AT_ONCE)):
                     add(pa.RecordBatch.from_pylist(some, schema_of(ROWS[KEPT])))
+
+    def _sync(self, last: str) -> None:
+        """Sync the tables that the rows of the table `last` rest on, then `last`: a loss of power leaves no chain without its calls."""
+        for table in self._names[: self._names.index(last) + 1]:
+            if (wal := self._tables[table].wal) is not None:
+                with _written(self.folder / table):
+                    wal.sync()
 
     def _make_parts(self, table: str, before: float = math.inf) -> None:
         """Make the write-ahead files with numbers less than `before` parts, unless they are already."""

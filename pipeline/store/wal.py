@@ -37,7 +37,7 @@ class Wal:
     def __init__(self, path: Path, schema: pa.Schema) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         salt = os.urandom(_SALT_BYTES)
-        self.size, self._checksum = 0, crc32(salt)
+        self.size, self._durable, self._checksum = 0, 0, crc32(salt)
         self.synced = time.monotonic()
         """`size`: bytes of all that was appended; `synced`: when it was synced last, by `time.monotonic`."""
         try:
@@ -60,8 +60,9 @@ class Wal:
         """Make all that was appended durable."""
         if not os.fstat(self._file).st_nlink:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))  # writing to a deleted file would succeed and be lost
-        sync_data(self._file)
-        self.synced = time.monotonic()
+        if self._durable < self.size:
+            sync_data(self._file)
+        self._durable, self.synced = self.size, time.monotonic()
 
     def close(self) -> None:
         """Sync the file and close it; it stays in the folder."""

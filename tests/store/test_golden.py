@@ -5,8 +5,7 @@ The property is tested on every state of a small run's folder between two of its
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -14,8 +13,6 @@ from tempfile import TemporaryDirectory
 import pyarrow as pa
 import pytest
 
-from pipeline.errors import InputError
-from pipeline.store.folder import LOCK
 from pipeline.store.store import RunStore, read_table
 from tests.support.golden import TABLES, Files, History, cuts, golden_run, resumed, said, totals, whole
 
@@ -124,23 +121,3 @@ def test_a_run_that_was_killed_at_any_moment_ends_as_one_that_was_not(
             again = resumed(history, each, tmp_path / f"{history is second}-{number}")
             assert said(again.folder) == said(finished.folder)
             assert totals(again.folder) == totals(finished.folder)
-
-
-CALLS = "calls/wal-00000.arrows"
-DAMAGE: dict[str, Callable[[bytes], bytes | None]] = {
-    "deleted": lambda calls: None,
-    "emptied": lambda calls: b"",
-    "flipped": lambda calls: calls[:2000] + bytes([calls[2000] ^ 1]) + calls[2001:],
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("damage", DAMAGE)
-def test_a_write_ahead_file_that_is_damaged_is_refused_or_does_no_harm(finished: History, tmp_path: Path, damage: str) -> None:
-    """A run that is resumed ends as one that nothing disturbed."""
-    left = [each for each in finished.moments if {CALLS, "steps/wal-00000.arrows"} <= each.keys()][-1]
-    calls = DAMAGE[damage](left[CALLS])
-    left = {name: each for name, each in left.items() if name not in (LOCK, CALLS)} | ({} if calls is None else {CALLS: calls})
-    with suppress(InputError):
-        again = resumed(finished, left, tmp_path / "run")
-        assert said(again.folder) == said(finished.folder)

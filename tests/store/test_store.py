@@ -3,6 +3,7 @@
 import os
 import resource
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +16,7 @@ from msgspec.structs import asdict
 
 from pipeline.errors import InputError, RunFolderError
 from pipeline.store import store as module
+from pipeline.store import wal
 from pipeline.store.query import Query
 from pipeline.store.rows import TABLES, CallRow, ChainRow, StepRow, schema_of
 from pipeline.store.store import RunStore, new_part, read_batches, table_files
@@ -147,6 +149,25 @@ def test_a_part_whose_writing_fails_leaves_the_earlier_one(tmp_path: Path) -> No
         with pytest.raises(type(reading)), new_part(path, schema):
             raise reading
         assert (names(path.parent), path.read_text()) == ([path.name], "earlier")
+
+
+def test_no_chain_is_synced_before_its_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither when it is due, on virtual time, nor when its write-ahead file is full."""
+    tables, order, clock = dict[int, str](), list[str](), [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[-1])
+    monkeypatch.setattr(wal, "sync_data", lambda file: order.append(tables[os.fstat(file).st_ino]))
+    store = RunStore(tmp_path, sync_every_s=1.0)
+    for now, table, row in ((0.0, "chains", ChainRow), (0.5, "calls", CallRow)):
+        clock.append(now)
+        store.append(table, [blank(row)])
+        tables[(tmp_path / table / "wal-00000.arrows").stat().st_ino] = table
+    clock.append(1.0)
+    store.append("chains", [blank(ChainRow)])
+    assert order == ["calls", "chains"]
+    store.append("calls", [blank(CallRow)])
+    monkeypatch.setattr(module, "PART_BYTES", 1)
+    store.append("chains", [blank(ChainRow)])
+    assert order == 2 * ["calls", "chains"]
 
 
 @contextmanager
