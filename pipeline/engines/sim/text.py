@@ -47,14 +47,11 @@ Piece = tuple[tuple[int, ...], str]
 """Token ids and their text; joining texts is cheaper than decoding the joined ids."""
 
 
-def _filler(tokens: int) -> tuple[Piece, tuple[int, ...]]:
-    """So many words, each a token, and where each of them begins in their text."""
-    draw = Random(0)
-    words = [f" {draw.choice(_SAID)}" for _ in range(tokens)]
-    return (tuple(_encode("".join(words))), "".join(words)), tuple(accumulate(map(len, words), initial=0))
-
-
-(_FILLER, _FILLER_TEXT), _PLACES = _filler(4096)
+_draw = Random(0)
+_WORDS = [f" {_draw.choice(_SAID)}" for _ in range(4096)]
+_FILLER_TEXT = "".join(_WORDS)
+_FILLER, _PLACES = tuple(_encode(_FILLER_TEXT)), tuple(accumulate(map(len, _WORDS), initial=0))
+"""The words, each a token, and where each of them begins in their text."""
 
 
 class SimProblem(Struct, frozen=True):
@@ -318,7 +315,7 @@ class TextModel:
                 yield _padded(_piece(DELIMITER), round(self._step(normal_of(length))), place)
         if state.lacks_delimiter:
             yield _piece(DELIMITER)
-        total, correlation = state.total, self.spec.step_correlation
+        answer, total, correlation = f"{key}/{problem.key}/answer", state.total, self.spec.step_correlation
         while step < total and not state.closed:
             step += 1
             length, place, own, ground = _draws(f"{key}/{problem.key}/{step}")
@@ -330,21 +327,17 @@ class TextModel:
             word = "ok" if all_right else "eh" if right else "no"
             end, tokens = _marker(step, total, word), round(self._step(normal))
             if step == total:
-                stated = _piece(f" {self._number_said(problem, f'{key}/{problem.key}/answer', all_right, step, total)}{end[1]}")
+                stated = _piece(f" {self._number_said(problem, answer, all_right, step, total)}{end[1]}")
                 end = stated if len(stated[0]) <= tokens else end
             yield _padded(end, tokens, place)
         if not (state.closed or state.done < state.total):
             yield _piece(THINK_CLOSE)
         if not state.has_blank_line:
             yield _piece(DELIMITER)
-        yield self._answer(problem, f"{key}/{problem.key}/answer", all_right, step, total)
+        number, tokens = self._number_said(problem, answer, all_right, step, total), self.spec.answer_tokens
+        boxed = _piece(f" \\boxed{{{number}}}.")
+        yield _padded(boxed if len(boxed[0]) <= tokens else _piece(number), tokens, _draws(answer)[1])
         yield _piece(END)
-
-    def _answer(self, problem: SimProblem, key: str, all_right: bool, done: int, total: int) -> Piece:
-        """The answer of a thought of which `done` of `total` steps are written; boxed, if that fits into its tokens."""
-        number = self._number_said(problem, key, all_right, done, total)
-        boxed, place = _piece(f" \\boxed{{{number}}}."), _draws(key)[1]
-        return _padded(boxed if len(boxed[0]) <= self.spec.answer_tokens else _piece(number), self.spec.answer_tokens, place)
 
     def _number_said(self, problem: SimProblem, key: str, all_right: bool, done: int, total: int) -> str:
         """The answer: right if no error stands and, for a thought cut off, if the answer stands after the share of its ground that is
