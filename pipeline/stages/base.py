@@ -108,7 +108,7 @@ class EngineStage:
         self.builder = builders[self.role]
         self.in_thread = False
         self.close_ids = () if self.builder.think_close_id is None else (self.builder.think_close_id,)
-        self.step_stop = (self.builder.prompts.delimiter,)
+        self.stop = (self.builder.prompts.delimiter,) if getattr(spec, "unit", None) == "step" else ()
         self.sampling: Mapping[str, Any] = spec.sampling if isinstance(spec, SamplingSpec) else {}
 
     def check(self, candidates: int) -> str | None:

@@ -39,18 +39,8 @@ class DraftStage(EngineStage):
         spec, most = self.spec, self._most(chain)
         if most < 1:
             return []
-        return [
-            self.request(
-                chain,
-                chain.contexts[self.role],
-                most,
-                n=spec.candidates,
-                stop=self.step_stop if spec.unit == "step" else (),
-                stop_ids=self.close_ids,
-                logprobs=self.place.measured,
-                **self.sampled(chain),
-            )
-        ]
+        fields = {"n": spec.candidates, "logprobs": self.place.measured, **self.sampled(chain)}
+        return [self.request(chain, chain.contexts[self.role], most, stop=self.stop, stop_ids=self.close_ids, **fields)]
 
     def _most(self, chain: Chain) -> int:
         """Most tokens of a candidate; 0 where the judges cannot be shown steps as long as the chain's are: its last ones are written

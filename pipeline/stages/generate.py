@@ -56,10 +56,9 @@ class GenerateStage(EngineStage):
         spec = self.spec
         if not spec.max_tokens or chain.is_spent:
             return []
-        stop = self.step_stop if spec.unit == "step" else ()
         stop_ids = () if spec.unit == "response" else self.close_ids
         most = chain.room(spec.max_tokens, self.role)
-        return [self.request(chain, chain.contexts[self.role], most, stop=stop, stop_ids=stop_ids, **self.sampled(chain))]
+        return [self.request(chain, chain.contexts[self.role], most, stop=self.stop, stop_ids=stop_ids, **self.sampled(chain))]
 
     def apply(self, chain: Chain, completions: Sequence[Completion]) -> Outcome:
         if not completions:
@@ -97,10 +96,8 @@ class GenerateStage(EngineStage):
         ids, text = candidate.ids, candidate.text
         finished = candidate.finish_reason == "stop"
         if not self.close_ids or self.close_ids[0] not in ids:
-            answers = finished and not self.close_ids
-            return Span(self.role, ids, text, finished, candidate.finish_reason == "length"), Span(
-                self.role, ids, text
-            ) if answers else None
+            whole = Span(self.role, ids, text, finished, candidate.finish_reason == "length")
+            return whole, Span(self.role, ids, text) if finished and not self.close_ids else None
         cut = ids.index(self.close_ids[0]) + 1
         mark = self.builder.prompts.thought.close
         closed = self.builder.tokenizer.decode(ids[:cut]).count(mark)  # the thought may spell it out before
