@@ -130,6 +130,8 @@ def _size(folder: Path, role: str, given: Mapping[str, Any]) -> tuple[dict[str, 
     """Fields of a `SimSpec` that follow from the model's files, and its context length; raises `InputError` where these are not here."""
     where = f"{folder / 'run.json'}, engine {role!r}"
     with boundary(InputError, where, foreign=NotOnHub):
+        if not given.get("model"):
+            raise InputError(where, f"its backend `{given['backend']}` names no model; calibrate a run of vllm or torch")
         card = read_card(resolve(role, str(given["model"])))
     if card.weights_bytes is None or card.kv_values is None or card.layers is None or card.quantization is not None:
         what = f"the size of {given['model']!r} is not known; calibrate where its config.json and its weights, not quantized, are"
