@@ -20,7 +20,7 @@ pytest_plugins = ["tests.support.browser", "tests.support.installed", "tests.sup
 settings.register_profile("suite", max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("quick", settings.get_profile("suite"), max_examples=10, derandomize=True)
 settings.load_profile("suite")  # a machine with other work is slow, and fails nobody; `make check` takes `quick`
-REGISTRIES: Any = (plugins._registered, graders._graders)
+REGISTRIES: Any = (plugins._registered, graders.graders)
 MARKERS = ("slow", "long", "torch", "vllm", "browser", "clients")
 """The markers of tests that `--quick` leaves out."""
 MARKED_FILE = re.compile(rf"^pytestmark = .*\bmark\.({'|'.join(MARKERS)})\b", re.M)

@@ -15,7 +15,7 @@ from pipeline.data.files import Flaw, Record
 from pipeline.data.problems import Problem
 from pipeline.data.requests import ApiError, is_request, read_messages, read_request
 from pipeline.errors import BadRow, InputError, did_you_mean
-from pipeline.grading.plugins import GRADER_KINDS, grader_names
+from pipeline.grading.plugins import grader_names
 from pipeline.graph.prompts import LETTERS, Message
 
 FIELDS = ("problem", "answer", "problem_id", "options", "grader")
@@ -116,8 +116,8 @@ class Columns:
 
     def _grader_of(self, record: Mapping[str, Any]) -> str | None:
         value = self._value("grader", record)
-        if value and value not in (known := (*GRADER_KINDS, *grader_names())):
-            raise Flaw(f"`{self._names['grader']}` is {value!r}; {did_you_mean(str(value), known)}")
+        if value and value not in grader_names():
+            raise Flaw(f"`{self._names['grader']}` is {value!r}; {did_you_mean(str(value), grader_names())}")
         return value or self._grader
 
     def _options(self, record: Mapping[str, Any]) -> ProblemOptions:

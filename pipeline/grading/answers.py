@@ -85,12 +85,7 @@ def canonical(text: str) -> Canonical:
 
 def as_kind(name: str | None) -> Kind:
     """The kind of grading called `name`; `math` where `name` is None or no kind is called so."""
-    return name if name is not None and is_kind(name) else "math"
-
-
-def is_kind(name: str) -> bool:
-    """True if answers can be graded in this way here: the kind is built in, or an installed package registers it."""
-    return name in GRADER_KINDS or name in grader_names()
+    return name if name in grader_names() else "math"
 
 
 def form_of(kind: Kind, reference: str) -> Form:

@@ -16,7 +16,7 @@ import msgspec
 from pipeline.errors import with_place
 from pipeline.files import storable
 from pipeline.grading.answers import Grade, Kind, compare_texts, extract
-from pipeline.grading.plugins import Same, registered_grader
+from pipeline.grading.plugins import Same, graders
 from pipeline.system.machine import core_count
 from pipeline.system.worker_process import Program, WorkerProcess
 
@@ -57,7 +57,7 @@ class Grader:
 
     def grade(self, kind: Kind, answer: str, reference: str) -> Grade:
         """The grade of `answer`. Waits for a worker where one is needed; raises nothing."""
-        if (own := registered_grader(kind)) is not None:
+        if (own := graders.get(kind)) is not None:
             return _called(kind, own, answer, reference)
         question = kind, extract(kind, answer), extract(kind, reference)
         try:

@@ -27,7 +27,7 @@ Same = Callable[[str, str], Any]
 """True if an answer means the same as a reference; errors that it raises are recorded as the chain's `grading_error`."""
 G = TypeVar("G", bound=Same)
 
-_graders: dict[str, Same] = {}
+graders: dict[str, Same] = {}
 """The graders that this process has registered, by name."""
 
 
@@ -44,32 +44,27 @@ def grader(function: G, *, name: str = "") -> G:
         signature(function).bind("answer", "reference")
     except TypeError as error:
         raise UsageError(f"grader {name!r}: expected a function of (answer, reference): {error}") from None
-    _graders[name] = function
+    graders[name] = function
     grader_names.cache_clear()
     return function
 
 
 def name_of(function: Same) -> str:
     """The name of a grader, which is registered by its own name where it is not yet."""
-    if function not in _graders.values():
+    if function not in graders.values():
         grader(function)
-    return next(name for name, each in _graders.items() if each == function)
-
-
-def registered_grader(name: str) -> Same | None:
-    """The grader that this process has registered under this name."""
-    return _graders.get(name)
+    return next(name for name, each in graders.items() if each == function)
 
 
 def graders_of_this_process() -> frozenset[str]:
     """The names of the graders that this process has registered and no package announces."""
-    return frozenset(_graders) - entry_points(group=GRADERS).names if _graders else frozenset()
+    return frozenset(graders) - entry_points(group=GRADERS).names if graders else frozenset()
 
 
 @cache
 def grader_names() -> tuple[str, ...]:
-    """The names of all announced and registered graders; none is imported for it."""
-    return tuple(sorted(entry_points(group=GRADERS).names | _graders.keys()))
+    """The names of all graders, built-in, announced and registered; none is imported for it."""
+    return tuple(sorted({*GRADER_KINDS, *entry_points(group=GRADERS).names, *graders}))
 
 
 @cache

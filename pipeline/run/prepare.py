@@ -21,7 +21,7 @@ from pipeline.engines.registry import notices
 from pipeline.engines.sim.replay import bindings
 from pipeline.errors import InputError, UsageError
 from pipeline.files import storable
-from pipeline.grading.plugins import GRADER_KINDS, grader_names, graders_of_this_process
+from pipeline.grading.plugins import grader_names, graders_of_this_process
 from pipeline.graph.files import ARITH, REPLAY, find_file, replayed
 from pipeline.graph.load import load_graph, source_of
 from pipeline.graph.plan import Plan
@@ -187,7 +187,7 @@ def _kept(folder: Path, old: RunFile, known: RunOptions) -> Problems:
         raise UsageError(f"{folder}: is the run of a server, which cannot be resumed")
     kept = Problems(folder, known.input[0], old.input.sha256, known.limit)
     unknown = [f"the judge {name!r}" for name in sorted(_kinds(old.plan) - stage_kinds().keys())]
-    unknown += [f"the grader {name!r}" for name in sorted(kept.graders.difference(GRADER_KINDS, grader_names()))]
+    unknown += [f"the grader {name!r}" for name in sorted(kept.graders.difference(grader_names()))]
     if unknown:
         raise _only_from_python(folder, f"{' and '.join(unknown)}, not known here; continue in Python, where they are defined, with")
     return kept

@@ -15,7 +15,7 @@ from typing import Any
 from msgspec import Struct, field, structs
 
 from pipeline.errors import InputError, RunError
-from pipeline.grading.answers import Grade, as_kind, is_kind
+from pipeline.grading.answers import Grade, as_kind
 from pipeline.grading.grader import Grader
 from pipeline.runtime.inline_grader import at_once
 from pipeline.store.folder import hold
@@ -86,7 +86,7 @@ def regrade(run: Path, *, dry_run: bool = False) -> Regrade:
 def _grades(run: Path, rows: Sequence[Row], grader: Grader, threads: ThreadPoolExecutor) -> list[Grade]:
     """The grades of rows. Raises `InputError` where a grader is not installed whose grades would be replaced by those of another one."""
     for row in rows:
-        if not is_kind(name := row["grader"]) and row["correct"] is not None:
+        if as_kind(name := row["grader"]) != name and row["correct"] is not None:
             what = f"was graded by {name!r}, which is not installed here; install the package that provides it"
             raise InputError(f"{run / 'chains'}, chain {row['chain_id']!r}", what)
     quick = [at_once(row["grader"], row["answer"], row["reference_answer"], row["stop_reason"]) for row in rows]

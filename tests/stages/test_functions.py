@@ -42,7 +42,7 @@ def solve(kind: str, **options: Any) -> pipeline.Result:
 def forget() -> None:
     """As a process that was started anew."""
     plugins._registered.clear()
-    graders._graders.clear()
+    graders.graders.clear()
     for known in (plugins._entries, plugins.stage_kinds, graders.grader_names):
         known.cache_clear()
 
