@@ -6,7 +6,7 @@ Every parameter is obeyed, or refused unless its value asks for nothing; only th
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
@@ -146,10 +146,9 @@ def _converted(value: Any, kind: type[T], where: str = "") -> T:
         raise ApiError(f"`{param}`: {what}", param, "invalid_value") from error
 
 
-def is_request(names: Iterable[str]) -> bool:
+def is_request(names: Collection[str]) -> bool:
     """Whether a row with columns of these names is a line of a batch: most of its keys are there, and no problem of our own."""
-    found = set(names)
-    return len(found.intersection(_BatchLine.__struct_fields__)) > 2 and "problem" not in found
+    return len({*_BatchLine.__struct_fields__}.intersection(names)) > 2 and "problem" not in names
 
 
 def read_request(record: Mapping[str, Any]) -> AskedChat:

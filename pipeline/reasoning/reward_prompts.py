@@ -83,22 +83,20 @@ class RewardPromptBuilder:
         """The ids of `parts` from those of `before`, if its last step has the same ids alone, at its end and with what follows."""
         *same, step, tag = before
         if parts[: len(before) - 1] != (*same, step) or not parts[len(before) - 1].startswith(tag):
-            return self._encoded(parts)  # a template that treats the last turn in another way
-        ids = self._known.get(before) or self._encoded(before)
+            return self._kept(parts)  # a template that treats the last turn in another way
+        ids = self._known.get(before) or self._kept(before)
         alone = self._tokenizer.encode_parts(["", step, tag])
         together = self._tokenizer.encode_parts(["", step, *parts[len(before) - 1 :]])
         if ids[-len(alone) :].tolist() != alone or together[: len(alone)] != alone:
-            return self._encoded(parts)
-        return self._keep(parts, ids + array("I", together[len(alone) :]))
+            return self._kept(parts)
+        return self._kept(parts, ids + array("I", together[len(alone) :]))
 
-    def _encoded(self, parts: tuple[str, ...]) -> "array[int]":
-        return self._keep(parts, array("I", self._tokenizer.encode_parts(parts)))
-
-    def _keep(self, parts: tuple[str, ...], ids: "array[int]") -> "array[int]":
+    def _kept(self, parts: tuple[str, ...], ids: "array[int] | None" = None) -> "array[int]":
+        """The ids of `parts`, which are kept; encoded if not given."""
         if len(self._known) >= MOST_KNOWN:
             self._known.clear()
-        self._known[parts] = ids
-        return ids
+        found = self._known[parts] = ids or array("I", self._tokenizer.encode_parts(parts))
+        return found
 
     def _chat(self, prompt: ChatPrompt, problem: str, steps: Sequence[str]) -> list[str]:
         """The parts of the prompt as a chat, up to and including the user's turn with the last step."""
