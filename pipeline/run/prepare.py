@@ -34,7 +34,7 @@ from pipeline.store.folder import FILE, hold_default, hold_output
 from pipeline.store.kept_problems import Problems, keep_problems
 from pipeline.store.resume import ResumeState, read_resume_state
 from pipeline.store.run_file import RunFile, host, versions
-from pipeline.store.store import KEPT, has_table, new_folder_id, shards_of
+from pipeline.store.store import KEPT, new_folder_id, shards_of, table_files
 
 RUNS = Path("runs")
 """Where run folders are made that the user does not name."""
@@ -47,7 +47,7 @@ class Prepared(Struct, frozen=True, kw_only=True):
     plan: Plan
     problems: Problems
     folder: Path | None = None
-    """None for a run that writes nothing to disk."""
+    """None: it writes nothing to disk."""
     record: RunFile
     """The content of `run.json` before this session."""
     on_replicas: bool = False
@@ -181,7 +181,7 @@ def _kept(folder: Path, old: RunFile, known: RunOptions) -> Problems:
     if known.input != old.options.input:
         given, then = (", ".join(names) for names in (known.input, old.options.input))
         raise UsageError(f"{folder}: cannot be resumed: --input is {given}, was {then}; start a new run")
-    if not has_table(folder, KEPT):
+    if not table_files(folder, KEPT):
         raise InputError(str(folder), "lacks its problems.parquet; put it back from a copy, or start a new run")
     if old.options.served:
         raise UsageError(f"{folder}: is the run of a server, which cannot be resumed")

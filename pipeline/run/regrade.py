@@ -21,7 +21,7 @@ from pipeline.runtime.inline_grader import at_once
 from pipeline.store.folder import hold
 from pipeline.store.rows import counted, with_values
 from pipeline.store.run_file import RunFile
-from pipeline.store.store import RunStore, has_table, read_batches
+from pipeline.store.store import RunStore, read_batches, table_files
 from pipeline.system.machine import core_count
 
 NEEDED = ("chain_id", "answer", "reference_answer", "correct", "stop_reason", "grader", "grading_error")
@@ -63,7 +63,7 @@ def regrade(run: Path, *, dry_run: bool = False) -> Regrade:
     Raises `InputError` where there are no chains, or they or `run.json` cannot be read, `RunFolderError` where they cannot be written,
     `RunError` where the grader cannot start.
     """
-    if not has_table(run, "chains"):
+    if not table_files(run, "chains"):
         raise InputError(str(run), "is not a run folder with finished chains; expected chains/part-*.parquet in it")
     found, new, workers = Regrade(run.resolve().name, dry_run), dict[str, Grade](), min(8, core_count())
     with nullcontext() if dry_run else hold(run), Grader(workers) as grader, ThreadPoolExecutor(workers) as threads:

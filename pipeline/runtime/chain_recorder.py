@@ -15,8 +15,8 @@ from pipeline.runtime.clock import Clock, CoveredTime
 from pipeline.runtime.lane import Call
 from pipeline.runtime.progress import Progress
 from pipeline.runtime.rows import RowSink
-from pipeline.store.resume import ResumedCall, ResumeState
-from pipeline.store.rows import MEASURED_IN, CallRow, ChainRow, StepRow
+from pipeline.store.resume import ResumeState
+from pipeline.store.rows import MEASURED_IN, AnsweredCall, CallRow, ChainRow, StepRow
 
 NO_ANSWER = Completion(candidates=(), usage=Usage(input_tokens=0))
 """The completion that stands in the row of an attempt without an answer."""
@@ -92,8 +92,8 @@ class ChainRecorder:
         self._rows.call(self._call_row(attempt, answer, error, self._clock.now()))
         self._calls += 1
 
-    def recall(self, label: StageLabel, request: Request) -> ResumedCall | None:
-        """The answer that `request` got in an earlier session of the run, or None. Its tokens count; it gets no second row."""
+    def recall(self, label: StageLabel, request: Request) -> AnsweredCall | None:
+        """The answer that `request` got in an earlier session, or None. Its tokens count; it gets no second row."""
         resumed = self._resumed.take(request)
         if resumed is not None:
             self._count(label, resumed.usage, resumed.client_wait_s)

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec import Struct, structs
 
-from pipeline.engine import Completion, Request, Tokenizer, Usage
+from pipeline.engine import Request
 from pipeline.errors import ChainError
 from pipeline.store.query import Query
 from pipeline.store.rows import AnsweredCall
@@ -33,32 +33,14 @@ class ResumeMismatch(ChainError):
         super().__init__(f"step {step_index} differs from the one in the run folder; some of its calls are missing")
 
 
-class ResumedCall(AnsweredCall, frozen=True, kw_only=True):
-    """One call that an engine answered in an earlier session, with what it cost."""
-
-    client_wait_s: float
-    input_tokens: int
-    cached_input_tokens: int | None
-    output_tokens: int
-
-    @property
-    def usage(self) -> Usage:
-        """What it cost."""
-        return Usage(input_tokens=self.input_tokens, cached_input_tokens=self.cached_input_tokens, output_tokens=self.output_tokens)
-
-    def completion(self, tokenizer: Tokenizer) -> Completion:
-        """The completion that the engine gave, with texts decoded from the recorded ids."""
-        return Completion(candidates=self.candidates(tokenizer), option_logprobs=self.option_logprobs, usage=self.usage)
-
-
-RECORDED = ("chain_id", "error_type", *ResumedCall.__struct_fields__)
-"""The columns of `calls` that a `ResumedCall` is made of, the chain and whether it failed."""
+RECORDED = ("chain_id", "error_type", *AnsweredCall.__struct_fields__)
+"""The columns of `calls` that an `AnsweredCall` is made of, the chain and whether it failed."""
 
 
 class ResumedChain(Struct, kw_only=True):
     """The rows of one unfinished chain in the run folder; each call is taken out when the chain comes to it."""
 
-    calls: dict[str, ResumedCall] = {}
+    calls: dict[str, AnsweredCall] = {}
     """Its answered calls, by their requests' ids."""
     attempts: int = 0
     """Its rows in the calls table, failed ones included."""
@@ -84,7 +66,7 @@ class ResumedChain(Struct, kw_only=True):
         """Seconds from its first call to its last one, without the time in which it was not live."""
         return sum(until - since for since, until in self.lives.values()) / 1e9
 
-    def take(self, request: Request) -> ResumedCall | None:
+    def take(self, request: Request) -> AnsweredCall | None:
         """Take out the answered call of this request; None where there is none, or one of the same id had another prompt."""
         call = self.calls.pop(request.request_id, None)
         return None if call is None or call.prompt_digest not in (None, request.digest()) else call
@@ -160,7 +142,7 @@ def read_resume_state(folder: Path, run: RunFile, samples: int, retry_failed: bo
             resumed = chains[row["chain_id"]]
             resumed.attempt(bisect_right(sessions, submit), submit, row["client_wait_s"], end)
             if row["error_type"] is None:
-                resumed.calls[row["request_id"]] = msgspec.convert(row, ResumedCall)
+                resumed.calls[row["request_id"]] = msgspec.convert(row, AnsweredCall)
     steps = sum(decisions.values())
     totals = structs.replace(counts, errors=errors, steps=steps, decisions=decisions, output_tokens=output_tokens)
     return ResumeState(array("q", places["place"].tobytes()), dict(chains), totals, last_call_unix_ns)

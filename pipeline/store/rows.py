@@ -15,7 +15,7 @@ from msgspec import Meta, Struct
 from msgspec.structs import astuple
 
 from pipeline.confidence import Confidence, Measure
-from pipeline.engine import Candidate, FinishReason, Tokenizer
+from pipeline.engine import Candidate, Completion, FinishReason, Tokenizer, Usage
 
 
 def column(unit: str = "", vllm: str = "") -> Any:
@@ -160,7 +160,7 @@ MEASURED_IN: dict[Measure, str] = {
 
 
 class AnsweredCall(Struct, frozen=True, kw_only=True):
-    """How a call was answered; fields are columns of the calls table."""
+    """How a call was answered, and what it cost; fields are columns of the calls table."""
 
     request_id: str
     prompt_digest: int | None
@@ -172,6 +172,19 @@ class AnsweredCall(Struct, frozen=True, kw_only=True):
     logprob_min: tuple[float | None, ...]
     first_entropy: tuple[float | None, ...]
     logprob_margin: tuple[float | None, ...]
+    client_wait_s: float
+    input_tokens: int
+    cached_input_tokens: int | None
+    output_tokens: int
+
+    @property
+    def usage(self) -> Usage:
+        """What it cost."""
+        return Usage(input_tokens=self.input_tokens, cached_input_tokens=self.cached_input_tokens, output_tokens=self.output_tokens)
+
+    def completion(self, tokenizer: Tokenizer) -> Completion:
+        """The completion that the engine gave, with texts decoded from the recorded ids."""
+        return Completion(candidates=self.candidates(tokenizer), option_logprobs=self.option_logprobs, usage=self.usage)
 
     def candidates(self, tokenizer: Tokenizer) -> tuple[Candidate, ...]:
         """Its candidates, with decoded texts; without confidence where no log probabilities were recorded."""

@@ -163,7 +163,7 @@ class RunStore:
         """
         for table in ROWS:
             shutil.rmtree(self.folder / table, ignore_errors=True)
-            if table == KEPT or not all(has_table(folder, table) for folder in folders):
+            if table == KEPT or not all(table_files(folder, table) for folder in folders):
                 continue
             names = schema_of(ROWS[table]).names
             files = [(replica, file) for replica, folder in enumerate(folders) for file in table_files(folder, table)]
@@ -371,11 +371,6 @@ def read_file(file: Path, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         with open_part(file) as part:
             for group in range(part.num_row_groups):
                 yield from part.read_row_group(group, list(columns)).to_batches(BATCH_ROWS)
-
-
-def has_table(run: Path, table: str) -> bool:
-    """True if a run folder has this table, be it empty. Raises `InputError` as `table_files` does."""
-    return bool(table_files(run, table))
 
 
 def count_rows(run: Path, table: str) -> int:

@@ -27,8 +27,8 @@ from pipeline.runtime.dispatch import Dispatcher
 from pipeline.runtime.schedule import Schedule
 from pipeline.stages.build import build_stages, builders_of
 from pipeline.store.kept_problems import solved_problems
-from pipeline.store.resume import RECORDED, ResumedCall, ResumedChain
-from pipeline.store.rows import UNFINISHED
+from pipeline.store.resume import RECORDED, ResumedChain
+from pipeline.store.rows import UNFINISHED, AnsweredCall
 from pipeline.store.run_file import RunFile
 from pipeline.store.store import read_batches
 
@@ -112,7 +112,7 @@ class Retracer:
             found[row["chain_id"]].steps.append(tuple(row["step_token_ids"]))
         for row in _rows(self.run, "calls", RECORDED, wanted):
             if row["error_type"] is None:
-                found[row["chain_id"]].calls[row["request_id"]] = msgspec.convert(row, ResumedCall)
+                found[row["chain_id"]].calls[row["request_id"]] = msgspec.convert(row, AnsweredCall)
         return found
 
     def _retrace(self, problem: Problem, row: Mapping[str, Any], recorded: ResumedChain) -> RetracedChain | None:
@@ -134,15 +134,15 @@ class Retracer:
 
 
 class _Record:
-    """Answers the requests of one chain from what was recorded, in a `ChainRecorder`'s place, and notes them with the steps."""
+    """Answers a chain's requests from what was recorded, in a `ChainRecorder`'s place, and notes them with the steps."""
 
     def __init__(self, chain: Chain, recorded: ResumedChain) -> None:
         self._chain, self._recorded = chain, recorded
         self.committed: list[tuple[Step, tuple[AskedRequest, ...]]] = []
         self._asked: list[AskedRequest] = []
 
-    def answer(self, label: StageLabel, request: Request) -> ResumedCall:
-        """The recorded answer to a request; raises `NeverGenerated` for one that was not recorded."""
+    def answer(self, label: StageLabel, request: Request) -> AnsweredCall:
+        """The recorded answer to a request; raises `NeverGenerated` where there is none."""
         self._asked.append(AskedRequest(label=label, request=request, distinct=tuple(self._chain.distinct_candidates())))
         if (answered := self._recorded.take(request)) is None:
             raise NeverGenerated("the recorded run made no such call")

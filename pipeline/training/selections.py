@@ -16,7 +16,7 @@ from pipeline.grading.grader import Grader
 from pipeline.reasoning.chain import Step
 from pipeline.stages.choose import ChooseSpec
 from pipeline.stages.score import ScoreSpec
-from pipeline.store.store import has_table, read_batches
+from pipeline.store.store import read_batches, table_files
 from pipeline.training.examples import Found, tokenizer_hash
 from pipeline.training.retrace import AskedRequest, RetracedChain, Retracer
 
@@ -40,7 +40,7 @@ class Selections:
             what = f"{run}: its graph, {self._retracer.record.graph}, has no `choose` or `score` stage, so it chose among no drafts"
             raise UsageError(f"--as selection: {what}; export a run of scot, speccot or specreason")
         of_steps = [name for name, spec in self._judges.items() if not (isinstance(spec, ChooseSpec) and spec.unit == "thought")]
-        scored = has_table(run, "rewards")
+        scored = bool(table_files(run, "rewards"))
         self._labels = labels or ("answers" if not of_steps else "rewards" if scored else "verdicts")
         if self._labels == "answers" and of_steps:
             what = f"the stage `{of_steps[0]}` of {run} judges steps, which state no answers"
