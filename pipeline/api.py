@@ -62,7 +62,7 @@ from pipeline.stages.base import StageKind
 from pipeline.stages.build import flaw_in_contract
 from pipeline.stages.function_judge import JudgeFunction, judge
 from pipeline.store.folder import PROBLEMS
-from pipeline.store.rows import CallRow, ChainRow, StepRow, table_of
+from pipeline.store.rows import TABLES, CallRow, ChainRow, StepRow, table_of
 from pipeline.store.run_file import RunFile
 from pipeline.store.store import read_rows, read_table
 from pipeline.study.systems import System, run_baseline
@@ -79,8 +79,6 @@ engine that the caller has opened and will close."""
 Input: TypeAlias = str | Path | Sequence[Path] | Iterable[str | Mapping[str, Any] | Problem] | Frame
 """Problems: a file, folder or pattern by path or URL, `hf://OWNER/NAME`, or several paths; or the texts of problems; or mappings with
 `problem` and, where known, `answer`, `problem_id`, `options`, `grader`; or a table with such columns, of pandas, polars or Arrow."""
-TABLES: dict[str, type[Struct]] = {"chains": ChainRow, "steps": StepRow, "calls": CallRow}
-"""The tables of a result and the types of their rows."""
 UNREAD = 256
 """While this many finished chains are unread, `solve_async` starts no further chain."""
 
@@ -168,7 +166,7 @@ class Result(Struct, frozen=True, kw_only=True):
         Raises `UsageError` for another name, and for steps and calls that were not kept.
         """
         if table not in TABLES:
-            raise UsageError(f"there is no table {table!r}; a result has {', '.join(TABLES)}")
+            raise UsageError(f"there is no table {table!r}; a result has {', '.join(reversed(TABLES))}")
         if self.folder is not None:
             return read_table(self.folder, table)
         rows: Sequence[Struct] = getattr(self, table)
@@ -188,31 +186,28 @@ class Result(Struct, frozen=True, kw_only=True):
 
 def load_graph(graph: Graph, engines: Engines | None = None, **bound: Unpack[GraphKeywords]) -> Plan:
     """The compiled plan of `graph`, bound to `engines` or to those that the graph names. Raises `GraphError`."""
-    given = _known(bound, GraphKeywords)
+    return _compiled(graph, engines, _known(bound, GraphKeywords))[0]
+
+
+def _compiled(graph: Graph, engines: Engines | None, given: Mapping[str, Any]) -> tuple[Plan, Mapping[str, Any], Sequence[str]]:
+    """The plan of `graph` by the keywords that were `given`; by role the engines that were chosen for its `models`, and notices about them.
+    Raises `GraphError` and `UsageError`."""
     if isinstance(graph, Plan):
-        if found := [name for name, value in {"engines": engines, **given}.items() if value]:
+        bound = {"engines": engines} | {name: given.get(name) for name in GraphKeywords.__annotations__}
+        if found := [name for name, value in bound.items() if value]:
             raise UsageError(f"{found[0]}: the plan is already compiled; pass this to load_graph")
-        return graph
-    source = Path(graph) if isinstance(graph, str) else graph
+        return graph, {}, ()
+    source, settings = Path(graph) if isinstance(graph, str) else graph, _settings(given)
     for each in given.get("judges", ()):
         register(each if isinstance(each, StageKind) else judge(each))
-    if given.get("models"):
-        engines, _ = _placed(source, engines, given)
-    return load_plan(source, Path(engines) if isinstance(engines, str | Path) else engines and _roles(engines), _settings(given))
-
-
-def _placed(
-    graph: Graph, engines: Engines | None, bound: Mapping[str, Any], batch_size: int = 64, replicas: int = 1
-) -> tuple[dict[str, dict[str, Any]], tuple[str, ...]]:
-    """The engines for the `models` of `bound`, and what is to be said about them; raises `UsageError` next to `engines`."""
-    if isinstance(graph, Plan):
-        raise UsageError("models: the plan is already compiled; pass them to load_graph")
+    if not (models := given.get("models")):
+        bound_engines = _roles(engines) if isinstance(engines, Mapping) else None if engines is None else Path(engines)
+        return load_plan(source, bound_engines, settings), {}, ()
     if engines is not None:
         raise UsageError("models: engines are given; leave out one of the two, or set the model of one: engines.ROLE.model")
-    place = import_module("pipeline.engines.placement").place
-    source = Path(graph) if isinstance(graph, str) else graph
-    roles, sentences = place([source], bound["models"], settings=_settings(bound), batch_size=batch_size, replicas=replicas)
-    return roles, sentences
+    place, most = import_module("pipeline.engines.placement").place, given.get("batch_size", 64)
+    placed, notices = place([source], models, settings=settings, batch_size=most, replicas=given.get("replicas", 1))
+    return load_plan(source, placed, settings), placed, notices
 
 
 def solve(graph: Graph, problems: Input, *, trace: bool = False, progress: bool = False, **options: Unpack[RunKeywords]) -> Result:
@@ -233,8 +228,7 @@ def solve(graph: Graph, problems: Input, *, trace: bool = False, progress: bool 
         if call.baseline is None:
             return result
         alone = call.baseline.options if call.run.folder is None else call.baseline.next_to(call.run.folder)
-        plan = load_plan(alone.graph, alone.bound_engines, alone.settings)
-        with prepare(alone, plan, call.run.problems, on_disk=False) as run:
+        with prepare(alone, call.baseline.plan, call.run.problems, on_disk=False) as run:
             compared = _solved(structs.replace(call, run=run, baseline=None, said=call.baseline.notices), trace, progress)
     return structs.replace(result, baseline=compared)
 
@@ -279,9 +273,8 @@ class _SolveCall(Struct, frozen=True, kw_only=True):
 
     async def carry_out(self, observer: Observer) -> SessionResult:
         """Carry out the session in the running event loop."""
-        if self.engines is not None:
-            return await solve_run(self.run, observer, engines=self.engines)
-        return await solver_of(self.run)(self.run, observer)
+        solver = solver_of(self.run) if self.engines is None else partial(solve_run, engines=self.engines)
+        return await solver(self.run, observer)
 
 
 async def _streamed(call: _SolveCall, chains: ChainStream, held: ExitStack) -> SessionResult:
@@ -297,15 +290,25 @@ async def _streamed(call: _SolveCall, chains: ChainStream, held: ExitStack) -> S
 def _solved(call: _SolveCall, trace: bool, progress: bool) -> Result:
     """Solve and wait; raises `Unfinished`."""
     run, kept, told = call.run, MemoryRows(trace=trace and call.run.folder is None), [*call.said, *call.run.told]
-    if run.nothing_to_do:
-        return _result(run.record, run, kept, told)
-    observer = Observer(sink=kept, tell=told.append, watch=progress_shown if progress else Observer().watch)
-    virtual = run.record.virtual_time and not run.on_replicas
-    with start_blocking_portal("asyncio", loop_options(virtual)) as portal:
-        ended = portal.call(call.carry_out, observer)
-    result = _result(ended.run, run, kept, told)
-    if ended.error is not None:
-        raise Unfinished(ended.error, result) from ended.error
+    record, error = run.record, None
+    if not run.nothing_to_do:
+        observer = Observer(sink=kept, tell=told.append, watch=progress_shown if progress else Observer().watch)
+        virtual = record.virtual_time and not run.on_replicas
+        with start_blocking_portal("asyncio", loop_options(virtual)) as portal:
+            ended = portal.call(call.carry_out, observer)
+        record, error = ended.run, ended.error
+    # Where there is a run folder it has all chains, those of earlier sessions included.
+    chains = kept.chains if run.folder is None else read_rows(run.folder, ChainRow, "chains")
+    result = Result(
+        chains=tuple(sorted(chains, key=lambda row: (row.input_row, row.sample_index))),
+        run=record,
+        folder=run.folder,
+        notices=tuple(told),
+        steps=tuple(kept.steps),
+        calls=tuple(kept.calls),
+    )
+    if error is not None:
+        raise Unfinished(error, result) from error
     return result
 
 
@@ -322,63 +325,57 @@ def _known(options: Mapping[str, Any], keywords: type) -> dict[str, Any]:
 def _called(graph: Graph, problems: Input, options: RunKeywords) -> Iterator[_SolveCall]:
     """Hold the run folder until the end, and make all checks before an engine starts; raises `UsageError`."""
     given = _known(options, RunKeywords)
-    bound: Any = {name: given.pop(name) for name in GraphKeywords.__annotations__ if name in given}
-    engines, output, replicas, preset = given.pop("engines", None), given.pop("output", None), given.get("replicas", 1), bound.get("preset")
-    opened, planned, said = _opened(engines), dict[str, dict[str, Any]](), list[str]()
-    if replicas != 1 and opened is not None:
-        raise UsageError("replicas: the engines are already open; give specs, of which each replica opens its own")
-    if replicas != 1 and output is None:
-        raise UsageError("replicas: their rows are written into a run folder; name one with output")
-    if bound.get("models"):
-        planned, sentences = _placed(graph, engines, bound, given.get("batch_size", 64), replicas)
-        said += sentences
-    plan = load_graph(graph, planned or engines, **{name: value for name, value in bound.items() if name != "models"})
-    stored = isinstance(output, str) and is_url(output)
-    with written_folder(str(output), new=not given.get("resume")) if stored else nullcontext(output) as folder:
-        graders = [name_of(each) for each in given.pop("graders", ())]
-        values = {
-            "graph": plan.name if (no_graph := not isinstance(graph, str | Path)) else str(graph),
-            "input": (names := _input_names(problems)) or [str(Path(folder or "", PROBLEMS if folder else "problems"))],
-            "engines": None
-            if (no_engines := isinstance(graph, Plan) or not isinstance(engines, str | Path | None))
-            else engines and str(engines),
-            "planned_engines": planned,
-            "settings": _settings(bound),
-            "output": None if folder is None else str(folder),
-            "in_memory": [name for name, given_so in {"graph": no_graph, "engines": no_engines}.items() if given_so],
-            "grader": graders[0] if len(graders) == 1 else None,
-            "columns": dict(given.get("columns") or {}),
-            "samples": samples if (samples := given.get("samples")) is not None else (preset and load_preset(preset).samples) or 1,
-            "random": None if given.get("random") is None else str(given["random"]),
-        }
-        valid = _valid({**given, **values})
-        rows = None if names else rows_in_memory(problems, valid.limit)
-        baseline = run_baseline(valid) if valid.baseline else None
-        with prepare(valid, plan, rows, virtual=None if opened is None else False, on_disk=False) as run:
+    engines, output, paths = given.get("engines"), given.get("output"), _paths(problems)
+    opened = _opened(engines)
+    if given.get("replicas", 1) != 1:
+        if opened is not None:
+            raise UsageError("replicas: the engines are already open; give specs, of which each replica opens its own")
+        if output is None:
+            raise UsageError("replicas: their rows are written into a run folder; name one with output")
+    plan, placed, said = _compiled(graph, engines, given)
+    sources = {"graph": graph, "engines": graph if isinstance(graph, Plan) else engines}  # a plan has its engines
+    files = {name: value for name, value in sources.items() if isinstance(value, str | Path | None)}
+    held = written_folder(output, new=not given.get("resume")) if isinstance(output, str) and is_url(output) else nullcontext(output)
+    with held as folder:
+        values: dict[str, Any] = {"graph": plan.name, "engines": None, "planned_engines": placed, "output": folder, **files}
+        values["in_memory"] = [name for name in sources if name not in files]
+        values["input"] = paths or [str(Path(folder, PROBLEMS)) if folder else "problems"]
+        chosen = _chosen(given, values)
+        rows = None if paths else rows_in_memory(problems, chosen.limit)
+        baseline = run_baseline(chosen) if chosen.baseline else None
+        with prepare(chosen, plan, rows, virtual=None if opened is None else False, on_disk=False) as run:
             yield _SolveCall(run=run, engines=opened, baseline=baseline, said=said)
 
 
-def _valid(values: Mapping[str, Any]) -> RunOptions:
-    """The options of these values; raises `UsageError`."""
+def _chosen(given: Mapping[str, Any], values: Mapping[str, Any]) -> RunOptions:
+    """The options for the keywords that were `given`, of which `values` replace some; raises `UsageError`."""
+    preset, samples, random = (given.get(name) for name in ("preset", "samples", "random"))
+    graders = [name_of(each) for each in given.get("graders", ())]
+    meant = {
+        "settings": _settings(given),
+        "columns": given.get("columns") or {},
+        "samples": (preset and load_preset(preset).samples) or 1 if samples is None else samples,
+        "random": None if random is None else str(random),
+        "grader": graders[0] if len(graders) == 1 else None,
+    }
     try:
-        return msgspec.convert(values, RunOptions, dec_hook=lambda kind, value: kind(value))
+        return msgspec.convert({**given, **meant, **values}, RunOptions, dec_hook=lambda kind, value: kind(value))
     except msgspec.ValidationError as error:
         what, _, where = str(error).partition(" - at `$.")
         raise UsageError(f"{where.rstrip('`')}: {what[0].lower()}{what[1:]}") from error
 
 
-def _input_names(problems: Input) -> list[str]:
+def _paths(problems: Input) -> list[str]:
     """The paths and URLs of `problems`; none where these are the problems themselves."""
     if isinstance(problems, str | Path):
         return [str(problems)]
-    paths = [str(each) for each in problems if isinstance(each, Path)] if isinstance(problems, list | tuple) else []
-    return paths if isinstance(problems, list | tuple) and len(paths) == len(problems) else []
+    listed = problems if isinstance(problems, list | tuple) else ()
+    return [str(each) for each in listed] if all(isinstance(each, Path) for each in listed) else []
 
 
 def _settings(bound: Mapping[str, Any]) -> tuple[str, ...]:
     """The preset and the values of `set` in the form of `--set`; raises `UsageError` for a value that no file could hold."""
-    preset = bound.get("preset")
-    found = [] if preset is None else [f"{PRESET}{preset}"]
+    found = [] if bound.get("preset") is None else [f"{PRESET}{bound['preset']}"]
     for name, value in (bound.get("set") or {}).items():
         try:
             found.append(setting(name, value))
@@ -407,16 +404,3 @@ def _roles(engines: Mapping[str, Any]) -> dict[str, Any]:
                 raise UsageError(f"engines: {role!r} {flaw}")
             found[role] = {"backend": "open", "model": str(getattr(engine, "model", ""))}
     return found
-
-
-def _result(run: RunFile, started: Prepared, kept: MemoryRows, told: Sequence[str]) -> Result:
-    """The result of a run; where there is a run folder, with all chains in it, those of earlier sessions included."""
-    chains = kept.chains if started.folder is None else read_rows(started.folder, ChainRow, "chains")
-    return Result(
-        chains=tuple(sorted(chains, key=lambda row: (row.input_row, row.sample_index))),
-        run=run,
-        folder=started.folder,
-        notices=tuple(told),
-        steps=tuple(kept.steps),
-        calls=tuple(kept.calls),
-    )
