@@ -38,14 +38,6 @@ class ApiError(Exception):
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
 
-def error_of(error_type: str | None, message: str) -> ApiError:
-    """The answer for a failed chain, from `error_type` and `error_message` of its row: a request that an engine cannot run is the caller's
-    error, all else the server's."""
-    if error_type == "ContextOverflow":
-        return ApiError(message, "messages", "context_length_exceeded")
-    return ApiError(message, status=400 if error_type in ("RequestRefused", "BadRow") else 500)
-
-
 class AskedChat(Struct, frozen=True, kw_only=True):
     """What is asked in a request."""
 

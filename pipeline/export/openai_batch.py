@@ -12,7 +12,7 @@ import msgspec
 
 from pipeline.data.files import Flaw, Record
 from pipeline.data.problems import Problem
-from pipeline.data.requests import ApiError, ChainReply, completion, error_of, read_request
+from pipeline.data.requests import ApiError, ChainReply, completion, read_request
 from pipeline.errors import BadRow
 from pipeline.export.solved import SolvedChain, solved
 from pipeline.files import whole_file
@@ -75,8 +75,10 @@ def outcome_of(row: ChainRow | SolvedChain, thought: str) -> ChainReply | ApiErr
     """The reply of a chain that is over, or why it has none."""
     if row.stop_reason == "cancelled":
         return ApiError("the server was stopped before the answer", code="service_unavailable", status=503)
-    if row.stop_reason == "error":
-        return error_of(row.error_type, row.error_message or "")
+    if row.stop_reason == "error":  # a request that an engine cannot run is the caller's error, all else the server's
+        if row.error_type == "ContextOverflow":
+            return ApiError(row.error_message or "", "messages", "context_length_exceeded")
+        return ApiError(row.error_message or "", status=400 if row.error_type in ("RequestRefused", "BadRow") else 500)
     return ChainReply(
         thought=thought,
         answer=row.answer_text,

@@ -10,7 +10,7 @@ control tokens (`Tokenizer.encode_parts`).
 """
 
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property, lru_cache, partial
 from typing import NamedTuple, TypeAlias
 
@@ -18,15 +18,24 @@ from msgspec import structs
 
 from pipeline.engine import Tokenizer
 from pipeline.errors import GraphError, RequestRefused
+from pipeline.grading.stated import CLOSE, OPEN
 from pipeline.graph.prompts import DEFAULT_PROMPTS, DELIMITER, ChoosePrompt, Marks, Message, Options, Prompts, Question, filled, pieces
-from pipeline.reasoning.template import Margins, own_marks, parts_of, stripped_margins
 
 MOST_KNOWN = 4096
 """The number of texts of each kind that are kept with their ids."""
+WHITE_SPACE = "".join(filter(str.isspace, map(chr, range(0x3001))))
+"""All that `str.strip`, which templates use, takes for white space."""
 
 Array: TypeAlias = "array[int]"
 Places: TypeAlias = Sequence[tuple[int, int]]
 """Start and end of each candidate; (0, 0) for an option that names none."""
+
+
+class Margins(NamedTuple):
+    """The white space that a template strips from a text, as the characters that `str.lstrip` and `str.rstrip` take."""
+
+    left: str
+    right: str
 
 
 class Opening(NamedTuple):
@@ -328,3 +337,42 @@ def _stripped(text: str, margins: Margins) -> str:
 def _check_named(option_ids: Sequence[int], options: Sequence[str], prefill: str) -> None:
     if len(option_ids) < len(options):
         raise RequestRefused(f"the engine's tokenizer has no single token for {options[len(option_ids)]!r} after {prefill!r}")
+
+
+def own_marks(special: Iterable[str], thought: Marks) -> Marks:
+    """The reasoning tags of a model with these `special` tokens: its own (`[THINK]`) where it lacks the usual ones and no others are asked
+    for than these; else `thought`."""
+    special = list(special)
+    if thought == Marks() and not {thought.open, thought.close} <= {*special}:
+        opens, closes = (next((text for text in special if mark.fullmatch(text)), None) for mark in (OPEN, CLOSE))
+        return Marks(open=opens, close=closes) if opens and closes else thought
+    return thought
+
+
+def parts_of(text: str, *placeholders: str, where: str) -> list[str]:
+    """The parts of the rendered `text` around the `placeholders`, one more than there are of these.
+
+    Raises `GraphError` at `where` for a template that leaves one of them out, says it twice, or says them in another order.
+    """
+    parts, rest = [], text
+    for placeholder in placeholders:
+        if (count := text.count(placeholder)) != 1:
+            raise GraphError(where, f"shows a message of the chat {count} times, not once" if count else "omits a message of the chat")
+        before, found, rest = rest.partition(placeholder)
+        if not found:
+            raise GraphError(where, "changes the order of the messages")
+        parts.append(before)
+    return [*parts, rest]
+
+
+def stripped_margins(around: Callable[[str], Sequence[str]], place: int = 0) -> Margins:
+    """The margins that a template strips from a text, where `around` gives its parts around all texts, of which that at `place` has the
+    argument on either side.
+
+    A template is taken to leave the inside of a text alone.
+    """
+    before, after = around("")[place : place + 2]
+    doubled = {character: around(2 * character)[place : place + 2] for character in WHITE_SPACE}
+    left = "".join(character for character, (start, _) in doubled.items() if start == before)
+    right = "".join(character for character, (_, end) in doubled.items() if end == after)
+    return Margins(left, right)

@@ -14,7 +14,7 @@ from pipeline.engine import Tokenizer
 from pipeline.errors import GraphError
 from pipeline.graph.prompts import DEFAULT_PROMPTS, Prompts
 from pipeline.graph.rewards import ChatPrompt, TextPrompt
-from pipeline.reasoning.template import Margins, parts_of, stripped_margins
+from pipeline.reasoning.prompts import Margins, parts_of, stripped_margins
 
 LONG = 1000
 """Characters from which on a prompt is continued: fewer are encoded faster."""

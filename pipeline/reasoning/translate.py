@@ -10,7 +10,7 @@ from functools import cache
 
 from pipeline.engine import Tokenizer
 from pipeline.graph.prompts import DEFAULT_PROMPTS, Marks
-from pipeline.reasoning.template import own_marks
+from pipeline.reasoning.prompts import own_marks
 
 
 class TokenTranslator:

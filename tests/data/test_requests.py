@@ -9,7 +9,7 @@ import pytest
 
 from pipeline.data.problems import ChainSettings, Problem
 from pipeline.data.reading import read_files
-from pipeline.data.requests import NEUTRAL, NO_EFFECT, ApiError, AskedChat, ChainReply, completion, error_of, read_chat
+from pipeline.data.requests import NEUTRAL, NO_EFFECT, ApiError, AskedChat, ChainReply, completion, read_chat
 from pipeline.graph.prompts import Message
 from tests.support.requests import request, write_batch
 
@@ -77,12 +77,6 @@ def test_a_body_that_is_none(body: bytes) -> None:
     with pytest.raises(ApiError) as caught:
         read_chat(body)
     assert caught.value.code
-
-
-def test_a_failed_chain_is_the_callers_error_or_the_servers() -> None:
-    errors = [error_of(name, "why") for name in ("ContextOverflow", "RequestRefused", "EngineUnavailable", None)]
-    assert [(each.status, each.message) for each in errors] == [(400, "why"), (400, "why"), (500, "why"), (500, "why")]
-    assert errors[0].code == "context_length_exceeded"
 
 
 def test_a_batch_is_told_by_its_lines(tmp_path: Path) -> None:

@@ -9,10 +9,13 @@ import anyio
 import pytest
 from msgspec import structs
 
-from pipeline.export.openai_batch import errors_file, write_batch_files
+from pipeline.data.requests import ApiError
+from pipeline.export.openai_batch import errors_file, outcome_of, write_batch_files
 from pipeline.run.loop import Stop
 from pipeline.run.run import SessionResult, run
+from pipeline.store.rows import ChainRow
 from tests.support.requests import REFUSED, request, write_batch
+from tests.support.rows import blank
 from tests.support.runs import options_of, rows, solve_short
 
 SYSTEM, ONE, TWO = ({"role": "system", "content": "Be brief."}, {"role": "user", "content": "1+1?"}, {"role": "assistant", "content": "2"})
@@ -101,6 +104,14 @@ def test_what_an_interrupted_run_did_not_come_to_is_told_as_expired_until_it_is_
     answered, errors = exported(tmp_path / "run", tmp_path / "whole.jsonl.gz")
     assert ([each["custom_id"] for each in answered], len(errors)) == (["a", "b0", "b1", "b2", "b3", "b4"], 1)
     assert [len(each["response"]["body"]["choices"]) for each in answered] == [2, 1, 1, 1, 1, 1]
+
+
+def test_a_failed_chain_is_the_callers_error_or_the_servers() -> None:
+    for name, status in (("ContextOverflow", 400), ("RequestRefused", 400), ("EngineUnavailable", 500)):
+        error = outcome_of(blank(ChainRow, stop_reason="error", error_type=name, error_message="why"), "")
+        assert isinstance(error, ApiError)
+        assert (error.status, error.message) == (status, "why")
+        assert (error.code == "context_length_exceeded") == (name == "ContextOverflow")
 
 
 @pytest.mark.vllm
