@@ -29,6 +29,7 @@ from pipeline.runtime.executor import Executor, Fitted, Settings
 from pipeline.runtime.progress import Progress
 from pipeline.runtime.schedule import Schedule
 from pipeline.stages.build import build_stages
+from pipeline.store.folder import FILE, FORMAT
 from pipeline.store.recorder import open_recorder
 from pipeline.store.resume import ResumeState
 from pipeline.store.store import RunStore
@@ -94,7 +95,7 @@ async def solved(engines: dict[str, Instant], live: int, chains: int, admission:
     problems = (Problem(i, str(i), f"Tom has {i % 20} pens. Tom buys 4. How many pens has Tom now?", "7") for i in range(chains))
     with tempfile.TemporaryDirectory() as folder:
         cpu = time.process_time()
-        async with open_recorder(store or RunStore(Path(folder)), virtual=False) as recorder:
+        async with open_recorder(store or RunStore(begun(folder)), virtual=False) as recorder:
             clock = Clock(time.time_ns(), time.monotonic)
             progress = Progress(plan, ResumeState(), print, clock, admission)
             recording = Recording(run_id="bench", rows=recorder, progress=progress, clock=clock)
@@ -103,6 +104,12 @@ async def solved(engines: dict[str, Instant], live: int, chains: int, admission:
             await run.run(InputFeed(problems, 1, 1, lambda place: False, threads=True))
         assert run.progress.done == chains
         return time.process_time() - cpu
+
+
+def begun(folder: str) -> Path:
+    """The path of `folder`, which becomes that of a run."""
+    (Path(folder) / FILE).write_text(f'{{"format": {FORMAT}}}')
+    return Path(folder)
 
 
 class Kept(RunStore):
@@ -121,7 +128,7 @@ class Kept(RunStore):
 async def recorded_calls(engines: dict[str, Instant]) -> list[Struct]:
     """The calls of a run."""
     with tempfile.TemporaryDirectory() as folder:
-        store = Kept(Path(folder))
+        store = Kept(begun(folder))
         await solved(engines, LIVE, LIVE, None, store)
     return store.calls
 
@@ -130,7 +137,7 @@ def written(rows: Sequence[Struct]) -> float:
     """Microseconds of CPU a row that a store needs for `rows`, `ROWS_AT_ONCE` with each append."""
     with tempfile.TemporaryDirectory(dir=ROOT) as folder:
         cpu = time.process_time()
-        store = RunStore(Path(folder))
+        store = RunStore(begun(folder))
         for start in range(0, len(rows), ROWS_AT_ONCE):
             store.append("calls", rows[start : start + ROWS_AT_ONCE])
         store.close()
