@@ -15,7 +15,6 @@ from typing import BinaryIO, cast
 
 sync_data = getattr(os, "fdatasync", os.fsync)
 """Flush the data of an open file, given by its descriptor; its times need not be flushed, which is faster."""
-_DRAFT = re.compile(r"\.[0-9a-f]{16}\.tmp")
 _OBEYED = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 """Control characters except tab and line feed, characters that change the direction of writing, and lone surrogates."""
 
@@ -52,11 +51,6 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
                 yield cast(BinaryIO, packed)
         else:
             yield file
-
-
-def is_draft(path: "Path | os.DirEntry[str]") -> bool:
-    """True if `path` has the name of a draft, which only a killed process leaves."""
-    return _DRAFT.fullmatch(path.name) is not None
 
 
 def sync_path(path: Path) -> None:

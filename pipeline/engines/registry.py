@@ -10,18 +10,12 @@ from pipeline.graph.spec import EngineSpec
 from pipeline.system.machine import cuda_mps, ranges
 
 
-def backend_of(spec: EngineSpec) -> Backend:
-    """The backend that opens engines of this spec."""
-    backend: Backend = engine_backend(spec.backend)
-    return backend
-
-
 def by_backend(specs: Mapping[str, EngineSpec]) -> list[tuple[Backend, dict[str, EngineSpec]]]:
     """Each backend of `specs`, with its own of them."""
     groups: dict[str, dict[str, EngineSpec]] = {}
     for role, spec in specs.items():
         groups.setdefault(spec.backend, {})[role] = spec
-    return [(backend_of(next(iter(group.values()))), group) for group in groups.values()]
+    return [(engine_backend(name), group) for name, group in groups.items()]
 
 
 @asynccontextmanager

@@ -6,10 +6,10 @@ from itertools import islice
 from msgspec import Struct
 
 from pipeline.data.problems import Problem
-from pipeline.engine import Tokenizer
-from pipeline.engines.registry import backend_of
+from pipeline.engine import Backend, Tokenizer
 from pipeline.errors import BadRow, GraphError, InputError, UsageError, did_you_mean
 from pipeline.graph.plan import Plan
+from pipeline.graph.plugins import engine_backend
 from pipeline.reasoning.chain import Chain, Outcome, Span
 from pipeline.reasoning.prompts import PromptBuilder
 from pipeline.reasoning.translate import TokenTranslator
@@ -82,10 +82,10 @@ def problem_in(name: str, problems: Iterator[Problem | BadRow], row: int) -> Pro
 
 def _tokenizer(plan: Plan, role: str) -> Tokenizer:
     spec = plan.engines[role]
-    load = backend_of(spec).tokenizer
-    if load is None:
+    backend: Backend = engine_backend(spec.backend)
+    if backend.tokenizer is None:
         raise GraphError(f"engine {role!r}", f"the tokenizer of backend `{spec.backend}` is only available once the engine is open")
-    return load(role, spec)
+    return backend.tokenizer(role, spec)
 
 
 def _span(builder: PromptBuilder, role: str, text: str) -> Span:

@@ -4,6 +4,7 @@ A folder is checked under its lock, so that what was found to be so stays so unt
 """
 
 import os
+import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -15,7 +16,6 @@ import msgspec
 from filelock import FileLock, Timeout, lock_descriptor
 
 from pipeline.errors import InputError, UsageError, boundary, reason
-from pipeline.files import is_draft
 
 FILE = "run.json"
 FORMAT = 1
@@ -95,7 +95,7 @@ def _check_output(folder: Path, card: str, resume: bool | None) -> None:
 def _found(folder: Path) -> set[str]:
     """The names in `folder` but for drafts, which a killed process leaves; of a file its own, of what is missing none."""
     try:
-        return {entry.name for entry in os.scandir(folder) if not is_draft(entry)}
+        return {entry.name for entry in os.scandir(folder) if not re.fullmatch(r"\.[0-9a-f]{16}\.tmp", entry.name)}
     except FileNotFoundError:
         return set()
     except NotADirectoryError:
