@@ -104,7 +104,7 @@ class _RunCopy:
             for name, version in reversed(versions.items()):
                 if name == CARD or self._uploaded.get(name) != version:
                     # A write-ahead file grows; `run.json` may be another file by now.
-                    self._store.upload(name, self.folder / name, version[0] if name.endswith(".arrows") else sys.maxsize)
+                    self._store.upload(name, self.folder / name, version[0] if name.endswith(".log") else sys.maxsize)
                     self._uploaded[name] = version
             for name in self._store.list().keys() - versions.keys():
                 if "/" in name:  # of a table, and not what a user has put beside them

@@ -2,7 +2,7 @@
 
     calls/part-00000.parquet
     calls/part-00001.parquet
-    calls/wal-00002.arrows      until it is part 2
+    calls/wal-00002.log         until it is part 2
 
 A row is in a write-ahead file, durable, when `append` returns. A write-ahead file that is full, or that a dead process left, becomes the
 part of its number and goes only then: at every moment each row is in one of the two. Making a part takes a second, so `make_parts` may work
@@ -62,7 +62,7 @@ SHARDS = "shards"
 """The folder in a run folder that holds its shards while a run on replicas is not finished; its rows are there until then."""
 _RUN = b"pipeline.run"
 """The key of the run's `folder_id` in the metadata of a schema."""
-_NAME = re.compile(r"(?:part|wal)-(\d{5,})\.(?:parquet|arrows)")
+_NAME = re.compile(r"(?:part|wal)-(\d{5,})\.(?:parquet|log)")
 _UNIQUE = ("_text", "_message", "request_id")
 """Endings of the names of columns whose strings hardly ever repeat; the other columns of strings are dictionary-encoded."""
 
@@ -189,7 +189,7 @@ class RunStore:
     def _make_parts(self, table: str, before: float = math.inf) -> None:
         """Make the write-ahead files with numbers less than `before` parts, unless they are already."""
         with self._making_parts, _written(place := self.folder / table):
-            for wal in sorted(place.glob("wal-*.arrows")):
+            for wal in sorted(place.glob("wal-*.log")):
                 if (number := number_of(wal)) >= before:
                     return
                 if not self._path(table, number, "part").exists():
@@ -202,7 +202,7 @@ class RunStore:
         return new_part(self._path(table, number, "part"), self._schema(table))
 
     def _path(self, table: str, number: int, kind: str) -> Path:
-        return self.folder / table / f"{kind}-{number:05}.{'arrows' if kind == 'wal' else 'parquet'}"
+        return self.folder / table / f"{kind}-{number:05}.{'log' if kind == 'wal' else 'parquet'}"
 
     def _schema(self, table: str) -> pa.Schema:
         return labelled(schema_of(ROWS[table]), self.id)
@@ -374,7 +374,7 @@ def read_file(file: Path, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
 
 
 def count_rows(run: Path, table: str) -> int:
-    """The number of rows of a table, of parts from their footers. Raises `InputError` as `read_batches` does."""
+    """The number of rows of a table. Raises `InputError` as `read_batches` does."""
     return sum(batch.num_rows for file in table_files(run, table) for batch in read_file(file, ()))
 
 

@@ -45,6 +45,7 @@ def call(**fields: Any) -> RecordedCall:
         "finish_reason": ("length", "stop"),
         "stop_reason": (None, None),
         "option_logprobs": (),
+        **{"client_wait_s": 0.0, "input_tokens": len(PROMPT), "cached_input_tokens": None, "output_tokens": len(SAID) + len(ENDED)},
         **{column: (getattr(SURE, measure), None) for measure, column in MEASURED_IN.items()},
     }
     return RecordedCall(**{**ours, **fields})

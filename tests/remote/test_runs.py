@@ -172,7 +172,7 @@ def test_a_killed_run_is_continued_by_another_machine(store: Any, url: str, tmp_
     words = ["run", "speccot", TEST_SET, "--engines", SIM, "--limit", CHAINS, "--batch-size", 16, "--output", url, "--quiet"]
     process = subprocess.Popen([sys.executable, "-c", SMALL_PARTS, *map(str, words)], cwd=ROOT)
     try:
-        awaited = {"chains/wal-00000.arrows", "calls/part-00000.parquet"}
+        awaited = {"chains/wal-00000.log", "calls/part-00000.parquet"}
         while not awaited <= {re.sub(r"-[0-9a-f]{6,}", "", name) for name in names(store, url)}:
             assert process.poll() is None
             threading.Event().wait(0.02)

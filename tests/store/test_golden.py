@@ -38,7 +38,7 @@ def test_the_golden_run_has_several_parts_of_each_kind(finished: History) -> Non
     assert len(finished.moments) > 60
     names = {name for moment in finished.moments for name in moment}
     assert {f"{table}/part-00001.parquet" for table in ("calls", "steps")} <= names
-    assert {f"{table}/wal-00000.arrows" for table in TABLES} <= names
+    assert {f"{table}/wal-00000.log" for table in TABLES} <= names
     assert {"run.json", "chains/part-00000.parquet"} <= names
     assert [whole(finished.folder, table).num_rows for table in TABLES] == [100, 48, 4]
 
@@ -105,7 +105,7 @@ def test_a_folder_that_is_cut_anywhere_recovers_to_a_prefix(which: str, place: P
 
 
 def test_a_folder_that_is_cut_while_its_first_rows_are_written_recovers_to_a_prefix(finished: History, place: Path) -> None:
-    first = next(number for number, moment in enumerate(finished.moments) if "calls/wal-00000.arrows" in moment)
+    first = next(number for number, moment in enumerate(finished.moments) if "calls/wal-00000.log" in moment)
     assert check_cuts(finished, finished.moments[first : first + 3], place, 10**6) > 3
 
 

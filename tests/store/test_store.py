@@ -84,11 +84,11 @@ def test_groups_and_parts_fill_in_order(tmp_path: Path) -> None:
     store = RunStore(tmp_path)
     calls = tmp_path / "calls"
     store.append("calls", [blank(CallRow, call_index=index) for index in range(2)])
-    assert names(calls) == ["wal-00000.arrows"]
+    assert names(calls) == ["wal-00000.log"]
     store.append("calls", [blank(CallRow, call_index=index) for index in range(2, 10)])
-    assert names(calls) == ["wal-00000.arrows", "wal-00001.arrows"]
+    assert names(calls) == ["wal-00000.log", "wal-00001.log"]
     store.make_parts()
-    assert names(calls) == ["part-00000.parquet", "wal-00001.arrows"]
+    assert names(calls) == ["part-00000.parquet", "wal-00001.log"]
     store.append("calls", [blank(CallRow, call_index=index) for index in range(10, 13)])
     assert [file.name for file in table_files(tmp_path, "calls")] == names(calls)
     assert indices(tmp_path) == list(range(13))
@@ -108,7 +108,7 @@ def test_long_rows_are_written_and_read_a_few_at_a_time(tmp_path: Path, monkeypa
     store = RunStore(tmp_path)
     for start in range(0, 1000, 100):
         store.append("steps", [blank(StepRow, step_index=start + index, step_token_ids=tuple(range(500))) for index in range(100)])
-    assert names(tmp_path / "steps") == ["wal-00000.arrows", "wal-00001.arrows"]
+    assert names(tmp_path / "steps") == ["wal-00000.log", "wal-00001.log"]
     store.close()
     batches = list(read_batches(tmp_path, "steps", ["step_index", "step_token_ids"]))
     assert [each for batch in batches for each in batch["step_index"].to_pylist()] == list(range(1000))
@@ -160,7 +160,7 @@ def test_no_chain_is_synced_before_its_calls(tmp_path: Path, monkeypatch: pytest
     for now, table, row in ((0.0, "chains", ChainRow), (0.5, "calls", CallRow)):
         clock.append(now)
         store.append(table, [blank(row)])
-        tables[(tmp_path / table / "wal-00000.arrows").stat().st_ino] = table
+        tables[(tmp_path / table / "wal-00000.log").stat().st_ino] = table
     clock.append(1.0)
     store.append("chains", [blank(ChainRow)])
     assert order == ["calls", "chains"]
@@ -190,7 +190,7 @@ def test_a_disk_that_runs_full(tmp_path: Path) -> None:
     store.append("calls", [blank(CallRow, call_index=taken)])
     with _no_file_over(100), pytest.raises(RunFolderError, match=r"/calls/part-00000\.parquet: cannot be written: file too large"):
         store.close()
-    assert [names(tmp_path / table) for table in TABLES] == [["wal-00000.arrows"], [], []]
+    assert [names(tmp_path / table) for table in TABLES] == [["wal-00000.log"], [], []]
     assert indices(tmp_path) == list(range(taken + 1))
     RunStore(tmp_path).recover()
     assert names(tmp_path / "calls") == ["part-00000.parquet"]
@@ -209,7 +209,7 @@ def test_a_folder_that_is_removed_meanwhile(tmp_path: Path) -> None:
 def test_nothing_is_there_yet(tmp_path: Path) -> None:
     assert list(read_batches(tmp_path, "calls", ["call_index"])) == []
     (tmp_path / "calls").mkdir()
-    (tmp_path / "calls" / "wal-00000.arrows").write_bytes(b"")
+    (tmp_path / "calls" / "wal-00000.log").write_bytes(b"")
     assert list(read_batches(tmp_path, "calls", ["call_index"])) == []
     RunStore(tmp_path).recover()
     assert indices(tmp_path) == []

@@ -20,7 +20,7 @@ IN_FLIGHT, WAITING, AGAIN, COMING = range(4)
 
 
 COMPILED_FROM = 30_000
-"""The number of calls whose walk in Python takes as long as loading numba and what it compiled."""
+"""The number of chains and calls whose walk in Python takes as long as loading numba and what it compiled."""
 
 
 class IdleRules(NamedTuple):
@@ -51,8 +51,8 @@ class IdleSums(NamedTuple):
 
 
 def occupancy_sums(rules: IdleRules, chains: Lives, calls: Calls, *, compiled_from: int = COMPILED_FROM) -> IdleSums:
-    """What the time of each engine and device was spent on, by bin; in machine code from so many calls on."""
-    coming, walk = (_compiled(_coming), _compiled(_walk)) if len(calls.ready) >= compiled_from else (_coming, _walk)
+    """What the time of each engine and device was spent on, by bin; in machine code from `compiled_from` chains and calls on."""
+    coming, walk = (_compiled(_coming), _compiled(_walk)) if len(chains.start) + len(calls.ready) >= compiled_from else (_coming, _walk)
     ready = _order(calls.ready)
     by_chain = ready[np.argsort(calls.chain[ready], kind="stable")]
     comes = coming(
