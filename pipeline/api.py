@@ -348,7 +348,7 @@ def _called(graph: Graph, problems: Input, options: RunKeywords) -> Iterator[_So
 
 
 def _chosen(given: Mapping[str, Any], values: Mapping[str, Any]) -> RunOptions:
-    """The options for the keywords that were `given`, of which `values` replace some; raises `UsageError`."""
+    """The options for the keywords that were `given`, some replaced by `values`; raises `UsageError`."""
     preset, samples, random = (given.get(name) for name in ("preset", "samples", "random"))
     graders = [name_of(each) for each in given.get("graders", ())]
     meant = {

@@ -7,6 +7,7 @@ answered, before any stage sees it.
 import math
 from array import array
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from typing import get_args
 
 import numpy as np
@@ -38,13 +39,11 @@ def validate_request(request: Request, max_model_len: int, vocab_size: int, adap
 
 
 def _flaw_in_ids(ids: Sequence[int], vocab_size: int) -> str | None:
-    """The first of `ids` that is not from 0 to below `vocab_size`; raises `TypeError` where one is no whole number."""
-    try:
+    """The first id not from 0 to below `vocab_size`; raises `TypeError` where one is no integer."""
+    with suppress(OverflowError):
         numbers = packed(ids)
         if not ids or (max(ids) if len(numbers) < _MANY_IDS else np.frombuffer(numbers, np.uint32).max()) < vocab_size:
             return None
-    except OverflowError:
-        pass
     wrong = next(i for i in ids if not 0 <= i < vocab_size)
     return f"token id {wrong} is not in the model's vocabulary of {vocab_size}"
 

@@ -366,8 +366,8 @@ def parts_of(text: str, *placeholders: str, where: str) -> list[str]:
 
 
 def stripped_margins(around: Callable[[str], Sequence[str]], place: int = 0) -> Margins:
-    """The margins that a template strips from a text, where `around` gives its parts around all texts, of which that at `place` has the
-    argument on either side.
+    """The margins that a template strips from a text. `around` gives the template's parts around all texts, this one's at `place` and
+    after it.
 
     A template is taken to leave the inside of a text alone.
     """

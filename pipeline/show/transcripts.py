@@ -90,7 +90,7 @@ class Transcript(Struct, frozen=True, kw_only=True):
 
 
 def read_transcripts(db: Query, chains: Sequence[str], made_up: bool = False) -> list[Transcript]:
-    """The transcripts of those of these chains that have ended, in their order, as far as they fit into `MAX_TRANSCRIPTS`."""
+    """The transcripts of these chains, if they have ended, in their order, as far as they fit into `MAX_TRANSCRIPTS`."""
     rows = {row["chain_id"]: row for row in db.arrow(CHAINS, chains=list(chains), made_up=made_up).to_pylist()}
     times = ((row["start_unix_ns"] - SLACK_NS, row["end_unix_ns"] + SLACK_NS) for row in rows.values())
     within = " OR ".join(f"end_unix_ns BETWEEN {since} AND {until}" for since, until in times) or "false"

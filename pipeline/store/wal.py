@@ -6,8 +6,8 @@ After a loss of power the end of a file may be cut off, zeros or old blocks of a
     message   = bytes in the body (8) · checksum (4) · body: the schema, then each batch, as an Arrow IPC message
 
 Invariant: what `read_wal` yields is a prefix of what was appended, batch by batch. A message counts only if all of it is there and its
-checksum is right, and the checksum of each message continues that of the one before it, the first one that of the salt: so a message
-counts only in its own place of its own file, and after the first one that does not count nothing does.
+checksum is right. Each checksum continues the one before it, and the first continues the salt's: so a message counts only where it was
+written, in the file it was written to, and nothing counts after the first message that does not.
 
 Were the last bytes zeros, the last checksum would not be right. Were batch 2 a copy of batch 1, its checksum would not be the
 one that continues batch 1. Two files with the same batches have different checksums, so an old block of one never continues another.
