@@ -13,9 +13,8 @@ import msgspec
 
 from pipeline.analysis.tables import Table, as_csv, as_markdown, printed, read_query
 from pipeline.analysis.tables import as_json as as_json_of
-from pipeline.cli.commands import HeadedCommand, headed, option
 from pipeline.cli.console import PlainConsole, print_parts, print_table
-from pipeline.cli.options import LocalPath, Located, RunFolder, json_option, one_run, runs_in
+from pipeline.cli.options import HeadedCommand, LocalPath, Located, RunFolder, headed, json_option, one_run, option, runs_in
 from pipeline.cli.terminal import print_json, print_line, print_page
 from pipeline.errors import UsageError, boundary, reason
 from pipeline.export.answers_file import form_of, write_query, write_rows
@@ -150,7 +149,7 @@ def _array(rows: Iterable[list[str]]) -> Iterator[str]:
 
 @click.command(cls=HeadedCommand)
 @click.argument("runs", type=RunFolder(), nargs=-1, required=True, metavar="RUN...")
-@output_option("-o", "--output", type=LocalPath(allow_dash=True), metavar="FILE", help=FILE_HELP)
+@output_option("-o", "--output", type=LocalPath(), metavar="FILE", help=FILE_HELP)
 @output_option("--as", "kind", type=click.Choice(tuple(KINDS)), metavar="KIND", default="answers", help="One of the above.")
 @option("--thoughts", is_flag=True, help="answers: include the reasoning before each answer.", heading="Answers")
 @training_option("--correct", is_flag=True, help="Only chains whose answer is right.")

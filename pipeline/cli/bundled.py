@@ -10,9 +10,8 @@ import msgspec
 from msgspec import Struct
 
 from pipeline.analysis.tables import Table
-from pipeline.cli.commands import option
 from pipeline.cli.console import PlainConsole, print_table
-from pipeline.cli.options import LocalPath, check_reachable, json_option
+from pipeline.cli.options import LocalPath, check_reachable, json_option, option
 from pipeline.cli.terminal import print_line, print_notice, print_page
 from pipeline.graph.files import FileKind, bundled_files, read_file
 

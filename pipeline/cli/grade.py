@@ -11,9 +11,8 @@ from rich.progress import Progress
 
 from pipeline.calibration.calibrate import calibrate as calibrated
 from pipeline.calibration.calibrate import engines_file, fit_lines
-from pipeline.cli.commands import option
 from pipeline.cli.console import PlainConsole
-from pipeline.cli.options import LocalPath, Located, RunFolder, json_option, one_run
+from pipeline.cli.options import LocalPath, Located, RunFolder, json_option, one_run, option
 from pipeline.cli.terminal import print_line, print_page
 from pipeline.errors import UsageError, boundary
 from pipeline.files import one_line, whole_file

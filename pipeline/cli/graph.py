@@ -9,8 +9,17 @@ import anyio
 import click
 import msgspec
 
-from pipeline.cli.commands import option
-from pipeline.cli.options import ProblemFile, bound, engines_option, graph_options, json_option, model_option, run_options, settings_option
+from pipeline.cli.options import (
+    ProblemFile,
+    bound,
+    engines_option,
+    graph_options,
+    json_option,
+    model_option,
+    option,
+    run_options,
+    settings_option,
+)
 from pipeline.cli.terminal import print_line, print_notice, print_page
 from pipeline.data.problems import Problem
 from pipeline.data.reading import read_problems

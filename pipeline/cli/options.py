@@ -6,21 +6,21 @@ names is on this machine until the command ends; what the command wrote there is
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from functools import wraps
+from functools import partial, wraps
 from importlib import import_module
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from types import NoneType
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import click
-from msgspec import NODEFAULT, Struct, structs
+from msgspec import Struct
 
-from pipeline.cli.commands import F, headed, option
 from pipeline.cli.terminal import CommandOutput, output
 from pipeline.errors import InputError, UsageError, boundary
 from pipeline.options import ABOUT, RunOptions
 from pipeline.remote.url import is_url, parse_url
 
+F = TypeVar("F", bound=Callable[..., Any] | click.Command)
 T = TypeVar("T")
 RUNS = Path("runs")
 """The folder in which a run is found by its name alone."""
@@ -45,10 +45,42 @@ MODEL_HELP = (
 METRICS_HELP = "Serve Prometheus metrics on this port, of 127.0.0.1 or HOST."
 LOG_HELP = "Append messages, progress and engine logs to FILE."
 _KINDS = get_type_hints(RunOptions)
-_DEFAULTS = {
-    field.name: field.default_factory() if field.default is NODEFAULT and field.default_factory is not NODEFAULT else field.default
-    for field in structs.fields(RunOptions)
-}
+_DEFAULTS = RunOptions(graph=Path(), input=())
+
+
+class Option(click.Option):
+    """An option with a heading for the help of long commands."""
+
+    def __init__(self, *args: Any, heading: str, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self.heading = heading
+
+    def get_help_extra(self, ctx: click.Context) -> Any:
+        """Ranges are for errors: in help they are mostly noise."""
+        extra = super().get_help_extra(ctx)
+        extra.pop("range", None)
+        return extra
+
+
+class HeadedCommand(click.Command):
+    """A command whose help has its options under their headings."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        found: dict[str, list[tuple[str, str]]] = {}
+        for param in self.get_params(ctx):
+            if isinstance(param, click.Option) and (record := param.get_help_record(ctx)) is not None:
+                found.setdefault(getattr(param, "heading", "Display"), []).append(record)
+        for heading, records in found.items():
+            with formatter.section(heading):
+                formatter.write_dl(records)
+
+
+def headed(heading: str) -> Callable[..., Callable[[F], F]]:
+    """`click.option` for options under this heading."""
+    return partial(click.option, cls=Option, heading=heading)
+
+
+option, display_option = headed("Options"), headed("Display")
 
 
 class Located(Struct, frozen=True):
@@ -64,21 +96,18 @@ class Located(Struct, frozen=True):
 class LocalPath(click.Path):
     """A path of this machine, for what no command reads from or writes to an object store."""
 
-    def __init__(self, *, allow_dash: bool = False) -> None:
-        super().__init__(path_type=Path, allow_dash=allow_dash)
-
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """A URL is an error."""
         if is_url(str(value)):
             self.fail(f"{value}: {NO_URL}", param, ctx)
-        return super().convert(value, param, ctx)
+        return Path(value)
 
 
 class RunFolder(click.Path):
     """A run folder that a command reads: a path, the name of a run in `runs`, or a URL; one that it `writes` is on this machine."""
 
     def __init__(self, *, writes: bool = False) -> None:
-        super().__init__(path_type=Path)
+        super().__init__()
         self._writes = writes
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
@@ -169,20 +198,29 @@ def run_options(*names: str, unset: bool = False) -> Callable[[F], F]:
 
 
 def _run_option(name: str, *, unset: bool) -> Callable[[F], F]:
-    known, default = ABOUT[name], _DEFAULTS[name]
-    spelled, settings = f"--{name.replace('_', '-')}", dict[str, Any](help=known.help, heading=known.group, metavar=known.metavar or None)
+    known, kind, default = ABOUT[name], _KINDS[name], getattr(_DEFAULTS, name)
+    names, settings = [f"--{name.replace('_', '-')}"], dict[str, Any](help=known.help, heading=known.group, metavar=known.metavar or None)
+    if NoneType in get_args(kind):
+        kind = get_args(kind)[0]
+    if name in SHORT:
+        names.append(SHORT[name])
     if name in LEFT_OUT:
-        settings |= {"help": f"{known.help}  [default: {LEFT_OUT[name]}]"}
-    elif not unset and default is not None and default is not False and default != {}:
+        settings["help"] += f"  [default: {LEFT_OUT[name]}]"
+    elif not unset and default not in (None, {}) and kind is not bool:
         settings |= {"default": default, "show_default": True}
     if name == "columns":
-        return option("--column", name, multiple=True, callback=_column, **settings | {"help": f"{known.help} May be repeated."})
-    kind = _KINDS[name]
-    if get_origin(kind) in (Union, UnionType):
-        kind = next(each for each in get_args(kind) if each is not NoneType)
-    if kind is bool:
-        return option(spelled, is_flag=True, **settings)
-    return option(*filter(None, (SHORT.get(name), spelled)), type=_click_type(kind, known.bounds), **settings)
+        names = ["--column", name]
+        settings |= {"multiple": True, "callback": _column, "help": f"{known.help} May be repeated."}
+    elif kind is bool:
+        settings["is_flag"] = True
+    elif get_origin(kind) is Literal:
+        settings["type"] = click.Choice(get_args(kind))
+    elif known.bounds:
+        low, high = known.bounds
+        settings["type"] = click.IntRange(int(low), int(high)) if kind is int else click.FloatRange(low, high)
+    else:
+        settings["type"] = click.Path() if kind is Path else kind
+    return option(*names, **settings)
 
 
 def _column(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
@@ -190,14 +228,6 @@ def _column(ctx: click.Context, param: click.Parameter, values: tuple[str, ...])
     if not all(field and column for field, column in pairs.items()):
         raise click.BadParameter("expected FIELD=COLUMN, for example problem=question")
     return pairs
-
-
-def _click_type(kind: Any, bounds: tuple[float, float] | None) -> Any:
-    if get_origin(kind) is Literal:
-        return click.Choice(get_args(kind))
-    if kind is int:
-        return click.IntRange(int(bounds[0]), int(bounds[1])) if bounds else int
-    return click.FloatRange(*bounds) if kind is float and bounds else click.Path() if kind is Path else str
 
 
 def _address(ctx: click.Context, param: click.Parameter, text: str | None) -> Address:
@@ -209,7 +239,6 @@ def _address(ctx: click.Context, param: click.Parameter, text: str | None) -> Ad
     return host or "127.0.0.1", int(port)
 
 
-display_option = headed("Display")
 json_option = option("--json", "as_json", is_flag=True, help="Print JSON.", heading="Output")
 engines_option = option("--engines", type=click.Path(path_type=Path), metavar="NAME|FILE", help=ENGINES_HELP, heading="Models")
 model_option = option("--model", "models", multiple=True, metavar="ROLE=MODEL", help=MODEL_HELP, heading="Models")

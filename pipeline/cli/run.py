@@ -10,9 +10,9 @@ from typing import Any
 import click
 from msgspec import structs
 
-from pipeline.cli.commands import HeadedCommand, option
 from pipeline.cli.options import (
     Address,
+    HeadedCommand,
     Located,
     RunFolder,
     bound,
@@ -23,6 +23,7 @@ from pipeline.cli.options import (
     metrics_option,
     notice_options,
     one_run,
+    option,
     run_options,
     written_run,
 )

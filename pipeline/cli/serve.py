@@ -10,8 +10,7 @@ from typing import Any
 import click
 
 from pipeline.cli import live
-from pipeline.cli.commands import HeadedCommand, headed
-from pipeline.cli.options import Located, bound, graph_options, notice_options, run_options, written_run
+from pipeline.cli.options import HeadedCommand, Located, bound, graph_options, headed, notice_options, run_options, written_run
 from pipeline.cli.show import print_summary
 from pipeline.cli.terminal import output, print_notice
 from pipeline.errors import Interrupted, require

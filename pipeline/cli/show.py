@@ -22,9 +22,8 @@ from pipeline.analysis.facts import of_answers
 from pipeline.analysis.headline import engines_table, facts_table, headline, stages_table, summary_of
 from pipeline.analysis.progress import RecentRates, RunState, duration, run_folders, run_state
 from pipeline.analysis.tables import Table, plain, plain_percent, size
-from pipeline.cli.commands import option
 from pipeline.cli.console import WIDTH, PlainConsole, print_table
-from pipeline.cli.options import RUNS, LocalPath, Located, RunFolder, json_option, one_run, runs_in
+from pipeline.cli.options import RUNS, LocalPath, Located, RunFolder, json_option, one_run, option, runs_in
 from pipeline.cli.terminal import output, print_line, print_notice, print_page
 from pipeline.errors import InputError, UsageError, boundary, did_you_mean, require
 from pipeline.files import one_line, whole_file

@@ -14,16 +14,18 @@ from msgspec import structs
 from pipeline.analysis.compare import data_name
 from pipeline.analysis.curves import advice, read_points, study_tables, sweep_table
 from pipeline.cli import live
-from pipeline.cli.commands import HeadedCommand, headed, option
 from pipeline.cli.console import print_parts
 from pipeline.cli.live import restored_handlers, stop_at_first_signal
 from pipeline.cli.options import (
     ENGINES_HELP,
+    HeadedCommand,
     LocalPath,
     ProblemFile,
     bound,
+    headed,
     model_option,
     notice_options,
+    option,
     preset_option,
     run_options,
     settings_option,

@@ -8,8 +8,7 @@ from typing import Any
 
 import click
 
-from pipeline.cli.commands import option
-from pipeline.cli.options import LocalPath, problems_of
+from pipeline.cli.options import LocalPath, option, problems_of
 from pipeline.cli.terminal import print_line, print_notice
 from pipeline.engines.models import check_model, read_card, resolve
 from pipeline.engines.tokenizer import HFTokenizer

@@ -9,8 +9,8 @@ from pathlib import Path
 import click
 import pytest
 
-from pipeline.cli.commands import Commands, Option
-from pipeline.cli.main import COMMANDS, cli
+from pipeline.cli.main import COMMANDS, Commands, cli
+from pipeline.cli.options import Option
 from pipeline.errors import MAX_NAMES, did_you_mean
 from pipeline.store.run_file import RunFile
 from tests.support.commands import COMMAND, pipeline, spawned
