@@ -1,5 +1,6 @@
-"""Busy, idle and why, by hand, cause by cause, and against a plain reference to the nanosecond; time without pauses."""
+"""Busy, idle and why, by hand, cause by cause, and against the definition at each nanosecond; time without pauses."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,30 +10,29 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.analysis.summary import summarize
-from pipeline.analysis.time.occupancy import Occupancy
-from pipeline.analysis.time.walk import occupancy_sums
-from pipeline.analysis.time.work import Axis, read_work
+from pipeline.analysis.time.occupancy import BINS, Occupancy, occupancy
+from pipeline.analysis.time.walk import (
+    BARRIER,
+    BUSY,
+    NOTHING_ADMITTED,
+    ORCHESTRATION,
+    OTHER_ENGINE,
+    RECOVERY,
+    TAIL,
+    IdleRules,
+    occupancy_sums,
+)
+from pipeline.analysis.time.work import FINISHED, LOST, OPEN, SLACK_NS, Array, Axis, Calls, Lives, read_work
 from pipeline.errors import InputError
 from pipeline.store.query import Query
-from pipeline.store.store import RunStore
-from tests.analysis import reference_analyses as reference
 from tests.support.run_files import RUN_JSON, write_run_json
 from tests.support.runs import solve_short
-from tests.support.traces import (
-    ENGINES,
-    S,
-    call,
-    calls_of,
-    card,
-    chain,
-    lives_of,
-    over_time,
-    random_calls,
-    random_lives,
-    rules_of,
-    same,
-    write,
-)
+from tests.support.traces import S, call, card, chain, write
+
+
+def over_time(folder: Path, bins: int = BINS) -> Occupancy:
+    """The occupancy of the run folder `folder`."""
+    return occupancy(read_work(Query(folder)), bins)
 
 
 def idle(found: Occupancy, role: str) -> dict[str, float]:
@@ -79,15 +79,6 @@ def test_a_call_that_is_ready_and_not_sent(tmp_path: Path, more: dict[str, Any],
     assert idle(found, "d") == {cause: 3}
 
 
-def test_a_chain_between_calls_holds_up_the_engine_that_it_comes_to_next(tmp_path: Path) -> None:
-    calls = [call("a", "d", 0, 0, 1), call("a", "t", 3, 3, 5), call("b", "t", 0, 0, 0.5), call("b", "d", 9, 9, 10)]
-    rows = [chain("a", 0, 6), chain("b", 0, 10), chain("c", 10, 10)]
-    found = over_time(write(tmp_path, calls=calls, chains=rows, steps=[], card=card(0, 10)))
-    # t: from 1 to 3 chain a comes to it; from 5 to 6 chain a ends and holds its place
-    assert idle(found, "t") == {"orchestration": 3, "other_engine": 4.5}
-    assert idle(found, "d") == {"orchestration": 8}
-
-
 def test_time_between_sessions_is_no_time(tmp_path: Path) -> None:
     calls = [call("a", "d", 0, 0, 2), call("a", "t", 100, 100, 103)]
     sessions = [session for since, until in ((0, 2), (99, 103)) for session in card(since, until)["sessions"]]
@@ -115,14 +106,6 @@ def test_runs_without_calls(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_rows_in_any_order_come_to_the_same(tmp_path: Path) -> None:
-    folder = solve_short(tmp_path).folder
-    before = over_time(folder, bins=9)
-    RunStore(folder).rewrite("calls", lambda rows: rows.take(np.random.default_rng(0).permutation(len(rows))))
-    assert same(over_time(folder, bins=9), before)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("schedule", ["pipelined", "lockstep", "sequential"])
 def test_a_whole_run_agrees_with_its_timeline_and_its_wall_time(tmp_path: Path, schedule: str) -> None:
     result = solve_short(tmp_path, schedule=schedule, batch_size=4)
@@ -132,13 +115,6 @@ def test_a_whole_run_agrees_with_its_timeline_and_its_wall_time(tmp_path: Path, 
         assert engine.total_busy_s == pytest.approx(before.engines[role].busy_s, abs=1e-9)
         assert engine.total_busy_s + sum(engine.total_idle_s.values()) == pytest.approx(found.span_s, abs=1e-9)
         assert ("barrier" in idle(found, role)) == (schedule == "lockstep")
-
-
-def test_the_example_that_explains_the_walk(tmp_path: Path) -> None:
-    calls = [call("a", "d", 0, 1, 4), call("a", "t", 5, 5, 8), call("a", "t", 8, 9, 10)]
-    found = over_time(write(tmp_path, calls=calls, chains=[chain("a", 0, 10)], steps=[], card=card(0, 10, batch_size=1)))
-    assert (found.engines["d"].total_busy_s, idle(found, "d")) == (3, {"orchestration": 1, "other_engine": 6})
-    assert (found.engines["t"].total_busy_s, idle(found, "t")) == (4, {"orchestration": 2, "other_engine": 4})
 
 
 def test_an_engine_is_busy_while_it_is_on_any_of_its_replicas(tmp_path: Path) -> None:
@@ -169,22 +145,74 @@ def test_pauses_are_left_out_of_time_and_a_call_before_the_start_moves_it(tmp_pa
     assert (work.span, work.lives.start.tolist()) == (10 * S, [S])
 
 
+ENGINES, SPAN = 3, 60
+times = st.integers(0, SPAN)
+random_calls = st.lists(st.tuples(st.integers(0, 5), st.booleans(), times, times, times, st.integers(0, ENGINES - 1)), max_size=25)
+random_lives = st.lists(st.tuples(times, times, st.sampled_from([FINISHED, LOST, OPEN])), min_size=6, max_size=6)
+
+
+def lives_of(rows: Sequence[tuple[int, int, int]]) -> Lives:
+    """Chains; start and end in either order."""
+    one, other, status = np.array(rows, np.int64).reshape(-1, 3).T
+    return Lives(np.minimum(one, other), np.maximum(one, other), status)
+
+
+def calls_of(rows: Sequence[Any]) -> Calls:
+    """Calls in any order, as are the three times of each."""
+    chain, again, *more = np.array([(*row[:2], *sorted(row[2:5]), *row[5:]) for row in rows], np.int64).reshape(-1, 6).T
+    return Calls(chain, again.astype(bool), *more)
+
+
+def holds_up(calls: Calls, lives: Lives, chain: int, instant: int) -> set[int]:
+    """The engines for which a chain is between its calls: those of the next one and of what gets ready with it; at its end, all."""
+    of_chain = calls.chain == chain
+    rows = sorted(zip(*(column[of_chain].tolist() for column in (calls.ready, calls.end, calls.engine)), strict=True))
+    if not lives.start[chain] <= instant < lives.end[chain] or any(ready <= instant < end for ready, end, _ in rows):
+        return set()
+    later = [row for row in rows if row[0] > instant]
+    if not later:
+        return set() if lives.status[chain] == OPEN else set(range(ENGINES))
+    reach, engines = later[0][0], set()
+    for ready, end, engine in later:
+        if ready > min(reach, later[0][0] + SLACK_NS):
+            break
+        engines.add(engine)
+        reach = max(reach, end)
+    return engines
+
+
+def by_definition(rules: IdleRules, lives: Lives, calls: Calls) -> Array:
+    """The sums of each nanosecond by itself: an engine is busy, or idle for the first cause that holds."""
+    groups = [[engine] for engine in range(ENGINES)] + [np.flatnonzero(on).tolist() for on in rules.devices]
+    sums = np.zeros((2 + 2 * ENGINES + 7 * len(groups), len(rules.edges) - 1), np.int64)
+    for instant in range(SPAN):
+        live = int(((lives.start <= instant) & (instant < lives.end)).sum())
+        busy, waits = (calls.submit <= instant) & (instant < calls.end), (calls.ready <= instant) & (instant < calls.submit)
+        in_flight, waiting, again = (np.bincount(calls.engine[each], minlength=ENGINES) for each in (busy, waits, waits & calls.again))
+        comes = set().union(*(holds_up(calls, lives, chain, instant) for chain in range(len(lives.start))))
+        spent = np.zeros((len(groups), 7), np.int64)
+        for place, group in enumerate(groups):
+            causes = (
+                (BUSY, in_flight[group].any()),
+                (NOTHING_ADMITTED, not live),
+                (RECOVERY, again[group].any()),
+                (BARRIER if rules.lockstep else ORCHESTRATION, waiting[group].any()),
+                (ORCHESTRATION, comes & {*group}),
+                (TAIL, instant >= rules.last_admission and live < rules.full),
+                (OTHER_ENGINE, True),
+            )
+            spent[place, next(cause for cause, holds in causes if holds)] = 1
+        sums[:, np.searchsorted(rules.edges, instant, "right") - 1] += [live, (in_flight > 0).sum() > 1, *in_flight, *waiting, *spent.flat]
+    return sums
+
+
 @pytest.mark.parametrize("compiled_from", [100, pytest.param(0, marks=pytest.mark.slow)])
 @given(rows=random_calls, lives=random_lives, bins=st.integers(1, 7), lockstep=st.booleans())
-def test_it_agrees_with_the_reference(rows: Any, lives: Any, bins: int, lockstep: bool, compiled_from: int) -> None:
+def test_it_agrees_with_the_definition_at_each_nanosecond(rows: Any, lives: Any, bins: int, lockstep: bool, compiled_from: int) -> None:
+    """Of three engines, of which the first two are on one device."""
     chains, calls = lives_of(lives), calls_of(rows)
-    rules = rules_of(bins, chains, lockstep=lockstep)
+    edges, devices = np.rint(np.linspace(0, SPAN, bins + 1)).astype(np.int64), np.array([[True, True, False]])
+    rules = IdleRules(edges, ENGINES, devices, lockstep, 3, int(chains.start.max()))
     found = occupancy_sums(rules, chains, calls, compiled_from=compiled_from)
-    rows = [found.open[0], found.overlap, *found.open[1 : 1 + 2 * ENGINES], *found.spent.reshape(-1, bins)]
-    assert np.array(rows).tolist() == reference.occupancy_sums(rules, chains, calls).tolist()
-
-
-@given(random_calls, random_lives, st.integers(1, 7))
-def test_every_nanosecond_counts_once(rows: Any, lives: Any, bins: int) -> None:
-    chains, calls = lives_of(lives), calls_of(rows)
-    rules = rules_of(bins, chains)
-    spent = occupancy_sums(rules, chains, calls).spent
-    for group, engines in enumerate(([0], [1], [2], [0, 1])):
-        assert spent[group].sum(axis=0).tolist() == np.diff(rules.edges).tolist()
-        mine = [set(range(s, e)) for engine, s, e in zip(calls.engine, calls.submit, calls.end, strict=True) if engine in engines]
-        assert spent[group, 0].sum() == len(set().union(*mine))
+    sums = [found.open[0], found.overlap, *found.open[1 : 1 + 2 * ENGINES], *found.spent.reshape(-1, bins)]
+    assert np.array(sums).tolist() == by_definition(rules, chains, calls).tolist()

@@ -1,20 +1,14 @@
-"""Run folders for tests of analyses, told in seconds; and random calls of random chains."""
+"""Run folders for tests of analyses, told in seconds."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from hypothesis import strategies as st
 from msgspec import Struct
 
-from pipeline.analysis.time.occupancy import BINS, CAUSES, Occupancy, occupancy
-from pipeline.analysis.time.walk import IdleRules
-from pipeline.analysis.time.work import FINISHED, LOST, OPEN, Calls, Lives, read_work
 from pipeline.graph.plan import Block, Plan, StageNode
 from pipeline.graph.spec import GraphSpec, StageSpec
 from pipeline.reasoning.chain import Scale
-from pipeline.store.query import Query
 from pipeline.store.rows import CallRow, ChainRow
 from pipeline.store.store import RunStore
 from tests.support.rows import blank
@@ -22,7 +16,6 @@ from tests.support.run_files import write_run_json
 
 S = 1_000_000_000
 T = 1_700_000_000 * S
-SIM = {"backend": "sim"}
 
 
 def at(seconds: float) -> int:
@@ -94,44 +87,3 @@ def card(start: float, end: float, **more: Any) -> dict[str, Any]:
         "engine_facts": facts,
         "sessions": sessions,
     } | more
-
-
-ENGINES = 3
-times = st.integers(0, 60)
-random_calls = st.lists(st.tuples(st.integers(0, 5), st.booleans(), times, times, times, st.integers(0, ENGINES - 1)), max_size=25)
-random_lives = st.lists(st.tuples(times, times, st.sampled_from([FINISHED, LOST, OPEN])), min_size=6, max_size=6)
-
-
-def lives_of(rows: Sequence[tuple[int, int, int]]) -> Lives:
-    """Chains; start and end in either order."""
-    one, other, status = np.array(rows, np.int64).reshape(-1, 3).T
-    return Lives(np.minimum(one, other), np.maximum(one, other), status)
-
-
-def calls_of(rows: Sequence[Any]) -> Calls:
-    """Calls in the order of their ends; the three times of each in any order."""
-    columns = np.array([(*row[:2], *sorted(row[2:5]), *row[5:]) for row in rows], np.int64).reshape(-1, 6)
-    chain, again, *more = columns[np.argsort(columns[:, 4], kind="stable")].T
-    return Calls(chain, again.astype(bool), *more)
-
-
-def rules_of(bins: int, lives: Lives, *, lockstep: bool = False) -> IdleRules:
-    """Sixty nanoseconds; the engines, and two of them on a device."""
-    edges = np.rint(np.linspace(0, 60, bins + 1)).astype(np.int64)
-    return IdleRules(edges, ENGINES, np.array([[True, True, False]]), lockstep, 3, int(lives.start.max()))
-
-
-def over_time(folder: Path, bins: int = BINS) -> Occupancy:
-    """The occupancy of the run folder `folder`."""
-    work = read_work(Query(folder))
-    return occupancy(work, bins)
-
-
-def same(one: Occupancy, other: Occupancy) -> bool:
-    """Equal to the last bit."""
-    pairs = [(one.live, other.live), (one.overlap, other.overlap)]
-    for role, engine in one.engines.items():
-        there = other.engines[role]
-        pairs += [(engine.in_flight, there.in_flight), (engine.waiting, there.waiting), (engine.busy_s, there.busy_s)]
-        pairs += [(engine.idle_s[cause], there.idle_s[cause]) for cause in CAUSES]
-    return all(np.array_equal(*pair) for pair in pairs)
