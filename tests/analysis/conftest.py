@@ -1,6 +1,6 @@
-"""Runs without any run folder."""
+"""Runs without any run folder, and rewards for one that has none."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +8,10 @@ import numpy as np
 from msgspec import structs
 
 from pipeline.analysis.compare import Ends, Run
+from pipeline.store.rows import RewardRow
 from pipeline.store.run_file import Host
+from pipeline.store.store import RunStore
+from tests.support.rows import blank
 from tests.support.run_files import RUN, source
 
 STAGES = {
@@ -44,3 +47,9 @@ def run_of(name: str, latency: Sequence[float], *, sums: dict[str, Any] | None =
     given["judged"] = given["verified"] + given["unverified"]
     values = {"folders": (), "seeds": (options.get("seed", 0),), "status": "finished", "mean_wall_time_s": 10.0, "ends": Ends(len(ones))}
     return Run(name=name, file=structs.replace(file, **fields), sums=given, **values | own)
+
+
+def write_rewards(run: Path, rows: Iterable[dict[str, Any]]) -> None:
+    """Write the table `rewards`, of which the `rows` have the fields that matter."""
+    with RunStore(run).rewards() as add:
+        add([blank(RewardRow, **row) for row in rows])

@@ -31,7 +31,7 @@ from pipeline.analysis.figures import (
 from pipeline.store.query import Query
 from pipeline.store.rows import StepRow
 from pipeline.store.run_file import RunFile
-from tests.support.changed import write_rewards
+from tests.analysis.conftest import write_rewards
 from tests.support.golden import whole
 from tests.support.rows import blank
 from tests.support.runs import solve_short, write_problems

@@ -14,6 +14,7 @@ from pipeline.options import RunOptions
 from pipeline.run.run import run
 from pipeline.study.systems import run_baseline
 from tests.support.paths import ROOT, SIM
+from tests.support.rows import blank
 from tests.support.runs import solve, write_problems
 
 SLOWER = Baseline(
@@ -28,8 +29,8 @@ SLOWER = Baseline(
 
 def engine(busy: float) -> EngineSummary:
     """An engine that was busy for this share of the time."""
-    counts = dict.fromkeys(EngineSummary.__struct_fields__, 1) | {"busy_share": busy, "speculated_tokens": None}
-    return EngineSummary(**counts | {"retried_calls": 0, "restarts": 0})
+    found: EngineSummary = blank(EngineSummary, calls=1, busy_share=busy)
+    return found
 
 
 def summary(draft: float = 0.895, target: float = 0.997, **others: Any) -> Summary:
@@ -42,6 +43,9 @@ def summary(draft: float = 0.895, target: float = 0.997, **others: Any) -> Summa
         "has_toy_models": True,
         "drafters": ("draft",),
         "planned": 500,
+        "resumable": True,
+        "replicas": 1,
+        "samples": 1,
         "example": "p7",
         "schedule": "pipelined",
         "batch_size": 64,
@@ -49,36 +53,26 @@ def summary(draft: float = 0.895, target: float = 0.997, **others: Any) -> Summa
         "problems": 500,
         "chains": 500,
         "done": 500,
-        "failed": 0,
-        "cancelled": 0,
         "graded": 500,
         "correct": 498,
         "accuracy": 0.996,
         "accuracy_interval": Interval(0.986, 0.999),
-        "samples": 1,
-        "pass_at": {"1": 0.996},
-        "majority_accuracy": None,
         "problems_per_s": 48.5,
-        "steps": 2654,
         "output_tokens": 88_703,
         "kept_tokens": 22_330,
         "kept_tokens_per_s": 2168.0,
         "verified_steps": 2154,
         "accepted_steps": 2066,
         "fallback_steps": 88,
-        "unverified_steps": 0,
         "acceptance_rate": 0.959,
         "thought_tokens": 19_830,
         "draft_share": 0.762,
         "draft_tokens": 80_000,
         "wasted_draft_tokens": 64_800,
         "engines": {"target": engine(target), "draft": engine(draft)},
-        "stages": {},
-        "stop_reasons": {"thought_closed": 500},
-        "errors": {},
-        "error_examples": {},
     }
-    return Summary(**values | others)
+    found: Summary = blank(Summary, **values | others)
+    return found
 
 
 def test_ten_lines_say_how_a_run_went() -> None:

@@ -1,6 +1,5 @@
 """Every sampled token has one outcome, and all of them are what the engines counted: by hand, and for every graph."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -136,20 +135,18 @@ def test_a_run_that_goes_on(tmp_path: Path) -> None:
     assert "in progress" in found.why_unrecorded
 
 
+def test_several_sessions_count_together(tmp_path: Path) -> None:
+    """The first one was killed, and left no row of five tokens."""
+    calls, steps = [answered("d", "draft", 1, 30, "\n\n")], [step(1, "accepted", "d", 30, 30, drafted=30)]
+    first = {"started_unix_ns": 1, "status": "killed", "engine_statistics": {"d": statistics(5, 5)}}
+    second = {"started_unix_ns": 2, "ended_unix_ns": 3, "status": "finished", "engine_statistics": {"d": statistics(30)}}
+    rows = [chain("a", 0, 1, thought_tokens=30)]
+    found = ledger(write(tmp_path, calls=calls, steps=steps, chains=rows, card=card(0, 1, sessions=[first, second]))).engines["d"]
+    assert (found.output["unrecorded"], found.input["unrecorded"]) == (5, 5)
+    assert "left no rows" in found.why_unrecorded
+
+
 def test_no_tokens_at_all(tmp_path: Path) -> None:
     empty = ledger(write(tmp_path, calls=[], steps=[], chains=[]))
     assert [lines(each) for each in empty.engines.values()] == [{}]
     assert empty.share(*WASTED) is None
-
-
-@pytest.mark.slow
-def test_several_sessions_count_together(tmp_path: Path) -> None:
-    folder = solve(tmp_path).folder
-    card = json.loads((folder / "run.json").read_text())
-    session = card["sessions"][0]
-    nothing = {role: statistics(5, 5) for role in session["engine_statistics"]}
-    card["sessions"] = [session | {"ended_unix_ns": None, "engine_statistics": nothing, "status": "killed"}, session]
-    (folder / "run.json").write_text(json.dumps(card))
-    for engine in ledger(folder).engines.values():
-        assert (engine.output["unrecorded"], engine.input["unrecorded"]) == (5, 5)
-        assert "left no rows" in engine.why_unrecorded

@@ -15,8 +15,7 @@ from pipeline.analysis.tables import named_queries
 from pipeline.errors import UsageError
 from pipeline.store.query import Query
 from pipeline.study.points import Study
-from tests.analysis.conftest import run_of
-from tests.support.changed import write_rewards
+from tests.analysis.conftest import run_of, write_rewards
 from tests.support.golden import whole
 from tests.support.runs import solve_short, write_problems
 

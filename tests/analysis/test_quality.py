@@ -1,4 +1,4 @@
-"""Analyses of steps, verdicts, rewards and failures, against plain loops over the rows of random small runs."""
+"""Counts of steps, verdicts and failures, against plain loops over the rows of random small runs."""
 
 import random
 from collections import Counter
@@ -11,18 +11,16 @@ from pipeline.analysis.steps import count_steps
 from pipeline.cli.show import failures
 from pipeline.store.query import Query
 from pipeline.store.rows import ChainRow, StepRow
-from tests.support.changed import write_rewards
 from tests.support.rows import blank
 from tests.support.traces import CHOOSE, SCORE, write
 
-TEXTS = ("", "Wait, but no. Hmm: butter waits. Double-check!", "x = 12 über naïve", "however, alternatively\nLET ME CHECK")
 Rows = dict[str, list[dict[str, Any]]]
 
 
 def random_rows(seed: int) -> Rows:
-    """Chains, steps and rewards of a run of a dozen problems."""
+    """Chains and steps of a run of a dozen problems."""
     draw = random.Random(seed)
-    rows: Rows = {"chains": [], "steps": [], "rewards": []}
+    rows: Rows = {"chains": [], "steps": []}
     for number in range(draw.randint(1, 24)):
         problem, sample = number % 12, number // 12
         chain = {
@@ -37,9 +35,7 @@ def random_rows(seed: int) -> Rows:
             error = draw.choice(["BadRow", "EngineUnavailable"]), draw.choice([None, "draft"]), f"failed after {draw.randint(1, 20)} s"
             chain |= dict(zip(("error_type", "error_stage", "error_message"), error, strict=True))
         rows["chains"].append(chain)
-        for index in range(draw.randint(0, 5)):
-            rows["steps"].append(_step(draw, chain["chain_id"], index))
-            rows["rewards"] += _rewards(draw, rows["steps"][-1])
+        rows["steps"] += [_step(draw, chain["chain_id"], index) for index in range(draw.randint(0, 5))]
     return rows
 
 
@@ -49,9 +45,7 @@ def _step(draw: random.Random, chain: str, index: int) -> dict[str, Any]:
     row = {
         "chain_id": chain,
         "step_index": index,
-        "step_text": draw.choice(TEXTS),
         "step_token_ids": (7,) * draw.randint(0, 6),
-        "candidate_texts": tuple(draw.choice(TEXTS) for _ in range(drafts)),
         "candidate_tokens": tuple(draw.randint(0, 6) for _ in range(drafts)),
         "num_candidates": drafts,
         "chosen_candidate": chosen,
@@ -63,26 +57,13 @@ def _step(draw: random.Random, chain: str, index: int) -> dict[str, Any]:
     return row
 
 
-def _rewards(draw: random.Random, step: dict[str, Any]) -> list[dict[str, Any]]:
-    places = [*range(step["num_candidates"]), *([None] if step["chosen_candidate"] is None else [])]
-    common = {name: step[name] for name in ("chain_id", "step_index", "decision")} | {"model": "prm"}
-    return [
-        common | {"candidate_index": place, "selected": place == step["chosen_candidate"], "reward": draw.choice([None, draw.random()])}
-        for place in places
-        if draw.random() < 0.9
-    ]
-
-
 @pytest.fixture(params=range(4))
 def given(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, Rows]:
     """A run folder and its rows; every other run was killed, so that its rows are in write-ahead files."""
     rows = random_rows(request.param)
     kinds = {"chains": ChainRow, "steps": StepRow}
     tables = {name: [blank(kind, **row) for row in rows[name]] for name, kind in kinds.items()}
-    run = write(tmp_path / "run", closed=request.param % 2 == 0, **tables)
-    if rows["rewards"]:
-        write_rewards(run, rows["rewards"])
-    return run, rows
+    return write(tmp_path / "run", closed=request.param % 2 == 0, **tables), rows
 
 
 def test_failures(given: tuple[Path, Rows]) -> None:
@@ -111,10 +92,8 @@ def test_lengths_and_verdicts(given: tuple[Path, Rows]) -> None:
                 lengths["rejected", tokens] += 1
     assert {(kind, tokens): n for kind, each in found.lengths.items() for tokens, n in enumerate(each.tolist()) if n} == lengths
     verified = [row for row in rows["steps"] if row["num_candidates"]]
-    assert dict(enumerate(found.verified.tolist())) | Counter(row["step_index"] for row in verified) == dict(
-        enumerate(found.verified.tolist())
-    )
-    assert (sum(found.verified), sum(found.accepted)) == (len(verified), sum(row["decision"] == "accepted" for row in verified))
+    for counts, steps in ((found.verified, verified), (found.accepted, [row for row in verified if row["decision"] == "accepted"])):
+        assert Counter(dict(enumerate(counts.tolist()))) == Counter(row["step_index"] for row in steps)
     assert set(found.scores) == {row["verify_kind"] for row in verified}
     for kind, scores in found.scores.items():
         mine = [row for row in verified if row["verify_kind"] == kind]

@@ -5,80 +5,52 @@ from typing import Any
 
 import msgspec
 import pytest
-from msgspec import structs
 
 from pipeline.analysis.headline import headline
 from pipeline.analysis.summary import EngineSummary, StageSummary, Summary, summarize
 from pipeline.errors import InputError
-from pipeline.store.rows import CallRow, ChainRow, StepRow
+from pipeline.store.rows import StepRow
 from pipeline.store.store import RunStore
+from tests.support import traces
 from tests.support.rows import blank
 from tests.support.run_files import RUN_JSON, write_run_json
-from tests.support.traces import SCORE
-
-S = 1_000_000_000
-T = 1_700_000_000 * S
+from tests.support.traces import SCORE, card, write
 
 
-def call(engine: str, stage: str, submit: int, end: int, tokens: tuple[int, int, int], **more: Any) -> Any:
+def call(engine: str, stage: str, wait: float, submit: int, end: int, tokens: tuple[int, int, int], **more: Any) -> Any:
     counts = dict(zip(("input_tokens", "cached_input_tokens", "output_tokens"), tokens, strict=True))
-    return blank(
-        CallRow, chain_id="p1#0", engine=engine, stage=stage, submit_unix_ns=T + submit * S, end_unix_ns=T + end * S, **counts, **more
-    )
+    return traces.call("p1#0", engine, submit - wait, submit, end, stage=stage, **counts, **more)
 
 
 def chain(row: int, start: int, end: int, stop_reason: str, **more: Any) -> Any:
-    times = {"start_unix_ns": T + start * S, "end_unix_ns": T + end * S}
-    return blank(ChainRow, chain_id=f"p{row}#0", problem_id=f"p{row}", input_row=row, **times, stop_reason=stop_reason, **more)
-
-
-@pytest.fixture(autouse=True)
-def run_json(tmp_path: Path) -> None:
-    write_run_json(tmp_path, sessions=[])
+    return traces.chain(f"p{row}#0", start, end, problem_id=f"p{row}", input_row=row, stop_reason=stop_reason, **more)
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """Three problems at batch size 2: one right, one wrong, one failed."""
-    store = RunStore(tmp_path)
-    store.append(
-        "calls",
-        [
-            call("draft", "draft", 0, 4, (100, 50, 40), client_wait_s=0.5, purpose="draft"),
-            call("target", "verify", 2, 6, (200, 150, 1), client_wait_s=1.5),
-            call("target", "fallback", 6, 10, (200, 200, 9), error_type="RequestRefused"),
-        ],
-    )
-    steps = [
+    calls = [
+        call("draft", "draft", 0.5, 0, 4, (100, 50, 40), purpose="draft"),
+        call("target", "verify", 1.5, 2, 6, (200, 150, 1), purpose="judge"),
+        call("target", "fallback", 0.0, 6, 10, (200, 200, 9), error_type="RequestRefused"),
+    ]
+    steps: list[dict[str, Any]] = [
         {"decision": "guidance", "step_token_ids": (1,) * 8},
-        {
-            "decision": "accepted",
-            "source_engine": "draft",
-            "step_token_ids": (1,) * 30,
-            "draft_tokens": 50,
-            "draft_tokens_wasted": 20,
-            "verify_kind": "choose",
-        },
+        {"decision": "accepted", "step_token_ids": (1,) * 30, "draft_tokens": 50, "draft_tokens_wasted": 20, "verify_kind": "choose"},
         {"decision": "accepted", "step_token_ids": (1,) * 10, "draft_tokens": 10, "verify_kind": "choose"},
         {"decision": "fallback", "step_token_ids": (1,) * 12, "draft_tokens": 25, "draft_tokens_wasted": 25, "verify_kind": "score"},
     ]
-    written_by = {"accepted": "draft"}
-    store.append("steps", [blank(StepRow, **{"source_engine": written_by.get(str(step["decision"]), "target"), **step}) for step in steps])
-    store.append(
-        "chains",
-        [
-            chain(1, 0, 5, "thought_closed", correct=True),
-            chain(2, 0, 8, "token_budget", correct=False),
-            chain(3, 5, 10, "error", error_type="RequestRefused", error_message="too long"),
-        ],
-    )
-    store.close()
-    return write_run_json(tmp_path, batch_size=2, sessions=[{"started_unix_ns": T, "ended_unix_ns": T + 10 * S}])
+    chains = [
+        chain(1, 0, 5, "thought_closed", correct=True),
+        chain(2, 0, 8, "token_budget", correct=False),
+        chain(3, 5, 10, "error", error_type="RequestRefused", error_message="too long"),
+    ]
+    session = {"batch_size": 2, "sessions": card(0, 10)["sessions"]}
+    return write(tmp_path, calls=calls, steps=[blank(StepRow, **step) for step in steps], chains=chains, card=session)
 
 
 def test_failed_chains_count_as_wrong_and_are_said(tmp_path: Path) -> None:
     """Of four chains with a reference one failed and one was cancelled; a fifth failed without a reference."""
-    store = RunStore(tmp_path)
     asked = {"reference_answer": "7", "answer": "7"}
     rows = [
         chain(1, 0, 5, "thought_closed", correct=True, answer_text=" \n", **asked),
@@ -87,9 +59,7 @@ def test_failed_chains_count_as_wrong_and_are_said(tmp_path: Path) -> None:
         chain(4, 0, 5, "cancelled", reference_answer="7"),
         chain(5, 0, 5, "error", error_type="RequestRefused"),
     ]
-    store.append("chains", [structs.replace(row, problem_id=f"p{row.input_row}", chain_id=f"p{row.input_row}#0") for row in rows])
-    store.close()
-    found = summarize(tmp_path)
+    found = summarize(write(tmp_path, chains=rows))
     assert found.empty_answers == 1
     assert (found.graded, found.correct, found.failed, found.pass_at) == (3, 2, 2, {"1": pytest.approx(2 / 3)})
     assert found.accuracy == pytest.approx(2 / 3)
@@ -99,13 +69,8 @@ def test_failed_chains_count_as_wrong_and_are_said(tmp_path: Path) -> None:
 
 
 def test_verifications_that_prefer_other_tokens_are_counted(tmp_path: Path) -> None:
-    store = RunStore(tmp_path)
-    masses = [1.0] * 9 + [0.3]
-    store.append("steps", [blank(StepRow, decision="fallback", score_mass=mass, score_probs=(1.0,), **SCORE) for mass in masses])
-    store.append("chains", [chain(1, 0, 5, "thought_closed")])
-    store.close()
-    found = summarize(tmp_path)
-    assert found.doubtful_share == 0.1
+    steps = [blank(StepRow, decision="fallback", score_mass=mass, score_probs=(1.0,), **SCORE) for mass in [1.0] * 9 + [0.3]]
+    assert summarize(write(tmp_path, steps=steps, chains=[chain(1, 0, 5, "thought_closed")])).doubtful_share == 0.1
 
 
 def engine_summary(*values: Any, **others: Any) -> EngineSummary:
@@ -170,19 +135,12 @@ def test_every_number(folder: Path) -> None:
 
 
 def test_a_run_without_rows(tmp_path: Path) -> None:
-    RunStore(tmp_path).close()
-    found = summarize(tmp_path)
+    found = summarize(write(tmp_path))
     assert (found.chains, found.steps, found.engines, found.stages, found.errors) == (0, 0, {}, {}, {})
     assert [found.accuracy, found.problems_per_s, found.acceptance_rate, found.draft_share] == [None] * 4
 
 
-def test_a_run_that_was_cut_short_before_its_first_part(tmp_path: Path) -> None:
-    (tmp_path / "calls").mkdir()
-    assert summarize(tmp_path).chains == 0
-
-
 def test_no_run_folder(tmp_path: Path) -> None:
-    (tmp_path / "run.json").unlink()
     for path in (tmp_path, tmp_path / "missing"):
         with pytest.raises(InputError, match="is not a run folder; expected calls, steps and chains in it"):
             summarize(path)
@@ -192,18 +150,12 @@ def test_several_samples_of_a_problem(tmp_path: Path) -> None:
     """Of three problems one is solved by the vote, one by luck, one never; a first attempt that was cancelled does not count."""
     said = {1: ["5", "5", "7", "5"], 2: ["6", "8", "8", "9"], 3: ["1", "2", "3", "1"]}
     right = {1: "5", 2: "6", 3: "0"}
-    store = RunStore(tmp_path)
-    store.append("chains", [chain(2, 0, 1, "cancelled", sample_index=1, answer=None)])
-    store.append(
-        "chains",
-        [
-            chain(row, 0, 5, "answer_boxed", sample_index=k, answer=answers[k], correct=answers[k] == right[row])
-            for k in (3, 1, 0, 2)
-            for row, answers in said.items()
-        ],
-    )
-    store.close()
-    found = summarize(write_run_json(tmp_path, sessions=[], input=RUN_JSON["input"] | {"samples": 4}))
+    rows = [chain(2, 0, 1, "cancelled", sample_index=1, answer=None)] + [
+        chain(row, 0, 5, "answer_boxed", sample_index=k, answer=answers[k], correct=answers[k] == right[row])
+        for k in (3, 1, 0, 2)
+        for row, answers in said.items()
+    ]
+    found = summarize(write(tmp_path, chains=rows, card={"input": RUN_JSON["input"] | {"samples": 4}}))
     assert (found.samples, found.graded, found.correct, found.accuracy) == (4, 12, 4, pytest.approx(1 / 3))
     assert found.pass_at == {"1": pytest.approx(1 / 3), "2": pytest.approx((1 + 0.5 + 0) / 3), "4": pytest.approx(2 / 3)}
     assert found.majority_accuracy == pytest.approx(1 / 3)
@@ -211,10 +163,9 @@ def test_several_samples_of_a_problem(tmp_path: Path) -> None:
 
 
 def test_a_run_that_goes_on_is_read_to_its_last_row(tmp_path: Path) -> None:
-    store = RunStore(tmp_path)
-    store.append("steps", [blank(StepRow, step_token_ids=(1, 2), decision="accepted")])
-    assert summarize(tmp_path).thought_tokens == 2
-    store.append("steps", [blank(StepRow, step_token_ids=(3,), decision="fallback")])
-    assert summarize(tmp_path).thought_tokens == 3
+    store = RunStore(write_run_json(tmp_path, sessions=[]))
+    for length, total in ((2, 2), (1, 3)):
+        store.append("steps", [blank(StepRow, step_token_ids=(1,) * length, decision="accepted")])
+        assert summarize(tmp_path).thought_tokens == total
     store.close()
     assert summarize(tmp_path).thought_tokens == 3

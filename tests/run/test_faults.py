@@ -1,11 +1,10 @@
-"""Whole runs on simulated engines that die, hang, and answer with what is no answer, on full disks, and killed: nothing is lost."""
+"""Whole runs on simulated engines that die, hang, and answer with what is no answer, or without memory: nothing is lost.
+
+Processes that are killed, full disks and servers that misbehave: `tests/tools/test_drills.py`.
+"""
 
 import json
-import random
-import signal
-import subprocess
 from collections.abc import Iterator
-from contextlib import suppress
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -18,18 +17,12 @@ from msgspec import structs
 
 from pipeline.analysis.summary import summarize
 from pipeline.engines.registry import open_engines
-from pipeline.errors import RunFolderError
-from pipeline.options import RunOptions
 from pipeline.run.loop import Stop, attended, in_loop
 from pipeline.run.prepare import load_plan, prepare, resume_options
 from pipeline.run.run import Observer, SessionResult, run
 from pipeline.run.run import solve as solve_run
 from tests.run.conftest import Recorded
-from tests.support.commands import COMMAND
-from tests.support.golden import golden_run
-from tests.support.hanging_together import check_hangs_together
-from tests.support.paths import ROOT
-from tests.support.runs import options_of, rows, said, solve_short, write_problems
+from tests.support.runs import options_of, rows, said, solve_short
 
 pytestmark = pytest.mark.slow  # whole runs
 
@@ -97,6 +90,7 @@ def test_what_is_no_answer_is_asked_for_again(tmp_path: Path, faulty: Path, calm
     assert {row["error_type"] for row in flawed} == {"BadCompletion"}
     assert {row["kind"] for row in flawed} == {row["kind"] for row in rows(calm, "calls")}
     assert all(row["error_message"].startswith(f"engine '{row['engine']}' gave no valid answer to request '") for row in flawed)
+    assert sum(engine.retried_calls for engine in summarize(result.folder).engines.values()) == len(flawed)
     assert 0.1 < len(flawed) / len(rows(result, "calls")) < 0.3
 
 
@@ -160,65 +154,3 @@ def test_an_abort_while_the_engines_close_loses_no_result(tmp_path: Path) -> Non
     with prepare(options, load_plan(options.graph, options.engines, ())) as found:
         result = in_loop(partial(attended, closing_slowly, abort_late), virtual=True)
     assert (result.exit_code, result.done) == (0, 12)
-
-
-CHAINS = 24
-
-
-@pytest.fixture
-def varying(faulty: Path) -> Path:
-    """The file of engines that never answer the same twice."""
-    faulty.write_text(faulty.read_text().replace("backend: faulty", "backend: faulty\n  faults: {varies: true}"))
-    return faulty
-
-
-def resumed(folder: Path, problems: Path, engines: Path, **options: Any) -> int:
-    """The exit code of a further session."""
-    given = {"engines": engines, "input": (str(problems),), "output": folder, "batch_size": 8, "resume": True} | options
-    return run(RunOptions(graph=ROOT / "graphs/speccot.yaml", **given)).exit_code
-
-
-@pytest.fixture
-def problems(tmp_path: Path) -> Path:
-    return write_problems(tmp_path, CHAINS)
-
-
-@pytest.mark.parametrize("kib", [64, 600, 1400])
-def test_a_full_disk_that_is_made_larger(problems: Path, varying: Path, tmp_path: Path, kib: int) -> None:
-    folder = tmp_path / "disk/run"
-    folder.parent.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={kib}k", "none", folder.parent], stderr=subprocess.DEVNULL).returncode:
-        pytest.skip("cannot mount a small disk")
-    try:
-        with suppress(RunFolderError):  # where not even `run.json` finds room
-            assert resumed(folder, problems, varying, samples=3) in ((0, 1) if kib > 900 else (1,))
-        subprocess.run(["mount", "-o", "remount,size=64m", folder.parent], check=True)
-        resumed(folder, problems, varying, samples=3)
-        check_hangs_together(folder, 3 * CHAINS)
-    finally:
-        subprocess.run(["umount", "--lazy", folder.parent], check=True)
-
-
-def test_kills_at_any_moment(problems: Path, varying: Path, tmp_path: Path) -> None:
-    """Sessions are killed one after the other; a last one ends the run."""
-    chance, folder = random.Random(3), tmp_path / "run"
-    for _ in range(3):
-        words = ["run", "speccot", "--engines", varying, "--input", problems, "--output", folder, "--resume", "--batch-size", "8"]
-        process = subprocess.Popen([*COMMAND, *map(str, words)])
-        while process.poll() is None and not (folder / "run.json").exists():
-            pass
-        try:
-            process.wait(chance.uniform(0.0, 0.6))
-        except subprocess.TimeoutExpired:
-            process.send_signal(signal.SIGKILL)
-        process.wait()
-    resumed(folder, problems, varying)
-    check_hangs_together(folder, CHAINS)
-
-
-def test_what_a_kill_leaves_between_two_file_operations_goes_on(varying: Path, tmp_path: Path) -> None:
-    history = golden_run(tmp_path, varying)
-    for number, moment in enumerate(history.moments[4::9]):
-        folder = history.put(moment, tmp_path / str(number))
-        resumed(folder, tmp_path / "problems.jsonl", varying, batch_size=3)
-        check_hangs_together(folder, 4)

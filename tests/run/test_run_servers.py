@@ -5,21 +5,19 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 from threading import Event, Lock
-from typing import Any
 
 import pytest
 from msgspec import structs
 
-from pipeline.analysis.summary import summarize
 from pipeline.options import RunOptions
 from pipeline.run.run import run
 from tests.support import small_server
 from tests.support.commands import running
 from tests.support.paths import ROOT
 from tests.support.patience import HANGS_S
-from tests.support.runs import rows, servers_file, solve_with, write_problems
+from tests.support.runs import rows, servers_file, write_problems
 from tests.support.served import TOKENIZER
-from tests.support.small_server import VLLM, Handler, Reply, SmallServer, edited, raw, status
+from tests.support.small_server import VLLM, Handler, Reply, SmallServer, raw, status
 
 WORDS = "the server's own words"
 
@@ -28,39 +26,6 @@ WORDS = "the server's own words"
 def small() -> Iterator[SmallServer]:
     with small_server.small_server(VLLM, TOKENIZER) as server:
         yield server
-
-
-def both(server: SmallServer) -> dict[str, str]:
-    return {"draft": server.base_url, "target": server.base_url}
-
-
-def texts(folder: Path) -> list[tuple[str, str]]:
-    return sorted((row["chain_id"], row["answer_text"]) for row in rows(folder, "chains"))
-
-
-class Moody:
-    """Turns every fifth request of a run away, once it has begun: too busy, broken inside, or with an answer to nothing."""
-
-    ODD = (status(429), status(500), raw(b"{}"), edited(lambda answer: answer["usage"].update(prompt_tokens=10**30)))
-
-    def __init__(self) -> None:
-        self.count = 0
-
-    def __call__(self, handler: Handler, reply: Reply) -> None:
-        self.count += 1
-        (Handler.send if self.count % 5 or self.count < 10 else self.ODD[self.count // 5 % len(self.ODD)])(handler, reply)
-
-
-@pytest.mark.slow
-def test_a_server_that_fails_now_and_then_loses_nothing_and_changes_no_answer(tmp_path: Path, small: SmallServer) -> None:
-    little: dict[str, Any] = {"limit": 2, "settings": ("max_steps=30",)}
-    assert solve_with(servers_file(tmp_path, model="tiny", **both(small)), tmp_path / "calm", **little).exit_code == 0
-    small.always = Moody()
-    assert solve_with(servers_file(tmp_path, model="tiny", **both(small)), tmp_path / "moody", **little).exit_code == 0
-    calls = rows(tmp_path / "moody", "calls")
-    assert {row["error_type"] for row in calls} == {None, "EngineUnavailable", "BadCompletion"}
-    assert summarize(tmp_path / "moody").engines["target"].retried_calls > 0
-    assert texts(tmp_path / "calm") == texts(tmp_path / "moody")
 
 
 def over(small: SmallServer, folder: Path) -> RunOptions:
@@ -105,7 +70,7 @@ def test_what_ends_in_mid_run_ends_the_run_and_no_chain(small: SmallServer, tmp_
 @pytest.mark.slow
 def test_a_run_that_is_suspended_for_longer_than_timeout_s_goes_on(tmp_path: Path, small: SmallServer) -> None:
     small.always = small_server.late(0.5)
-    engines = servers_file(tmp_path, model="tiny", more=", timeout_s: 3, max_retries: 0", **both(small))
+    engines = servers_file(tmp_path, model="tiny", more=", timeout_s: 3, max_retries: 0", draft=small.base_url, target=small.base_url)
     limits = ["--engines", str(engines), "--limit", "4", "--set", "max_steps=1"]
     with running(tmp_path / "out", *limits) as process:
         small.wait_for(lambda seen: small.bodies[-1]["max_tokens"] > 1)

@@ -14,7 +14,7 @@ from pipeline.options import RunOptions
 from pipeline.run import run as session
 from pipeline.run.prepare import load_plan, prepare
 from pipeline.run.run import Observer, SessionResult, run
-from tests.support.paths import ROOT, SIM, TEST_SET
+from tests.support.paths import ROOT, SIM
 
 SolveTestSet = Callable[..., SessionResult]
 """What the fixture `solve_test_set` gives."""
@@ -56,12 +56,6 @@ def servers_file(folder: Path, *, model: str = "", more: str = "", **urls: str) 
     ]
     path.write_text("".join(roles))
     return path
-
-
-def solve_with(engines: Path, folder: Path, **options: Any) -> SessionResult:
-    """A run over the bundled test set on the engines of a file."""
-    chosen = {"graph": ROOT / "graphs/speccot.yaml", "input": (str(TEST_SET),), "limit": 100, "engines": engines, "output": folder}
-    return run(RunOptions(**chosen | options))
 
 
 async def solve_on(engines: Mapping[str, Engine], options: RunOptions) -> SessionResult:

@@ -1,4 +1,4 @@
-"""Fault drills, one strike of some kinds; `bench/reliability.py` has all and many. Every chain is there once and says what it said."""
+"""Fault drills, some strikes of some kinds; `bench/reliability.py` has all and many. Every chain is there once and says what it said."""
 
 import random
 import sys
@@ -20,6 +20,13 @@ LUCK = random.Random(0)
 def assert_harmless(toll: Toll) -> None:
     assert toll.faults > 0
     assert toll.harmless, toll
+
+
+def test_a_full_disk_that_is_made_larger(tmp_path: Path) -> None:
+    try:
+        assert_harmless(faults.full(faults.varying(tmp_path, 72), tmp_path, [size << 10 for size in (64, 600, 1400)]))
+    except faults.CannotMount:
+        pytest.skip("cannot mount a small disk")
 
 
 def test_a_run_that_is_killed(tmp_path: Path) -> None:
