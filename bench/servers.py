@@ -17,23 +17,24 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 from unittest.mock import patch
 from urllib.request import urlopen
 
-import click
 import msgspec
 
-from bench.figures import RESULTS, ROOT, Results, begin, grid
+from bench.figures import ROOT, TRIAL, Results, begin, grid
 from bench.runs import ARITH, say, spent, whole
 from pipeline.engines.openai.client import Reply, Server
 from pipeline.options import RunOptions
 from pipeline.run.run import run
 from tests.support.servers import free_port, vllm_server
 
-MODEL, FEW = ROOT / "pipeline/models/tiny-target", 32
+MODEL = ROOT / "pipeline/models/tiny-target"
+PROBLEMS, REPEATS, FEW = (8, 1, 8) if TRIAL else (500, 5, 32)
 ENGINE = "{{backend: openai, model: target, base_url: '{url}', tokenizer: 'bundled:tiny-target', max_in_flight: 256}}\n"
 INSTANT = "import sys; from bench.servers import instant; instant(sys.argv[1])"
 
@@ -154,12 +155,12 @@ def serving(name: str) -> Iterator[str]:
         process.wait()
 
 
-def measured(name: str, url: str, folder: Path, size: int, problems: int, repeats: int) -> dict[str, Any]:
+def measured(name: str, url: str, folder: Path, size: int) -> dict[str, Any]:
     """One cell of the table."""
-    options = RunOptions(graph=Path("specreason"), engines=folder / "engines.yaml", input=(str(ARITH),), limit=problems, batch_size=size)
+    options = RunOptions(graph=Path("specreason"), engines=folder / "engines.yaml", input=(str(ARITH),), limit=PROBLEMS, batch_size=size)
     cell: dict[str, Any] = {"server": name, "batch_size": size, "problems_per_s": [], "ratios": [], "cpu_ms_a_call": []}
     chains = kept_bodies(msgspec.structs.replace(options, output=folder / f"{name}-{size}-first"))
-    for number in range(repeats):
+    for number in range(REPEATS):
         took: dict[str, float] = {}
         for way in ("ours", "plain") if number % 2 else ("plain", "ours"):
             if name == "vllm":
@@ -172,37 +173,34 @@ def measured(name: str, url: str, folder: Path, size: int, problems: int, repeat
                 started = time.perf_counter()
                 asyncio.run(loop(url, chains, size))
                 took[way] = time.perf_counter() - started
-        cell["problems_per_s"].append(problems / took["ours"])
+        cell["problems_per_s"].append(PROBLEMS / took["ours"])
         cell["ratios"].append(took["plain"] / took["ours"])
-        say(f"{name}, batch size {size}: {problems / took['ours']:.1f} problems/s, {cell['ratios'][-1]:.2f} of the plain loop")
+        say(f"{name}, batch size {size}: {PROBLEMS / took['ours']:.1f} problems/s, {cell['ratios'][-1]:.2f} of the plain loop")
     return cell
 
 
-@click.command()
-@click.option("--problems", default=500, show_default=True)
-@click.option("--repeats", default=5, show_default=True)
-@click.option("--any-load", is_flag=True, help="Measure beside other work, to try this out.")
-@click.option("--output", type=click.Path(path_type=Path), default=ROOT / RESULTS / "servers.json")
-def main(problems: int, repeats: int, any_load: bool, output: Path) -> None:
-    """Measure, and print a row for each loop."""
-    if os.getloadavg()[0] > 1 and not any_load:
-        raise click.ClickException(f"the load is {os.getloadavg()[0]:.1f}: wait until the machine is quiet")
-    recording, cells, commands = begin(__file__), [], {}
-    for name in ("instant", "vllm"):
+def commands(url: str, folder: Path) -> list[float]:
+    """Median seconds of whole commands for a few problems, ours and the plain program."""
+    few = RunOptions(graph=Path("specreason"), engines=folder / "engines.yaml", input=(str(ARITH),), limit=FEW, batch_size=FEW)
+    kept = kept_bodies(msgspec.structs.replace(few, output=folder / "few"))
+    (folder / "bodies").write_bytes(b"\n\n".join(map(b"\n".join, kept)))
+    given = ["--engines", str(few.engines), "--input", str(ARITH), "--limit", str(FEW), "--batch-size", str(FEW), "-q"]
+    ours = [str(Path(sys.executable).with_name("pipeline")), "run", "specreason", *given, "--output"]
+    bare = [sys.executable, "-c", PLAIN, url, f"{folder}/bodies"]
+    took = [(spent([*ours, f"{folder}/{i}"])[0]["wall_s"], spent(bare)[0]["wall_s"]) for i in range(3)]
+    return [statistics.median(side) for side in zip(*took, strict=True)]
+
+
+def main() -> None:
+    """Measure on both servers, on vLLM where it is installed."""
+    recording, cells, whole_commands = begin(__file__), [], {}
+    for name in ("instant", "vllm") if find_spec("vllm") else ("instant",):
         with TemporaryDirectory() as made, serving(name) as url:
             folder = Path(made)
             (folder / "engines.yaml").write_text("".join(f"{role}: {ENGINE.format(url=url)}" for role in ("draft", "target")))
-            cells += [measured(name, url, folder, size, problems, repeats) for size in (8, 32, 64)]
-            few = RunOptions(graph=Path("specreason"), engines=folder / "engines.yaml", input=(str(ARITH),), limit=FEW, batch_size=FEW)
-            kept = kept_bodies(msgspec.structs.replace(few, output=folder / "few"))
-            (folder / "bodies").write_bytes(b"\n\n".join(map(b"\n".join, kept)))
-            given = ["--engines", str(few.engines), "--input", str(ARITH), "--limit", str(FEW), "--batch-size", str(FEW), "-q"]
-            ours = [str(Path(sys.executable).with_name("pipeline")), "run", "specreason", *given, "--output"]
-            bare = [sys.executable, "-c", PLAIN, url, f"{folder}/bodies"]
-            took = [(spent([*ours, f"{folder}/{i}"])[0]["wall_s"], spent(bare)[0]["wall_s"]) for i in range(3)]
-            commands[name] = [statistics.median(side) for side in zip(*took, strict=True)]
-    results = {"bench": "servers", "problems": problems, "cells": cells, "commands": commands}
-    click.echo(table(recording.write(output, results)))
+            cells += [measured(name, url, folder, size) for size in (8, 32, 64)]
+            whole_commands[name] = commands(url, folder)
+    recording.write("servers", {"bench": "servers", "problems": PROBLEMS, "cells": cells, "commands": whole_commands})
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
 """Requests per second through the engine `vllm` against a bare loop over `AsyncLLM.generate`: what does our way cost?
 
-    python -m bench.vllm_engine --engines graphs/engines/tiny-vllm.yaml --problems 128 --repeats 5
+    python -m bench.vllm_engine
 
 Both are open at once with the same engine arguments on the same cores, and take turns on the same requests: drafts of five
 candidates and one-token choices, new problems in every round, at most `max_in_flight` at a time. The bare loop lives in a
-process of its own, sends vLLM's own objects and drops the outputs. Prints medians and writes bench/results/vllm-engine.json.
+process of its own, sends vLLM's own objects and drops the outputs. Writes bench/results/vllm-engine.json.
 """
 
 import asyncio
@@ -15,14 +15,13 @@ import subprocess
 import sys
 import time
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import anyio
 import click
 import msgspec
 
-from bench.figures import RESULTS, ROOT, Results, begin, grid
+from bench.figures import ROOT, TRIAL, Results, begin, grid
 from bench.runs import ARITH, say
 from pipeline.data.problems import Problem
 from pipeline.data.reading import read_problems
@@ -34,6 +33,9 @@ from pipeline.engines.vllm.spec import VllmSpec
 from pipeline.graph.load import load_engines
 from pipeline.reasoning.prompts import PromptBuilder
 from pipeline.system.machine import look
+
+ENGINES, ROLE = ROOT / "graphs/engines/tiny-vllm.yaml", "target"
+PROBLEMS, REPEATS = (24, 2) if TRIAL else (480, 5)
 
 
 def table(results: Results) -> str:
@@ -77,10 +79,11 @@ class Bare:
 
     def __init__(self, setup: Setup, environment: dict[str, str], in_flight: int) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, __file__, "--bare", str(in_flight)],
+            [sys.executable, "-m", "bench.vllm_engine", str(in_flight)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=os.environ | environment,
+            cwd=ROOT,
             text=True,
             process_group=0,
         )
@@ -135,21 +138,21 @@ async def _bare_loop(in_flight: int) -> None:
     engine.shutdown()
 
 
-async def measure(engines: Path, role: str, problems: list[Problem], repeats: int) -> dict[str, list[float]]:
+async def measure(problems: list[Problem]) -> dict[str, list[float]]:
     """Seconds of every round."""
-    spec, machine = load_engines(engines)[role], look()
+    spec, machine = load_engines(ENGINES)[ROLE], look()
     assert isinstance(spec, VllmSpec)
     cores = tuple(range(spec.core or 0, (spec.core or 0) + spec.threads)) if is_cpu_build(machine) else None
-    bare = Bare(setup(role, spec, cores or ()), program(spec, cores, machine).environment, spec.max_in_flight)
+    bare = Bare(setup(ROLE, spec, cores or ()), program(spec, cores, machine).environment, spec.max_in_flight)
     times: dict[str, list[float]] = {"engine": [], "bare": []}
-    async with open_engines({role: spec}) as opened:
-        builder = PromptBuilder(opened[role].tokenizer)
-        size = len(problems) // (repeats + 1)
-        for number in range(repeats + 1):
+    async with open_engines({ROLE: spec}) as opened:
+        builder = PromptBuilder(opened[ROLE].tokenizer)
+        size = len(problems) // (REPEATS + 1)
+        for number in range(REPEATS + 1):
             requests = requests_of(builder, problems[number * size : (number + 1) * size])
             for name in sorted(times, reverse=number % 2 == 0):
                 if name == "engine":
-                    took = await through_the_engine(opened[role], requests, spec.max_in_flight)
+                    took = await through_the_engine(opened[ROLE], requests, spec.max_in_flight)
                 else:
                     took = await anyio.to_thread.run_sync(bare.run, requests)
                 if number:  # the first round warms up
@@ -159,27 +162,19 @@ async def measure(engines: Path, role: str, problems: list[Problem], repeats: in
     return times
 
 
-@click.command()
-@click.option("--engines", type=click.Path(path_type=Path), default=ROOT / "graphs/engines/tiny-vllm.yaml", show_default=True)
-@click.option("--role", default="target", show_default=True)
-@click.option("--input", "input_", type=click.Path(path_type=Path), default=ARITH, show_default=True)
-@click.option("--problems", default=480, show_default=True)
-@click.option("--repeats", default=5, show_default=True)
-@click.option("--output", type=click.Path(path_type=Path), default=ROOT / RESULTS / "vllm-engine.json")
-@click.option("--bare", type=int, help="Be the bare loop, with that many requests at a time.")
-def main(engines: Path, role: str, input_: Path, problems: int, repeats: int, output: Path, bare: int | None) -> None:
-    """Measure, and print the calls per second."""
-    if bare is not None:
-        asyncio.run(_bare_loop(bare))
+def main() -> None:
+    """Measure; with a number as argument be the bare loop, with that many requests at a time."""
+    if sys.argv[1:]:
+        asyncio.run(_bare_loop(int(sys.argv[1])))
         return
     recording = begin(__file__)
-    chosen = [p for p in islice(read_problems(input_), problems) if isinstance(p, Problem)]
-    times = anyio.run(measure, engines, role, chosen, repeats)
-    count = 2 * (len(chosen) // (repeats + 1))
+    problems = [each for each in islice(read_problems(ARITH), PROBLEMS) if isinstance(each, Problem)]
+    times = anyio.run(measure, problems)
+    count = 2 * (len(problems) // (REPEATS + 1))
     rates = {name: count / statistics.median(took) for name, took in times.items()}
     ratios = [bare / ours for ours, bare in zip(times["engine"], times["bare"], strict=True)]
-    about = {"bench": "vllm_engine", "engines": engines.stem, "role": role, "requests_per_round": count, "seconds": times, "ratios": ratios}
-    click.echo(table(recording.write(output, {**about, "requests_per_s": rates})))
+    about = {"bench": "vllm_engine", "engines": ENGINES.stem, "role": ROLE, "requests_per_round": count, "seconds": times, "ratios": ratios}
+    recording.write("vllm-engine", {**about, "requests_per_s": rates})
 
 
 if __name__ == "__main__":

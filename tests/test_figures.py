@@ -17,9 +17,6 @@ from tests.support.runs import write_problems
 UNITS = r"(?:%|s|us|ms|MB|MiB|GiB|times|points|minutes|tokens/s|problems/s|requests/s)"
 FIGURE = re.compile(rf"(?<![\w@=<>.-])\d[\d.,]*\s?{UNITS}(?![\w/])")
 DOCS = [path.relative_to(ROOT).as_posix() for path in figures.docs()]
-MINI = """
-page = { command = "runs", page = "page.md" }
-"""
 
 
 def typed_in(text: str, sentences: bool = True) -> list[str]:
@@ -38,40 +35,28 @@ def test_docs_have_what_the_results_files_have_and_no_figure_is_typed_in(name: s
 
 
 def test_every_results_file_is_declared_and_every_table_shown() -> None:
-    known, views = figures.declared(), gpu_page.VIEWS.keys() | sharing.VIEWS.keys()
+    pages = {path.stem for path in figures.pages()}
     shown = {name for doc in DOCS for name in figures.BLOCK.findall((ROOT / doc).read_text())}
-    brought = {f"gpu-{part}" for part in gpu_page.PARTS}
-    assert {path.stem for path in (ROOT / figures.RESULTS).iterdir()} <= known.keys() | brought
-    assert shown <= known.keys() | views
-    assert {name for name, figure in known.items() if not figure.page} | views <= shown
-    modules = (path.relative_to(ROOT / "bench").with_suffix("") for path in (ROOT / "bench").rglob("*.py"))
-    assert {figure.script for figure in known.values()} <= {".".join(path.parts) for path in modules}
+    views = gpu_page.VIEWS.keys() | sharing.VIEWS.keys()
+    assert {path.stem for path in (ROOT / figures.RESULTS).iterdir()} == figures.SCRIPTS.keys() | {f"gpu-{part}" for part in gpu_page.PARTS}
+    assert shown | pages == figures.SCRIPTS.keys() | views
 
 
-def test_pages_and_their_pictures_are_as_their_scripts_wrote_them() -> None:
-    for name, figure in figures.declared().items():
-        if not figure.page:
-            continue
-        if page_of := getattr(figures._script(figure.script, ROOT), "page_of", None):
-            text, pictures = (ROOT / figure.page).read_text(), ROOT / "bench" / name
-            assert page_of(figures.results_of(name)) == text, "`python bench/figures.py` writes it"
-            drawn = re.findall(rf"\]\(({name}/[^)]+)\)", text)
-            assert sorted(drawn) == sorted(f"{name}/{path.name}" for path in pictures.glob("*"))
-        else:
-            assert figures.page_digest(ROOT / figure.page) == figures.results_of(name)["measured"]["page"], f"{figure.page} was edited"
+def test_pages_are_as_their_scripts_wrote_them() -> None:
+    for path, page in figures.pages().items():
+        assert path.read_text() == page, "`python bench/figures.py` writes it"
 
 
 def test_what_is_recorded_is_written_into_the_docs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.argv", ["runs.py"])
-    (tmp_path / "bench/results").mkdir(parents=True)
-    (tmp_path / "bench/figures.toml").write_text(MINI)
-    (readme := tmp_path / "README.md").write_text("The start.\n\n<!-- figures: page -->\ntyped in: 2 s\n<!-- /figures -->\n\nThe end.\n")
+    monkeypatch.setattr("sys.argv", ["servers.py"])
+    (tmp_path / figures.RESULTS).mkdir(parents=True)
+    (readme := tmp_path / "README.md").write_text("The start.\n\n<!-- figures: servers -->\ntyped in: 2 s\n<!-- /figures -->\n\nThe end.\n")
     figures.render(tmp_path)
-    assert "Not measured yet: `python -m bench.runs`" in readme.read_text()
-    recording = figures.Recording("runs", tmp_path)
-    recording.write(tmp_path / figures.RESULTS / "page.json", {"said": ""}, "# Speed\n")
-    assert re.search(r"`python -m bench.runs` at no commit.*<!-- /figures -->\n\nThe end", readme.read_text(), re.DOTALL)
-    assert figures.results_of("page", tmp_path)["measured"]["page"] == figures.page_digest(tmp_path / "page.md")
+    assert "Not measured yet: `python -m bench.servers`" in readme.read_text()
+    figures.Recording("servers", tmp_path).write("servers", {"cells": [], "commands": {"vllm": [2.0, 1.0]}})
+    assert re.search(
+        r"`python -m bench.servers.*` at no commit.*vllm 2.0 s and 1.0 s.\n<!-- /figures -->\n\nThe end", readme.read_text(), re.DOTALL
+    )
     readme.write_text("<!-- figures: nonsense -->\n<!-- /figures -->\n")
     with pytest.raises(ClickException, match="figures: nonsense: no such table"):
         figures.render(tmp_path)

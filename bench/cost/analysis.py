@@ -1,10 +1,10 @@
 """How long does it take to study a long trace, and in how much memory? On two cores.
 
-    python -m bench.cost.analysis [--calls 10000000] [--repeats 3] [--trace FOLDER]
+    python -m bench.cost.analysis
 
-A simulated run of SpecCoT is repeated, one after the other under new names, until there are about that many calls (making the trace is not
-timed). Then it is summarized, each time in another process. `seconds` times the summary; CPU and memory are of the process. Prints a
-table and writes bench/results/analysis.json.
+A simulated run of SpecCoT is repeated, one after the other under new names, until there are about a million calls (making the trace is not
+timed). Then it is summarized, each time in another process. `seconds` times the summary; CPU and memory are of the process. Writes
+bench/results/analysis.json.
 """
 
 import json
@@ -18,19 +18,19 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-import click
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from bench.figures import RESULTS, ROOT, Results, begin, grid
+from bench.figures import ROOT, TRIAL, Results, begin, grid
 from bench.runs import say, spent, whole, write_problems
 from pipeline.analysis.summary import summarize
 from pipeline.options import RunOptions
 from pipeline.run.run import run
 from pipeline.store.store import count_rows, labelled, read_batches, write_part
 
+CALLS, REPEATS = (10_000, 1) if TRIAL else (1_000_000, 3)
 CORES = 2
-CHAINS, BATCH_SIZE, ENGINES = 1000, 64, "sim-2xh100"
+CHAINS = 100 if TRIAL else 1000
 NAMES, INSTANTS = ("problem_id", "chain_id", "request_id"), ("submit_unix_ns", "start_unix_ns", "end_unix_ns")
 
 
@@ -49,10 +49,10 @@ def seed_run(folder: Path) -> Path:
     """One simulated run of `CHAINS` chains."""
     options = RunOptions(
         graph=ROOT / "graphs/speccot.yaml",
-        engines=ROOT / f"graphs/engines/{ENGINES}.yaml",
+        engines=ROOT / "graphs/engines/sim-2xh100.yaml",
         input=(str(write_problems(folder / "problems.parquet", CHAINS)),),
         output=folder / "seed",
-        batch_size=BATCH_SIZE,
+        batch_size=64,
     )
     return whole(run(options)).folder
 
@@ -92,17 +92,11 @@ def _longer(card: dict[str, Any], copies: int, length: int) -> dict[str, Any]:
     return card | {"sessions": [session | {"ended_unix_ns": ended, "engine_statistics": counts}]}
 
 
-def make_trace(folder: Path, calls: int) -> None:
-    """A run of about `calls` calls, for a process of its own: a child's peak memory begins with its parent's."""
+def make_trace(folder: Path) -> None:
+    """A run of about `CALLS` calls, for a process of its own: a child's peak memory begins with its parent's."""
     with tempfile.TemporaryDirectory() as seed:
         first = seed_run(Path(seed))
-        repeated(first, folder, max(1, round(calls / count_rows(first, "calls"))))
-
-
-def measure(run: Path) -> dict[str, Any]:
-    """One process: seconds, CPU seconds, MiB."""
-    took, printed = spent([sys.executable, "-m", "bench.cost.analysis", "--only", str(run)])
-    return {"work_s": float(printed), **took}
+        repeated(first, folder, max(1, round(CALLS / count_rows(first, "calls"))))
 
 
 def work(run: Path) -> None:
@@ -113,29 +107,28 @@ def work(run: Path) -> None:
     print(json.dumps(time.perf_counter() - started))
 
 
-@click.command()
-@click.option("--calls", default=10_000_000, show_default=True, help="The number of calls, about.")
-@click.option("--repeats", default=3, show_default=True)
-@click.option("--trace", type=click.Path(path_type=Path), help="Make the trace here, or use the one that is here, and keep it.")
-@click.option("--output", type=click.Path(path_type=Path), default=ROOT / RESULTS / "analysis.json")
-@click.option("--only", type=click.Path(path_type=Path), help="Be one of the processes that are measured, of this run.")
-def main(calls: int, repeats: int, trace: Path | None, output: Path, only: Path | None) -> None:
-    """Print seconds and memory."""
-    if only:
-        work(only)
+def measure(run: Path) -> dict[str, Any]:
+    """One process: seconds, CPU seconds, MiB."""
+    took, printed = spent([sys.executable, "-m", "bench.cost.analysis", str(run)])
+    return {"work_s": float(printed), **took}
+
+
+def main() -> None:
+    """Measure; with the path of a run as argument be one of the processes that are measured."""
+    if sys.argv[1:]:
+        work(Path(sys.argv[1]))
         return
     recording = begin(__file__)
     with tempfile.TemporaryDirectory() as folder:
-        run = trace or Path(folder) / "run"
-        if not run.exists():
-            with ProcessPoolExecutor(1, get_context("spawn")) as writer:
-                writer.submit(make_trace, run, calls).result()
+        run = Path(folder) / "run"
+        with ProcessPoolExecutor(1, get_context("spawn")) as writer:
+            writer.submit(make_trace, run).result()
         written, size = count_rows(run, "calls"), sum(file.stat().st_size for file in run.rglob("*") if file.is_file())
         say(f"{written:,} calls, {size / (1 << 20):.0f} MiB")
-        _, *found = [measure(run) for _ in range(repeats + 1)]  # the first one reads the files from disk
+        _, *found = [measure(run) for _ in range(REPEATS + 1)]  # the first one reads the files from disk
     row = {key: statistics.median(each[key] for each in found) for key in ("work_s", "cpu_s", "peak_mib")}
     facts = {"calls": written, "bytes": size, "cores": CORES}
-    click.echo(table(recording.write(output, {"bench": "analysis", **facts, "results": [{"system": "pipeline", **row, "runs": found}]})))
+    recording.write("analysis", {"bench": "analysis", **facts, "results": [{"system": "pipeline", **row, "runs": found}]})
 
 
 if __name__ == "__main__":
