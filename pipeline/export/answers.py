@@ -33,7 +33,11 @@ OURS = {
     "thought": pa.string(),
 }
 """The columns that are not the input's, with their types; of the input's own, those with one of these names are called `input_NAME`."""
-SCALARS = {bool: pa.bool_(), int: pa.int64(), float: pa.float64(), str: pa.string()}
+LARGE = "large"
+"""The type of integers that Arrow can hold, and a float cannot."""
+TYPES = {frozenset({bool}): pa.bool_(), frozenset({int}): pa.int64(), frozenset({LARGE}): pa.int64(), frozenset({int, LARGE}): pa.int64()}
+TYPES |= {frozenset({float}): pa.float64(), frozenset({int, float}): pa.float64()}
+"""The type of a column by those of its values; all others are text."""
 Row = dict[str, Any]
 
 
@@ -45,17 +49,16 @@ class Answers:
         self._run, self._thoughts = run, thoughts
         self._record = RunFile.read(run)
         self._problems = solved_problems(run, self._record)
+        left_out = {*(() if self._record.input.samples > 1 else ("samples", "votes")), *(() if thoughts else ("thought",))}
+        self._ours = {name: kind for name, kind in OURS.items() if name not in left_out}
 
     def columns(self) -> dict[str, pa.DataType]:
         """The columns of all rows, in their order. One of the input has the type that all its values have in common, else text."""
-        met: dict[str, set[type]] = {}
+        met: dict[str, set[Any]] = {}
         for item, record in self._problems.with_records():
             for name, value in self._own(item, record).items():
                 met.setdefault(name, set()).update(_kind(value))
-        left_out = {*(() if self._record.input.samples > 1 else ("samples", "votes")), "thought"}
-        ours = {name: kind for name, kind in OURS.items() if name not in left_out}
-        thought = {"thought": pa.string()} if self._thoughts else {}
-        return ours | {name: _common(kinds) for name, kinds in met.items()} | thought
+        return self._ours | {name: TYPES.get(frozenset(kinds), pa.string()) for name, kinds in met.items()}
 
     def rows(self) -> Iterator[Row]:
         """One row for each problem.
@@ -66,9 +69,8 @@ class Answers:
         with Query(self._run) as db:
             for item, record, chains in solved(self._run, self._record, db, thoughts=self._thoughts):
                 asked = {"problem_id": item.problem_id, "problem": item.problem if isinstance(item, Problem) else None}
-                answered = _answered(chains, self._record.input.samples)
-                thought = {"thought": answered.pop("thought")}
-                yield asked | answered | self._own(item, record) | (thought if self._thoughts else {})
+                found = asked | _answered(chains, vote="votes" in self._ours)
+                yield {name: found[name] for name in self._ours} | self._own(item, record)
 
     def _own(self, item: Problem | BadRow, record: Record) -> Row:
         """The columns of a row of the input that no column of ours repeats."""
@@ -80,32 +82,26 @@ class Answers:
         return {f"input_{name}" if name in OURS else name: value for name, value in record.items() if name not in same}
 
 
-def _kind(value: Any) -> set[type]:
-    """The type of a value; of none and of an integer that Arrow cannot hold, what a column with it has to be."""
-    return set() if value is None else {str} if type(value) is int and not -(2**63) <= value < 2**63 else {type(value)}
+def _kind(value: Any) -> set[Any]:
+    """The type of a value; none of null, and text of an integer that Arrow cannot hold."""
+    if type(value) is int and abs(value) > 2**53:
+        return {LARGE if -(2**63) <= value < 2**63 else str}
+    return set() if value is None else {type(value)}
 
 
-def _common(kinds: set[type]) -> pa.DataType:
-    """The type of a column whose values have these types."""
-    if kinds == {int, float}:
-        return pa.float64()
-    return SCALARS.get(next(iter(kinds)), pa.string()) if len(kinds) == 1 else pa.string()
-
-
-def _answered(chains: Sequence[SolvedChain], samples: int) -> Row:
-    """What the `chains` of one problem came to, and the thought that led to it."""
+def _answered(chains: Sequence[SolvedChain], *, vote: bool) -> Row:
+    """What the `chains` of one problem came to."""
     done = [chain for chain in chains if chain.stop_reason not in UNFINISHED]
     failed = [chain for chain in chains if chain.stop_reason == "error"]
-    answers = ballot([Sample(bool(chain.correct), chain.answer) for chain in done]) if samples > 1 else []
+    answers = ballot([Sample(bool(chain.correct), chain.answer) for chain in done]) if vote else []
     chosen = done[answers[0].first] if answers else next(iter((*done, *failed)), None)
-    found: Row = {
+    return {
         "answer": chosen and chosen.answer,
         "reference_answer": chains[0].reference_answer if chains else None,
         "correct": chosen and chosen.correct,
         "status": "done" if done else "failed" if failed else "unfinished",
         "error": None if done or not failed else f"{failed[0].error_type}: {failed[0].error_message}",
+        "samples": len(done),
+        "votes": {answer.text: answer.votes for answer in answers},
         "thought": (chosen and chosen.thought) or None,
     }
-    if samples > 1:
-        found |= {"samples": len(done), "votes": {answer.text: answer.votes for answer in answers}}
-    return found

@@ -6,7 +6,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from pipeline.export.answers import Answers, _common, _kind
+from pipeline.export.answers import Answers
+from pipeline.export.answers_file import write_rows
 from pipeline.store.rows import ChainRow, StepRow
 from pipeline.store.store import RunStore, read_batches
 from tests.support.killed import cut
@@ -41,18 +42,23 @@ def test_columns_that_are_called_like_ours_are_renamed(tmp_path: Path) -> None:
     [row] = answer_rows(folder)
     own = {"input_answer": "x", "input_status": "old", "gold": "2", "level": 5}
     assert (row["problem"], row["reference_answer"], {name: row[name] for name in own}) == ("1+1?", "2", own)
-    assert list(Answers(folder, thoughts=True).columns()) == [*list(row)[:7], *own, "thought"]
+    assert list(Answers(folder, thoughts=True).columns()) == [*list(row)[:7], "thought", *own]
     assert "question" not in row
 
 
-def test_a_column_has_the_type_that_its_values_have_in_common() -> None:
-    kinds = {
-        "int64": ([1, None], [2**53 + 1, 1]),
-        "double": ([1, 2.5],),
-        "string": ([1, "x"], [2**63, 1], [True, 1], [None], [[1], [2]]),
+def test_a_column_has_the_type_that_its_values_have_in_common(tmp_path: Path) -> None:
+    kinds: dict[str, list[list[Any]]] = {
+        "int64": [[1, None], [2**53 + 1, 1]],
+        "double": [[1, 2.5]],
+        "string": [[1, "x"], [2**63, 1], [2**53 + 1, 0.5], [True, 1], [None, None], [[1], [2]]],
     }
-    for kind, columns in kinds.items():
-        assert [str(_common({each for value in values for each in _kind(value)})) for values in columns] == [kind] * len(columns)
+    columns = {f"{kind} {place}": values for kind, found in kinds.items() for place, values in enumerate(found)}
+    lines = [{"problem": f"{row}?"} | {name: values[row] for name, values in columns.items()} for row in range(2)]
+    (problems := tmp_path / "problems.jsonl").write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
+    answers = Answers(solve(tmp_path, input=problems).folder)
+    found = {name: str(kind) for name, kind in answers.columns().items() if name in columns}
+    assert found == {name: name.split()[0] for name in columns}
+    assert write_rows(tmp_path / "answers.csv", answers.columns(), answers.rows()) == 2
 
 
 def test_the_answer_with_most_votes_is_the_answer_and_has_its_thought(tmp_path: Path) -> None:
