@@ -26,8 +26,8 @@ Row = dict[str, Any]
 
 def errors_file(output: Path) -> Path:
     """The error file that stands beside an output file: `out.errors.jsonl`."""
-    ends = ".jsonl.gz" if output.name.endswith(".jsonl.gz") else output.suffix
-    return output.with_name(f"{output.name.removesuffix(ends)}.errors{ends}")
+    name, ending, packed = output.name.partition(".jsonl")
+    return output.with_name(f"{name}.errors{ending}{packed}")
 
 
 def write_batch_files(run: Path, output: Path) -> tuple[int, int]:
@@ -39,30 +39,32 @@ def write_batch_files(run: Path, output: Path) -> tuple[int, int]:
     with whole_file(output) as answers, whole_file(errors_file(output)) as errors, Query(run) as db:
         for item, row, chains in solved(run, record, db):
             name = blake2b(f"{record.folder_id}\0{item.row}".encode(), digest_size=12).hexdigest()
-            line: Row = {"id": f"batch_req_{name}", "custom_id": item.problem_id, "response": None, "error": UNANSWERED}
-            status = None
-            if (reply := _reply(record, name, item, row, chains)) is not None:
-                status, body = reply
-                line |= {"response": {"status_code": status, "request_id": name, "body": body}, "error": None}
-            failed = status != 200
+            status = 200
+            try:
+                body = _answer(record, name, item, row, chains)
+            except ApiError as error:
+                status, body = error.status, error.body
+            response = body and {"status_code": status, "request_id": name, "body": body}
+            line = {"id": f"batch_req_{name}", "custom_id": item.problem_id, "response": response, "error": None if body else UNANSWERED}
+            failed = body is None or status != 200
             (errors if failed else answers).write(msgspec.json.encode(line) + b"\n")
             counts[failed] += 1
     return counts[0], counts[1]
 
 
-def _reply(run: RunFile, name: str, item: Problem | BadRow, row: Record, chains: Sequence[SolvedChain]) -> tuple[int, Row] | None:
-    """The status and the body of the answer; None where the chains did not come to their end."""
+def _answer(run: RunFile, name: str, item: Problem | BadRow, row: Record, chains: Sequence[SolvedChain]) -> Row | None:
+    """The body of the answer; None where the chains did not come to their end. Raises `ApiError` for one that failed and a refused row."""
     if isinstance(item, BadRow):
-        refusal = _refusal(row, item.what)
-        return refusal.status, refusal.body
+        if isinstance(row, Flaw):
+            raise ApiError(item.what, code="invalid_json_line")
+        read_request(row)  # which knows the parameter that is wrong
+        raise ApiError(item.what)
     ended = [chain for chain in chains if chain.stop_reason != "cancelled"]
-    outcomes = [outcome_of(chain, chain.thought or "") for chain in ended]
-    if error := next((outcome for outcome in outcomes if isinstance(outcome, ApiError)), None):
-        return error.status, error.body
+    replies = [reply_of(chain, chain.thought or "") for chain in ended]
     if len(ended) < (item.settings.samples or run.options.samples):
         return None
-    return 200, completion(
-        [outcome for outcome in outcomes if isinstance(outcome, ChainReply)],
+    return completion(
+        replies,
         name=f"chatcmpl-{name}",
         created=max(chain.end_unix_ns for chain in ended) // 10**9,
         model=run.plan.name,
@@ -71,14 +73,14 @@ def _reply(run: RunFile, name: str, item: Problem | BadRow, row: Record, chains:
     )
 
 
-def outcome_of(row: ChainRow | SolvedChain, thought: str) -> ChainReply | ApiError:
-    """The reply of a chain that is over, or why it has none."""
+def reply_of(row: ChainRow, thought: str) -> ChainReply:
+    """The reply of a chain that is over. Raises `ApiError` where it has none."""
     if row.stop_reason == "cancelled":
-        return ApiError("the server was stopped before the answer", code="service_unavailable", status=503)
+        raise ApiError("the server was stopped before the answer", code="service_unavailable", status=503)
     if row.stop_reason == "error":  # a request that an engine cannot run is the caller's error, all else the server's
         if row.error_type == "ContextOverflow":
-            return ApiError(row.error_message or "", "messages", "context_length_exceeded")
-        return ApiError(row.error_message or "", status=400 if row.error_type in ("RequestRefused", "BadRow") else 500)
+            raise ApiError(row.error_message or "", "messages", "context_length_exceeded")
+        raise ApiError(row.error_message or "", status=400 if row.error_type in ("RequestRefused", "BadRow") else 500)
     return ChainReply(
         thought=thought,
         answer=row.answer_text,
@@ -87,14 +89,3 @@ def outcome_of(row: ChainRow | SolvedChain, thought: str) -> ChainReply | ApiErr
         input_tokens=dict(zip(row.engines, row.input_tokens, strict=True)),
         output_tokens=dict(zip(row.engines, row.output_tokens, strict=True)),
     )
-
-
-def _refusal(row: Record, what: str) -> ApiError:
-    """Why a row is refused that holds no problem for the reason `what`."""
-    if isinstance(row, Flaw):
-        return ApiError(what, code="invalid_json_line")
-    try:
-        read_request(row)
-    except ApiError as error:
-        return error
-    return ApiError(what)

@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from pipeline.data.problems import Problem
 from pipeline.data.requests import ApiError, AskedChat, ChainReply
-from pipeline.export.openai_batch import outcome_of
+from pipeline.export.openai_batch import reply_of
 from pipeline.reasoning.chain import chain_id
 from pipeline.runtime.admission.feed import Arrivals, Start, Withdrawal
 from pipeline.store.rows import CallRow, ChainRow, StepRow
@@ -148,7 +148,11 @@ class Desk:
         self._ends.append(time.monotonic())
         chain = self._open.pop(row.chain_id, None)
         if chain is not None:
-            chain.listener(Ended(chain.index, outcome_of(row, "".join(chain.texts))))
+            try:
+                outcome: ChainReply | ApiError = reply_of(row, "".join(chain.texts))
+            except ApiError as error:
+                outcome = error
+            chain.listener(Ended(chain.index, outcome))
 
     async def room(self) -> None:
         """The requests that wait are bounded before they come here."""

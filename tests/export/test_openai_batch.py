@@ -10,7 +10,7 @@ import pytest
 from msgspec import structs
 
 from pipeline.data.requests import ApiError
-from pipeline.export.openai_batch import errors_file, outcome_of, write_batch_files
+from pipeline.export.openai_batch import errors_file, reply_of, write_batch_files
 from pipeline.run.loop import Stop
 from pipeline.run.run import SessionResult, run
 from pipeline.store.rows import ChainRow
@@ -108,10 +108,10 @@ def test_what_an_interrupted_run_did_not_come_to_is_told_as_expired_until_it_is_
 
 def test_a_failed_chain_is_the_callers_error_or_the_servers() -> None:
     for name, status in (("ContextOverflow", 400), ("RequestRefused", 400), ("EngineUnavailable", 500)):
-        error = outcome_of(blank(ChainRow, stop_reason="error", error_type=name, error_message="why"), "")
-        assert isinstance(error, ApiError)
-        assert (error.status, error.message) == (status, "why")
-        assert (error.code == "context_length_exceeded") == (name == "ContextOverflow")
+        with pytest.raises(ApiError) as error:
+            reply_of(blank(ChainRow, stop_reason="error", error_type=name, error_message="why"), "")
+        assert (error.value.status, error.value.message) == (status, "why")
+        assert (error.value.code == "context_length_exceeded") == (name == "ContextOverflow")
 
 
 @pytest.mark.vllm
