@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from pipeline.data.problems import Problem
 from pipeline.data.reading import read_problems as problems_in
 from pipeline.errors import BadRow, InputError
-from tests.support.fuzzing import command
+from tests.support.commands import command
 from tests.support.paths import ROOT
 
 GRAPHS = [path.read_bytes() for path in sorted((ROOT / "graphs").glob("*.yaml"))]

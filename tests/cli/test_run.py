@@ -17,8 +17,7 @@ from pipeline.run.run import SessionResult, run
 from pipeline.store.kept_problems import Problems
 from pipeline.store.run_file import RunFile
 from pipeline.study.systems import run_baseline
-from tests.support.commands import pipeline, spawned
-from tests.support.fuzzing import command
+from tests.support.commands import command, pipeline, spawned
 from tests.support.paths import ROOT, SIM, TEST_SET
 from tests.support.runs import write_problems
 
@@ -129,7 +128,7 @@ def test_a_working_folder_that_is_gone_is_named(tmp_path: Path) -> None:
     with chdir(tmp_path / "gone"):
         (tmp_path / "gone").rmdir()
         done = command("run", ROOT / SPECCOT, "--engines", SIM, "--input", problems)
-    assert (done.code, done.stderr) == (2, "error: the working folder: no such file or directory\n")
+    assert (done.returncode, done.stderr) == (2, "error: the working folder: no such file or directory\n")
 
 
 @pytest.mark.torch

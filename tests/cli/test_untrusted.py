@@ -11,7 +11,7 @@ from pipeline.cli.console import PlainConsole
 from pipeline.cli.grade import watched
 from pipeline.engines.tokenizer import HFTokenizer
 from tests.support import small_server
-from tests.support.fuzzing import command
+from tests.support.commands import command
 
 pytestmark = pytest.mark.slow  # whole runs
 
@@ -30,7 +30,7 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "p.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     out = folder / "=1 \x1b[31m<script>![bold](javascript:x)"
     done = command("run", TARGET, "--engines", SIM, "--input", folder / "p.jsonl", "--output", out)
-    assert done.code == 3, done.stderr
+    assert done.returncode == 3, done.stderr
     assert "1 of 4 chains: 1 BadRow; for example: " in done.stdout
     assert done.stdout.count("\n") == len(done.stdout.splitlines()) < 20
     assert "owned" in done.stdout, "the error is shown, and obeyed by nothing"
@@ -82,7 +82,7 @@ def test_no_key_is_in_anything_that_is_kept_or_printed(tmp_path: Path, monkeypat
         server.faults.append(small_server.status(500, f"no {CANARY}"))
         options = ("--input", tmp_path / "p.csv", "--output", tmp_path / "run", "--set", "engines.target.max_retries=0")
         done = command("run", TARGET, "--engines", tmp_path / "engines.yaml", "--batch-size", "1", *options)
-    assert done.code == 3, done.stderr
+    assert done.returncode == 3, done.stderr
     messages = [row["error_message"] for row in pq.read_table(tmp_path / "run/chains").to_pylist() if row["error_message"]]
     assert sum("no ***" in message for message in messages) == len(messages) == 3
     tables = [repr(pq.read_table(path).to_pylist()) for path in (tmp_path / "run").rglob("*.parquet")]
@@ -97,5 +97,5 @@ def test_a_url_with_a_password_is_refused_and_not_repeated(tmp_path: Path) -> No
     (tmp_path / "p.csv").write_text("problem\n1 + 1?\n")
     for words in (("graph", "check"), ("graph", "check", "--json"), ("run", "--input", str(tmp_path / "p.csv"))):
         done = command(*words, TARGET, "--engines", tmp_path / "engines.yaml")
-        assert done.code == 2, done.stderr
+        assert done.returncode == 2, done.stderr
         assert "canary" not in done.stdout + done.stderr

@@ -321,10 +321,6 @@ def test_two_engines_that_share_a_device(of: SimSpec, expected: list[float]) -> 
     assert finished([of, of], [(0, 0.0, 5), (1, 0.0, 2)]) == pytest.approx(expected, rel=1e-9)
 
 
-def test_the_example_of_two_engines_in_time_slices() -> None:
-    assert finished([ONE_SECOND, ONE_SECOND], [(0, 0.0, 4), (1, 1.0, 1)]) == [5.0, 3.0]
-
-
 arrivals_of = st.lists(
     st.tuples(st.integers(0, 1), st.integers(0, 40).map(lambda ticks: ticks / 4), st.integers(1, 40)), min_size=1, max_size=8
 )

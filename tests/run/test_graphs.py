@@ -80,11 +80,6 @@ def test_thoughts_end_earlier_the_chains_say_why_and_a_replay_says_the_same(tmp_
     assert said(runs.solve(tmp_path, "again", graph, engines=Path(f"replay:{early.folder}"), settings=(CONFIDENT,))) == said(early)
 
 
-def test_the_target_alone_is_asked_once(tmp_path: Path) -> None:
-    plain = runs.solve(tmp_path, "plain", "target", input=write_problems(tmp_path, 3))
-    assert [row["stage"] for row in rows(plain, "calls")] == ["response"] * 3
-
-
 MATH = ("engines.*.text.steps_mean=33.3", "engines.draft.text.verbosity=1.97", "engines.target.text.verbosity=2.34")
 """The settings that `sim-4xa100-speccot.yaml` names for MATH-500."""
 

@@ -1,5 +1,6 @@
 """The `pipeline` command: carried out in this process, or in one of its own."""
 
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,6 +13,8 @@ from pipeline.cli.main import run_command
 from tests.support.paths import ROOT, TEST_SET
 from tests.support.patience import HANGS_S
 
+OBEYED = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+"""What no output may hold."""
 COMMAND = [sys.executable, "-c", "from pipeline.cli.main import main; main()"]
 
 
@@ -25,6 +28,17 @@ def pipeline(*arguments: str | Path, cwd: Path = ROOT) -> CompletedProcess[str]:
     with chdir(cwd), redirect_stdout(out), redirect_stderr(error):
         code = run_command(words)
     return CompletedProcess(words, code, out.getvalue(), error.getvalue())
+
+
+def command(*arguments: str | Path) -> CompletedProcess[str]:
+    """Carry a command out that is given what nobody means, and hold it to its promise: exit code 0, 2 or 3, no traceback, nothing a
+    terminal obeys."""
+    done = pipeline(*arguments, cwd=Path())
+    assert done.returncode in (0, 2, 3), done
+    assert "Traceback" not in done.stderr, done
+    assert not OBEYED.search(done.stdout + done.stderr), done
+    assert done.returncode in (0, 3) or done.stderr, done
+    return done
 
 
 def spawned(*arguments: str | Path, cwd: Path = ROOT) -> CompletedProcess[str]:

@@ -1,22 +1,16 @@
 """The bundled models' data, tokenizer and training sequences: fast checks without training."""
 
-import sys
-from pathlib import Path
-
+import make_arith
 import pyarrow.parquet as pq
 import pytest
+import tiny_examples
+import tiny_tokenizer
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.engines.tokenizer import HFTokenizer
 from pipeline.graph.prompts import DELIMITER, WORDINGS
-
-ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "tools"))
-
-import make_arith  # noqa: E402
-import tiny_examples  # noqa: E402
-import tiny_tokenizer  # noqa: E402
+from tests.support.paths import ROOT
 
 
 @pytest.fixture(scope="module")

@@ -1,15 +1,9 @@
 """Fault drills, some strikes of some kinds; `bench/reliability.py` has all and many. Every chain is there once and says what it said."""
 
 import random
-import sys
 from pathlib import Path
 
 import pytest
-
-from tests.support.paths import ROOT
-
-sys.path.insert(0, str(ROOT / "tools"))
-
 from drills import faults
 from drills.toll import Toll
 

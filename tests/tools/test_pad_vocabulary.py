@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import sys
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from tests.support.paths import MODELS, ROOT
+from tests.support.paths import MODELS
 
 pytestmark = pytest.mark.torch
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
@@ -20,7 +19,6 @@ SIZE, USED = 560, 554
 
 @pytest.fixture(scope="module")
 def tool() -> Any:
-    sys.path.insert(0, str(ROOT / "tools"))
     return import_module("pad_vocabulary")
 
 

@@ -1,6 +1,5 @@
 """The bundled reward model is what its card says: the target's first layers with two rows of its own, and how it is chosen."""
 
-import sys
 from importlib import import_module
 from typing import Any
 
@@ -13,7 +12,6 @@ pytestmark = pytest.mark.torch
 
 @pytest.fixture(scope="module")
 def train_prm() -> Any:
-    sys.path.insert(0, str(ROOT / "tools"))
     return import_module("train_prm")
 
 

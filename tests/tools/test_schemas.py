@@ -1,7 +1,6 @@
 """What a schema allows is what the loader accepts, and the schemas beside the graphs are current."""
 
 import json
-import sys
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -9,13 +8,10 @@ from typing import Any
 import jsonschema
 import pytest
 import yaml
+from schemas import schemas
 
 from pipeline.graph.files import FOLDERS
 from tests.support.paths import ROOT
-
-sys.path.insert(0, str(ROOT / "tools"))
-
-from schemas import schemas
 
 KINDS = {"graph": "graph", "engines file": "engines", "prompts file": "prompts", "study file": "study"}
 FILES = [(path, name) for kind, name in KINDS.items() for path in FOLDERS[kind].glob("*.yaml")]  # type: ignore[index]

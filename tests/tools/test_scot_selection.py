@@ -1,13 +1,12 @@
 """SCoT's published selection data, as rows of choices that are asked for as in serving."""
 
-import sys
-from importlib import import_module
 from typing import Any
+
+from scot_selection import selection_rows
 
 from pipeline.graph.prompts import DEFAULT_PROMPTS
 from pipeline.reasoning.prompts import PromptBuilder
 from tests.support.chat_models import chat_model
-from tests.support.paths import ROOT
 
 ASKED = "Choose the best reasoning path. \n\nQuestion: 2 pens and 3 pens?\n\nOr so?\n\nHere are the reasoning paths:"
 DRAFTS = ("It is 2 + 3.\n\nSo 5.", "So 6.")
@@ -17,10 +16,9 @@ PUBLISHED = "\n\n".join(
 
 
 def rows(*labels: list[int]) -> list[Any]:
-    sys.path.insert(0, str(ROOT / "tools"))
     builder = PromptBuilder(chat_model("tiny-target"), DEFAULT_PROMPTS)
     published = [{"input": PUBLISHED, "label": label} for label in labels]
-    return list(import_module("scot_selection").selection_rows(published, builder, "bundled:tiny-target", 0.0))
+    return list(selection_rows(published, builder, "bundled:tiny-target", 0.0))
 
 
 def test_the_prompt_asks_about_the_question_and_each_draft_and_right_options_are_those_of_the_label() -> None:
