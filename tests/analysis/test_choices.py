@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
@@ -24,25 +23,8 @@ WRONG = ["7", "7.0", "14/2", "50", "50%", "0.5", "1/2", r"50\%", "(B)", "B", "",
 answers = st.one_of(st.sampled_from(["5", "5.0"]), st.none(), st.sampled_from(WRONG)).map(lambda said: Sample(said in ("5", "5.0"), said))
 
 
-@pytest.mark.parametrize(
-    ("said", "share"),
-    [
-        (("5", "5.0", "7"), 1.0),
-        (("7", "5", "7"), 0.0),
-        (("5", "7"), 1.0),
-        (("7", "5"), 0.0),
-        (("1/2", "5", "0.5", "5"), 0.0),
-        ((None, None, "5"), 1.0),
-        ((None,), 0.0),
-    ],
-)
-def test_the_most_frequent_answer_and_of_a_tie_the_first(said: tuple[str | None, ...], share: float) -> None:
-    assert majority([[Sample(answer in ("5", "5.0"), answer) for answer in said]]) == share
-    assert majority([]) is None
-
-
 @given(st.lists(answers, max_size=24))
-def test_a_ballot_groups_what_is_the_same(samples: Sequence[Sample]) -> None:
+def test_a_ballot_groups_what_is_the_same_and_the_most_frequent_answer_wins(samples: Sequence[Sample]) -> None:
     groups: list[list[int]] = []
     for place, sample in enumerate(samples):
         if (said := sample.answer) is None:
@@ -57,6 +39,8 @@ def test_a_ballot_groups_what_is_the_same(samples: Sequence[Sample]) -> None:
             groups.append([place])
     expected = sorted((-len(group), group[0]) for group in groups)
     assert [(-answer.votes, answer.first) for answer in ballot(samples)] == expected
+    won = bool(expected) and samples[expected[0][1]].correct  # of a tie the answer that was given first
+    assert (majority([samples, samples]), majority([])) == (float(won), None)
 
 
 def plan(unit: Literal["step", "thought"] = "thought", *, reject: bool = True) -> Plan:

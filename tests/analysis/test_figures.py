@@ -17,7 +17,6 @@ from pipeline.analysis.figures import (
     LEAST,
     NOTHING,
     Estimate,
-    changes,
     factor,
     figures,
     gain,
@@ -204,17 +203,6 @@ def test_shares_of_nothing_of_all_and_of_one_trial_a_problem_have_wilsons_interv
     assert (share(ones, 0 * ones), gain(ones, 0 * ones, ones, ones)) == (NOTHING, NOTHING)
     same = gain(ones, ones, ones, ones)
     assert (same.value, same.high) == (0.0, pytest.approx(wilson(0.0, 40)[1]))
-
-
-def test_changes_are_over_the_problems_that_both_have() -> None:
-    n = 50
-    names = ("right", "latency_s", "tokens", "thinking_s")
-    base = {"problem": np.arange(n), "graded": np.ones(n), "chains": np.ones(n)} | {name: np.ones(n) for name in names}
-    ours = {name: column[10:] for name, column in base.items()} | {"latency_s": np.full(n - 10, 0.25), "tokens": np.full(n - 10, 0.5)}
-    ours["chains"] = np.where(np.arange(n - 10) < 5, 0.0, 1.0)  # the first five failed
-    found = changes(ours, base | {"latency_s": np.where(np.arange(n) < 15, 99.0, 1.0)})
-    assert [found[name].value for name in ("speed_up", "token_factor", "rate_factor")] == pytest.approx([4.0, 2.0, 2.0])
-    assert found["accuracy_gain"].value == 0.0
 
 
 @given(st.lists(st.integers(1, 6).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n))), min_size=1, max_size=8))

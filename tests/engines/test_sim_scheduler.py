@@ -232,7 +232,7 @@ def test_nobody_passes_the_oldest_while_it_waits_for_room() -> None:
     assert [number for _, number in started].index(0) == OLDEST_EVERY - 1
 
 
-# The worked examples in the docstrings of roofline.py, scheduler.py and device.py.
+# Worked examples.
 
 ONE_SECOND = spec(
     device=SimDeviceSpec(name="d", flops_per_s=math.inf, bytes_per_s=1.0), parameters=1.0, bytes_per_parameter=1.0, kv_bytes_per_token=0.0
@@ -242,10 +242,6 @@ ONE_SECOND = spec(
 
 def job(number: int, arrival: float, *lengths: int) -> Job:
     return Job((0, arrival, str(number), number), (number,) * 4, 3, lengths, tuple(() for _ in lengths), lambda: None)
-
-
-def bounds(scheduler: Scheduler) -> list[tuple[float, float, int]]:
-    return [(each.start, each.end, each.iterations) for each in scheduler.forecast]
 
 
 def test_the_example_of_costs() -> None:
@@ -263,21 +259,6 @@ def test_what_arrives_while_a_real_clock_is_late_joins_no_iteration_from_before(
     device.add(share, second, 3.4)  # the timer of 3.0, when the first one ends, has not been handled
     assert first.finished == 3.0
     advance(device)
-    assert (second.scheduled, second.first_token, second.finished) == (4.0, 5.0, 6.0)
-
-
-def test_the_example_of_a_forecast() -> None:
-    device = SimDevice(ONE_SECOND.device)
-    share = device.join(Scheduler(ONE_SECOND))
-    first, second = job(1, 0.0, 3, 5), job(2, 3.5, 2)
-    device.add(share, first, 0.0)
-    device.advance(device.next_event())
-    assert bounds(share.scheduler) == [(0.0, 1.0, 1), (1.0, 3.0, 2), (3.0, 5.0, 2)]
-    assert device.next_event() == 5.0
-    device.add(share, second, 3.5)
-    assert bounds(share.scheduler) == [(3.0, 4.0, 1)]
-    advance(device)
-    assert (first.first_token, first.finished) == (1.0, 5.0)
     assert (second.scheduled, second.first_token, second.finished) == (4.0, 5.0, 6.0)
 
 

@@ -24,8 +24,6 @@ from tests.support.runs import solve
 
 pytestmark = pytest.mark.slow  # whole runs
 
-ROOT = Path(__file__).parent.parent.parent
-
 
 def chain(number: int, answer: str | None, reference: str | None, correct: bool | None, **more: Any) -> Any:
     fields = {"chain_id": f"c{number}", "input_row": number, "stop_reason": "answer_boxed", "grader": "math"}

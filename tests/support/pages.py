@@ -110,8 +110,8 @@ def newcomers_folder(folder: Path) -> Path:
     return folder
 
 
-def run_page(page: Page, folder: Path) -> None:
-    """Do all that `page` shows in `folder`; fails where a command does."""
+def run_page(page: Page, folder: Path) -> int:
+    """Do all that `page` shows in `folder`, and return the number of blocks that were executed; fails where a command does."""
     with chdir(folder), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for number, block in enumerate(page.blocks):
@@ -124,6 +124,7 @@ def run_page(page: Page, folder: Path) -> None:
             elif block.is_run:
                 for line in block.lines():
                     _carry_out(line)
+    return sum(block.is_run for block in page.blocks)
 
 
 def _carry_out(line: str) -> None:

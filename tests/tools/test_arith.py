@@ -5,8 +5,6 @@ import pyarrow.parquet as pq
 import pytest
 import tiny_examples
 import tiny_tokenizer
-from hypothesis import given
-from hypothesis import strategies as st
 
 from pipeline.engines.tokenizer import HFTokenizer
 from pipeline.graph.prompts import DELIMITER, WORDINGS
@@ -54,11 +52,6 @@ def test_fixed_texts_are_one_token_each(tokenizer):
     numbers = [text for i in range(100) for text in (str(i), f" {i}")]
     fixed = [*WORDINGS, DELIMITER, "<think>", "</think>", "\\boxed{", "}", *(f"[{i}] " for i in range(1, 10)), *numbers]
     assert [text for text in fixed if len(tokenizer.encode(text)) != 1] == []
-
-
-@given(text=st.text() | st.text("\n []0129\\boxed{}<|end|>think"))
-def test_any_text_comes_back(tokenizer, text):
-    assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
 def test_a_verification_asks_exactly_what_is_served_and_every_right_candidate_is_an_answer(examples):
