@@ -47,10 +47,7 @@ def asked(*messages: tuple[str, str], begun: Sequence[int] = (), **fields: Any) 
     return Request(request_id="r", prompt_ids=[*prompt, *begun], **{"max_tokens": 64, **fields})
 
 
-@pytest.mark.parametrize(
-    ("graph", "posts"),
-    [("target", [1]), ("scot", [5, 1, 1]), ("self-consistency", [5, 1])],
-)
+@pytest.mark.parametrize(("graph", "posts"), [("target", [1]), ("scot", [5, 1, 1]), ("self-consistency", [5, 1])])
 def test_a_graph_of_whole_thoughts_runs_to_its_end(example: Mapping[str, Any], server: SmallServer, graph: str, posts: list[int]) -> None:
     """Each request is one POST, in which the candidates of a draft are asked for together."""
     played = engines(example, server)

@@ -18,12 +18,7 @@ from tests.support.rows import blank
 from tests.support.runs import solve, write_problems
 
 SLOWER = Baseline(
-    run="run-target",
-    status="finished",
-    problems_per_s=68.3,
-    accuracy=0.998,
-    times_as_fast=0.71,
-    speed_up=Estimate(0.7, 0.68, 0.74),
+    run="run-target", status="finished", problems_per_s=68.3, accuracy=0.998, times_as_fast=0.71, speed_up=Estimate(0.7, 0.68, 0.74)
 )
 
 
@@ -36,41 +31,14 @@ def engine(busy: float) -> EngineSummary:
 def summary(draft: float = 0.895, target: float = 0.997, **others: Any) -> Summary:
     """The run of the bundled pair over its test set; `draft` and `target`: shares of the time in which they were busy."""
     values: dict[str, Any] = {
-        "run": "run",
-        "status": "finished",
-        "graph": "speccot",
-        "models": {"target": "tiny-target", "draft": "tiny-draft"},
-        "has_toy_models": True,
-        "drafters": ("draft",),
-        "planned": 500,
-        "resumable": True,
-        "replicas": 1,
-        "samples": 1,
-        "example": "p7",
-        "schedule": "pipelined",
-        "batch_size": 64,
-        "wall_time_s": 10.3,
-        "problems": 500,
-        "chains": 500,
-        "done": 500,
-        "graded": 500,
-        "correct": 498,
-        "accuracy": 0.996,
-        "accuracy_interval": Interval(0.986, 0.999),
-        "problems_per_s": 48.5,
-        "output_tokens": 88_703,
-        "kept_tokens": 22_330,
-        "kept_tokens_per_s": 2168.0,
-        "verified_steps": 2154,
-        "accepted_steps": 2066,
-        "fallback_steps": 88,
-        "acceptance_rate": 0.959,
-        "thought_tokens": 19_830,
-        "draft_share": 0.762,
-        "draft_tokens": 80_000,
-        "wasted_draft_tokens": 64_800,
+        "run": "run", "status": "finished", "graph": "speccot", "models": {"target": "tiny-target", "draft": "tiny-draft"},
+        "has_toy_models": True, "drafters": ("draft",), "schedule": "pipelined", "batch_size": 64, "resumable": True, "replicas": 1,
+        "planned": 500, "problems": 500, "chains": 500, "done": 500, "samples": 1, "example": "p7", "wall_time_s": 10.3,
+        "graded": 500, "correct": 498, "accuracy": 0.996, "accuracy_interval": Interval(0.986, 0.999), "problems_per_s": 48.5,
+        "output_tokens": 88_703, "kept_tokens": 22_330, "kept_tokens_per_s": 2168.0, "draft_tokens": 80_000, "wasted_draft_tokens": 64_800,
+        "verified_steps": 2154, "accepted_steps": 2066, "fallback_steps": 88, "acceptance_rate": 0.959, "draft_share": 0.762,
         "engines": {"target": engine(target), "draft": engine(draft)},
-    }
+    }  # fmt: skip
     found: Summary = blank(Summary, **values | others)
     return found
 

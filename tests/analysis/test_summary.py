@@ -83,41 +83,11 @@ def engine_summary(*values: Any, **others: Any) -> EngineSummary:
 def test_every_number(folder: Path) -> None:
     found = summarize(folder)
     assert found == Summary(
-        run=folder.name,
-        status="finished",
-        graph="target",
-        models={"target": "large"},
-        planned=3,
-        schedule="pipelined",
-        example="p1",
-        batch_size=2,
-        wall_time_s=10.0,
-        problems=3,
-        chains=3,
-        done=2,
-        empty_answers=2,
-        failed=1,
-        cancelled=0,
-        graded=2,
-        correct=1,
-        accuracy=0.5,
-        accuracy_interval=None,
-        samples=1,
-        pass_at={"1": 0.5},
-        majority_accuracy=None,
-        problems_per_s=0.2,
-        steps=4,
-        output_tokens=50,
-        kept_tokens=0,
-        kept_tokens_per_s=0.0,
-        verified_steps=3,
-        accepted_steps=2,
-        fallback_steps=1,
-        unverified_steps=0,
-        acceptance_rate=2 / 3,
-        thought_tokens=60,
-        draft_share=40 / 60,
-        draft_tokens=40,
+        run=folder.name, status="finished", graph="target", models={"target": "large"}, schedule="pipelined", batch_size=2,
+        wall_time_s=10.0, planned=3, problems=3, chains=3, done=2, empty_answers=2, failed=1, cancelled=0, example="p1", samples=1,
+        graded=2, correct=1, accuracy=0.5, accuracy_interval=None, pass_at={"1": 0.5}, majority_accuracy=None, problems_per_s=0.2,
+        steps=4, verified_steps=3, accepted_steps=2, fallback_steps=1, unverified_steps=0, acceptance_rate=2 / 3,
+        output_tokens=50, kept_tokens=0, kept_tokens_per_s=0.0, thought_tokens=60, draft_share=40 / 60, draft_tokens=40,
         wasted_draft_tokens=0,
         engines={
             "draft": engine_summary(1, 100, 0.5, 40, 4.0, pytest.approx(0.4), pytest.approx(0.4)),
@@ -131,7 +101,7 @@ def test_every_number(folder: Path) -> None:
         stop_reasons={"thought_closed": 1, "token_budget": 1, "error": 1},
         errors={"RequestRefused": 1},
         error_examples={"RequestRefused": "too long"},
-    )
+    )  # fmt: skip
 
 
 def test_a_run_without_rows(tmp_path: Path) -> None:

@@ -17,21 +17,7 @@ from pipeline.engines.openai.spec import OpenAISpec
 from pipeline.errors import EngineDead, EngineUnavailable, GraphError, PipelineError, RequestRefused
 from pipeline.reasoning.prompts import PromptBuilder
 from tests.support.chat_models import chat_model, folder_of
-from tests.support.served import (
-    DIGITS,
-    KEY,
-    PROMPT,
-    THINK_CLOSE,
-    TOKENIZER,
-    after,
-    answers,
-    ask,
-    first,
-    opened,
-    outcome,
-    spec_of,
-    talk,
-)
+from tests.support.served import DIGITS, KEY, PROMPT, THINK_CLOSE, TOKENIZER, after, answers, ask, first, opened, outcome, spec_of, talk
 from tests.support.small_server import HOSTED, OPENAI_FIELDS, VLLM, Fault, Kind, edited, hang, raw, small_server, status
 
 OTHER = str(folder_of("qwen3"))

@@ -80,10 +80,4 @@ def card(start: float, end: float, **more: Any) -> dict[str, Any]:
         role: {"answers": "simulated", "devices": [each["device"]["name"]]} for role, each in (engines | more.get("engines", {})).items()
     }
     sessions = [{"started_unix_ns": at(start), "ended_unix_ns": at(end), "status": "finished"}]
-    return {
-        "status": "finished",
-        "batch_size": 2,
-        "engines": engines,
-        "engine_facts": facts,
-        "sessions": sessions,
-    } | more
+    return {"status": "finished", "batch_size": 2, "engines": engines, "engine_facts": facts, "sessions": sessions} | more
