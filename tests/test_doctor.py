@@ -4,9 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.engines.registry import taking_turns
 from pipeline.engines.tokenizer import HFTokenizer
-from pipeline.engines.torch.spec import TorchSpec
 from tests.support.commands import pipeline
 from tests.support.paths import MODELS
 from tests.support.runs import servers_file
@@ -50,7 +48,3 @@ def test_models_and_engines_are_those_of_a_graph(option: tuple[str, str]) -> Non
     done = pipeline("doctor", *option)
     assert (done.returncode, done.stdout) == (2, "")
     assert "only with a graph; name it too" in done.stderr
-
-
-def test_without_a_gpu_nothing_takes_turns() -> None:
-    assert taking_turns({role: TorchSpec(model=TINY) for role in ("a", "b")}) == []

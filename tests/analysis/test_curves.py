@@ -16,7 +16,6 @@ from pipeline.analysis.curves import (
     curves,
     ratios,
     read_points,
-    spread,
     sweep_table,
     unlike,
     verdict,
@@ -95,13 +94,6 @@ def test_a_system_is_compared_with_the_best_baseline_that_it_could_be_replaced_b
         "target on own against target on eagle",
         "target on eagle against target on slices",
     ]
-
-
-def test_spread_is_over_what_is_known() -> None:
-    assert spread([None, None]) is None
-    found = spread([3.0, None, 1.0, 2.0])
-    assert found is not None
-    assert (found.median, found.low, found.high) == (2.0, 1.0, 3.0)
 
 
 @pytest.mark.parametrize(

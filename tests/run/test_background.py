@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from anyio import CancelScope
 
 import pipeline
 from pipeline import api
@@ -24,11 +25,23 @@ pytestmark = pytest.mark.slow  # processes, and whole runs
 PROBLEMS = [{"problem": f"What is {i} + 2?", "answer": str(i + 2)} for i in range(60)]
 
 
-async def left(given: dict[str, Any], how: type[Exception] | None = None) -> None:
-    async for _ in pipeline.solve_async("target", PROBLEMS, **given):
-        if how is not None:
-            raise how
-        break
+async def left(given: dict[str, Any], how: str = "break") -> None:
+    """Read one chain and leave: the iterator is closed by an event loop that ends, and can no longer wait, or it is closed or cancelled."""
+    chains = pipeline.solve_async("target", PROBLEMS, **given)
+    if how in ("break", "error"):
+        async for _ in chains:
+            if how == "error":
+                raise ValueError
+            break
+        return
+    with CancelScope() as scope:
+        async with aclosing(chains):
+            await anext(chains)
+            if how == "cancel":
+                scope.cancel()
+                await anext(chains)
+    assert scope.cancelled_caught == (how == "cancel")
+    assert len(asyncio.all_tasks()) == 1
 
 
 @pytest.fixture
@@ -38,15 +51,15 @@ def given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return {"engines": {"target": Echo()}, "batch_size": 2, "output": tmp_path / "run"}
 
 
-@pytest.mark.parametrize("how", [None, ValueError])
-def test_a_run_ends_with_the_loop_that_read_it(tmp_path: Path, given: dict[str, Any], how: type[Exception] | None) -> None:
-    """Without `aclosing`: the iterator is closed by an event loop that ends, and can no longer wait."""
-    with pytest.raises(how) if how else nullcontext():
+@pytest.mark.parametrize("how", ["break", "error", "close", "cancel"])
+def test_a_run_that_is_left_ends_and_goes_on_later(tmp_path: Path, given: dict[str, Any], how: str) -> None:
+    with pytest.raises(ValueError) if how == "error" else nullcontext():  # noqa: PT011
         asyncio.run(left(given, how))
-    assert RunFile.read(tmp_path / "run").status == "interrupted"
+    card = RunFile.read(tmp_path / "run")
+    assert (card.status, 1 <= card.totals.chains_done < 60) == ("interrupted", True)
     assert not [thread for thread in threading.enumerate() if thread.name == "pipeline run"]
     result = pipeline.solve("target", PROBLEMS, **given, resume=True)
-    assert (len(result), result.run.status) == (60, "finished"), "one writer at a time: no chain twice"
+    assert (len(result), result.run.status, len(result.run.sessions)) == (60, "finished", 2), "one writer at a time: no chain twice"
 
 
 def test_a_run_that_has_not_ended_keeps_its_folder(given: dict[str, Any]) -> None:
