@@ -1,8 +1,11 @@
 """A plan as a tree for a terminal, and the captions of any drawing of it: a plan enters, lines of unescaped text leave. Pure."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from io import StringIO
 
-from msgspec import Struct, structs
+from msgspec import structs
+from rich.console import Console
+from rich.tree import Tree
 
 from pipeline.files import one_line
 from pipeline.graph.plan import READINGS, VERDICTS, Block, Condition, LoopNode, Plan, StageNode
@@ -58,13 +61,6 @@ def exit_lines(loop: LoopNode) -> list[str]:
     return [*(name if value is True else f"{name} {value:,}" for name, value in set_.items()), "context_length"]
 
 
-class _Line(Struct, frozen=True):
-    """A line of the tree, with the lines of its branches."""
-
-    text: str
-    below: tuple["_Line", ...] = ()
-
-
 def text(plan: Plan) -> str:
     """The drawing as lines."""
     engines = engines_of(plan)
@@ -75,38 +71,39 @@ def text(plan: Plan) -> str:
         head.append(f"  prompts {prompts}")
     if asked := problem_line(plan):
         head.append(f"  a problem {asked}")
-    return "\n".join([*head, "", *_tree(_Tree(plan, engines).block(plan.block))]) + "\n"
+    tree = Tree("", hide_root=True)
+    _add_block(tree, plan, plan.block)
+    drawn = Console(file=StringIO(), width=1 << 16, color_system=None, markup=False, emoji=False)
+    with drawn.capture() as lines:
+        drawn.print(tree)
+    return "\n".join([*head, "", lines.get()])
 
 
-class _Tree:
-    def __init__(self, plan: Plan, engines: Mapping[str, str]) -> None:
-        self._plan, self._engines = plan, engines
+def _add_block(tree: Tree, plan: Plan, block: Block) -> None:
+    for level in block.levels:
+        place = tree if len(level) == 1 else tree.add(_together(level))
+        for node in level:
+            if isinstance(node, StageNode):
+                _add_stage(place, plan, node, block)
+                continue
+            loop = place.add(f"↻ {node.name}: {', '.join(filter(None, ('repeat', condition_line(node.condition))))}")
+            _add_block(loop, plan, node.body)
+            if node.trial is not None:
+                every = node.until.every
+                _add_stage(loop.add("every step" if every == 1 else f"every {every:,} steps"), plan, node.trial, node.body)
+            until = loop.add("until")
+            for line in exit_lines(node):
+                until.add(line)
 
-    def block(self, block: Block) -> list[_Line]:
-        lines = []
-        for level in block.levels:
-            nodes = [self._loop(node) if isinstance(node, LoopNode) else self._stage(node, block) for node in level]
-            lines += nodes if len(nodes) == 1 else [_Line(_together(level), tuple(nodes))]
-        return lines
 
-    def _stage(self, stage: StageNode, block: Block) -> _Line:
-        mark = _mark(self._engines, stage.spec.role or "")
-        first = f"writes the first {block.first_steps:,} steps by itself" if stage == block.first_writer else ""
-        said = [stage.spec.kind, settings_line(stage.spec), condition_line(stage.condition), first]
-        return _Line(f"{mark} {stage.name}: {', '.join(filter(None, said))}", tuple(self._verdicts(stage)))
-
-    def _loop(self, loop: LoopNode) -> _Line:
-        until = _Line("until", tuple(map(_Line, exit_lines(loop))))
-        title = ", ".join(filter(None, ("repeat", condition_line(loop.condition))))
-        pace = "every step" if loop.until.every == 1 else f"every {loop.until.every:,} steps"
-        tried = () if loop.trial is None else (_Line(pace, (self._stage(loop.trial, loop.body),)),)
-        return _Line(f"↻ {loop.name}: {title}", (*self.block(loop.body), *tried, until))
-
-    def _verdicts(self, stage: StageNode) -> Iterator[_Line]:
-        spec = stage.spec
-        for word in READINGS if spec.gates else VERDICTS if spec.may_reject else VERDICTS[:1] if spec.judges else ():
-            due = [each.name for each in self._plan.stages() if each.condition == Condition(stage.name, word)]
-            yield _Line(f"{word} → {', '.join(due)}" if due else word)
+def _add_stage(tree: Tree, plan: Plan, stage: StageNode, block: Block) -> None:
+    spec, mark = stage.spec, _mark(engines_of(plan), stage.spec.role or "")
+    first = f"writes the first {block.first_steps:,} steps by itself" if stage == block.first_writer else ""
+    said = [spec.kind, settings_line(spec), condition_line(stage.condition), first]
+    place = tree.add(f"{mark} {stage.name}: {', '.join(filter(None, said))}")
+    for word in READINGS if spec.gates else VERDICTS if spec.may_reject else VERDICTS[:1] if spec.judges else ():
+        due = [each.name for each in plan.stages() if each.condition == Condition(stage.name, word)]
+        place.add(f"{word} → {', '.join(due)}" if due else word)
 
 
 def _together(level: Sequence[StageNode | LoopNode]) -> str:
@@ -118,14 +115,6 @@ def _together(level: Sequence[StageNode | LoopNode]) -> str:
 def _mark(engines: Mapping[str, str], role: str) -> str:
     roles = list(engines)
     return MARKS[roles.index(role) % len(MARKS)] if role in roles else "·"
-
-
-def _tree(lines: Sequence[_Line], indent: str = "") -> Iterator[str]:
-    """Each line with its indentation and branch characters."""
-    for line in lines:
-        last = line is lines[-1]
-        yield f"{indent}{'└─' if last else '├─'} {line.text}"
-        yield from _tree(line.below, indent + ("   " if last else "│  "))
 
 
 def _value(value: object) -> str:

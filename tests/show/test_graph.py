@@ -11,10 +11,9 @@ from pipeline.show.graph_mermaid import mermaid
 from pipeline.show.graph_text import engines_of, text
 from tests.support.paths import ROOT
 
-GRAPHS = sorted(path.stem for path in (ROOT / "graphs").glob("*.yaml"))
-BOX = re.compile(r'^ +(?:subgraph )?([nl]\d+)[\[(]+"([^"]*)"[\])]+$', re.MULTILINE)
-ARROW = re.compile(r'^  ([nl]\d+) -->(?:\|"([^"]*)"\|)? ([nl]\d+)$', re.MULTILINE)
 NASTY = '"];a-->b;<img src=x onerror=y>&lt;\\N}}{{#quot;`$$'
+ESCAPED = "#34;];a--#62;b;#60;img src=x onerror=y#62;#38;lt;#92;N#125;#125;#123;#123;#35;quot;#96;$\u200b$"
+GRAPHS = sorted(path.stem for path in (ROOT / "graphs").glob("*.yaml"))
 GRAPH = """
 name: nasty
 prompts: {{problem: {problem}}}
@@ -43,90 +42,78 @@ def nasty(tmp_path: Path) -> Plan:
     return load_plan(path, {role: {"backend": "torch", "model": model} for role, model in models.items()})
 
 
-def boxes(source: str) -> dict[str, list[str]]:
-    """The lines of each box and frame by its title."""
-    found = [re.split(" · |: |<br/>", label, maxsplit=1) for _, label in BOX.findall(source)]
-    return {title: lines[0].split("<br/>") if lines else [] for title, *lines in found}
-
-
-def ways(source: str) -> set[tuple[str, str, str]]:
-    """Tail, head and label of every arrow, by the titles of the boxes."""
-    titles = dict(zip((key for key, _ in BOX.findall(source)), boxes(source), strict=True))
-    return {(titles[tail], titles[head], label) for tail, label, head in ARROW.findall(source)}
-
-
 def test_the_tree_of_a_graph() -> None:
     speccot = plan("speccot")
-    assert (
-        text(speccot)
-        == f"""speccot, digest {speccot.digest}
+    drawn = f"""speccot, digest {speccot.digest}
   ● target  torch bundled:tiny-target
   ○ draft   torch bundled:tiny-draft
 
-├─ ● guidance: generate, unit=tokens max_tokens=8 temperature=0.6
-├─ ↻ reason: repeat
-│  ├─ ○ draft: draft, unit=step candidates=5 max_tokens=256 temperature=0.6
-│  ├─ ● verify: choose, unit=step
-│  │  ├─ accepted
-│  │  └─ rejected → fallback
-│  ├─ ● fallback: generate, unit=step max_tokens=256 temperature=0.6, when verify rejected
-│  └─ until
-│     ├─ thought_closed
-│     ├─ max_steps 256
-│     ├─ token_budget 8,192
-│     └─ context_length
-└─ ● answer: answer, max_tokens=1,024 budget=thought token_budget=8,192 temperature=0.6
+● guidance: generate, unit=tokens max_tokens=8 temperature=0.6
+↻ reason: repeat
+├── ○ draft: draft, unit=step candidates=5 max_tokens=256 temperature=0.6
+├── ● verify: choose, unit=step
+│   ├── accepted
+│   └── rejected → fallback
+├── ● fallback: generate, unit=step max_tokens=256 temperature=0.6, when verify rejected
+└── until
+    ├── thought_closed
+    ├── max_steps 256
+    ├── token_budget 8,192
+    └── context_length
+● answer: answer, max_tokens=1,024 budget=thought token_budget=8,192 temperature=0.6
 """
-    )
+    assert text(speccot) == drawn
     assert list(engines_of(plan("specreason"))) == ["target", "draft"], "a role looks the same on every drawing"
     assert "  prompts published" in text(plan("scot", "prompts=published")).splitlines()
 
 
 def test_the_tree_says_what_runs_at_the_same_time_and_what_instead(nasty: Plan) -> None:
     lines = text(nasty).splitlines()
-    place = lines.index("├─ at the same time")
-    assert [line[:10].rstrip() for line in lines[place + 1 : place + 3]] == ["│  ├─ ○ on", "│  └─ ● tw"]
-    assert "├─ either" in lines
+    place = lines.index("at the same time")
+    assert [line[:8] for line in lines[place + 1 : place + 3]] == ["├── ○ on", "└── ● tw"]
+    assert "either" in lines
     assert "  ◆ third" in {line[:9] for line in lines}
 
 
 def test_arrows_lead_from_what_a_stage_waits_for_and_loops_are_frames() -> None:
-    drawn = mermaid(plan("speccot"))
-    assert ways(drawn) == {
-        ("problem", "guidance", ""),
-        ("guidance", "reason", ""),
-        ("draft", "verify", ""),
-        ("verify", "fallback", "verify.rejected"),
-        ("reason", "answer", ""),
-    }
-    assert boxes(drawn)["reason"] == ["repeat", "until thought_closed, max_steps 256, token_budget 8,192, context_length"]
-    assert boxes(drawn)["verify"] == ["choose · target", "unit=step"]
-    [frame] = re.findall(r"^  subgraph .*?^  end$", drawn, re.MULTILINE | re.DOTALL)
-    assert list(boxes(frame)) == ["reason", "draft", "verify", "fallback"]
+    drawn, _, roles = mermaid(plan("speccot")).partition("  r0")
+    assert (
+        drawn
+        == """flowchart TD
+  n0(["problem"])
+  n1["guidance · generate · target<br/>unit=tokens max_tokens=8 temperature=0.6"]
+  subgraph l0["reason: repeat<br/>until thought_closed, max_steps 256, token_budget 8,192, context_length"]
+    n2["draft · draft · draft<br/>unit=step candidates=5 max_tokens=256 temperature=0.6"]
+    n3["verify · choose · target<br/>unit=step"]
+    n4["fallback · generate · target<br/>unit=step max_tokens=256 temperature=0.6"]
+  end
+  n5["answer · answer · target<br/>max_tokens=1,024 budget=thought token_budget=8,192 temperature=0.6"]
+  n0 --> n1
+  n1 --> l0
+  n2 --> n3
+  n3 -->|"verify.rejected"| n4
+  l0 --> n5
+"""
+    )
+    assert roles.splitlines()[2] == "  class r0,n1,n3,n4,n5 role0"
 
 
 def test_stages_of_one_level_part_and_join_and_texts_of_others_are_texts(nasty: Plan) -> None:
     source = mermaid(nasty)
-    parted = {("guide", each, "") for each in ("one", "two")} | {(each, "verify", "") for each in ("one", "two")}
-    joined = {("verify", "polish", "verify.accepted"), ("verify", "fallback", "verify.rejected")}
-    assert ways(source) == parted | joined | {("problem", "guide", ""), ("polish", "answer", ""), ("fallback", "answer", "")}
-    for label in re.findall(r'"([^"\n]*)"', source):
-        plain = label.replace("<br/>", "\n")
-        assert not set(plain) & set("<>&{}`\\'")
-        assert "$$" not in plain
-        assert "#" not in re.sub(r"#\d+;", "", plain)
-        read = re.sub(r"#(\d+);", lambda found: chr(int(found[1])), plain).replace("\u200b", "")
-        assert "onerror" not in read or NASTY in read
-    assert source.count("onerror") == 2
+    arrows = [line.strip() for line in source.splitlines() if "-->" in line]
+    parted, joined = ["n1 --> n2", "n1 --> n3", "n2 --> n4", "n3 --> n4"], ["n5 --> n7", "n6 --> n7"]
+    chosen = ['n4 -->|"verify.accepted"| n5', 'n4 -->|"verify.rejected"| n6']
+    assert arrows == ["n0 --> n1", *parted, *chosen, *joined]
+    assert source.count(ESCAPED) == 2, "the problem and a model"
+    for label in re.findall(r'"([^"\n]*)"', source.replace(ESCAPED, "").replace("<br/>", "")):
+        assert not set(re.sub(r"#(123|125);", "", label)) & set("<>&{}`\\'#$")
     assert all(line.count('"') in (0, 2) for line in source.splitlines())
 
 
 @pytest.mark.parametrize("name", GRAPHS)
 def test_every_line_of_a_flowchart_is_a_box_an_arrow_a_frame_or_a_role(name: str) -> None:
+    box, arrow = r' +(subgraph )?[nlr]\d+[\[(]+"[^"]*"[\])]+', r'  [nl]\d+ -->(\|"[^"]*"\|)? [nl]\d+'
+    other = r"  (end|class r\d\S* role\d|classDef role\d fill:#\w{6},stroke:#\w{6},color:#24292f)"
     first, *lines = mermaid(plan(name)).splitlines()
     assert first == "flowchart TD"
-    other = re.compile(r"  (end$|r\d\[|class r\d|classDef role\d fill:#\w{6},stroke:#\w{6})")
-    assert [line for line in lines if not (BOX.match(line) or ARROW.match(line) or other.match(line))] == []
-    known = [key for key, _ in BOX.findall("\n".join(lines))]
-    assert len(set(known)) == len(known)
-    assert {key for tail, _, head in ARROW.findall("\n".join(lines)) for key in (tail, head)} <= set(known)
+    assert [line for line in lines if not re.fullmatch(f"{box}|{arrow}|{other}", line)] == []
