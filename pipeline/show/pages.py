@@ -3,8 +3,7 @@
 Requests must name this machine as their host, so that no other site's name, made to mean this machine, reads anything (DNS rebinding).
 """
 
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
+from pipeline.analysis.progress import run_state
 from pipeline.errors import Interrupted, PipelineError, UsageError
 from pipeline.local_web import is_named, listening
 from pipeline.show.page import page, policy
@@ -22,8 +22,9 @@ from pipeline.show.plot import ChartAxis, Mark, path
 from pipeline.show.problems import AskedChains, chain_page, neighbours
 from pipeline.show.report import RunPage, is_sweep, sweep_sections
 from pipeline.show.sections import clock, settings
-from pipeline.show.shelf import Shelf
+from pipeline.show.shelf import figures_of, folder_of, listed_runs, runs_by_name
 from pipeline.show.transcripts import read_transcripts
+from pipeline.store.query import Query
 from pipeline.store.run_file import RunFile
 from pipeline.store.store import count_rows
 
@@ -33,7 +34,6 @@ HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
-    "X-Frame-Options": "DENY",
     "Cache-Control": "no-store",
 }
 AT_ONCE = 20_000
@@ -51,14 +51,13 @@ def serve_view(folder: Path, port: int, opened: Callable[[str], None]) -> None:
 
     Raises `UsageError` where `folder` holds no runs, or the port cannot be listened on, and `Interrupted` at Ctrl-C.
     """
-    shelf = Shelf(folder)
     if not folder.is_dir():
         what = "not a directory" if folder.exists() else "no such directory"
         raise UsageError(f"{folder}: {what}; name the one that contains your run folders")
-    if not shelf.folders():
+    if not runs_by_name(folder):
         raise UsageError(f"{folder}: contains no runs; name the folder that contains your run folders")
     with listening(HOST, port) as listener:
-        config = uvicorn.Config(view_app(shelf), log_level="critical", access_log=False, timeout_graceful_shutdown=1)
+        config = uvicorn.Config(view_app(folder), log_level="critical", access_log=False, timeout_graceful_shutdown=1)
         opened(f"http://{HOST}:{listener.getsockname()[1]}/")
         try:
             uvicorn.Server(config).run(sockets=[listener])
@@ -66,8 +65,8 @@ def serve_view(folder: Path, port: int, opened: Callable[[str], None]) -> None:
             raise Interrupted from None
 
 
-def view_app(shelf: Shelf) -> Starlette:
-    """The application that shows the runs of a shelf to requests that name this machine; in threads, as pages ask queries."""
+def view_app(shelf: Path) -> Starlette:
+    """The application that shows the runs in a folder to requests that name this machine; in threads, as pages ask queries."""
 
     def answer(request: Request) -> Response:
         if not is_named(request.headers, ()):
@@ -80,65 +79,56 @@ def view_app(shelf: Shelf) -> Starlette:
         except PipelineError as error:
             return _page(shelf, "page.html", "Cannot be shown", 400 if make else 404, said=str(error).splitlines())
 
-    @asynccontextmanager
-    async def lifespan(_: Starlette) -> AsyncIterator[None]:
-        yield
-        shelf.interrupt()  # the end waits for threads
-
-    return Starlette(routes=[Route("/{path:path}", answer)], lifespan=lifespan)
+    return Starlette(routes=[Route("/{path:path}", answer)])
 
 
-def _page(shelf: Shelf, template: str, title: str, status: int = 200, **values: Any) -> Response:
-    text = page(template, title, **values, root=str(shelf.folder), served=True)
+def _page(shelf: Path, template: str, title: str, status: int = 200, **values: Any) -> Response:
+    text = page(template, title, **values, root=str(shelf), served=True)
     return HTMLResponse(text, status, HEADERS | {"Content-Security-Policy": f"{policy()}; frame-ancestors 'none'"})
 
 
-def _runs(shelf: Shelf, request: Request) -> Response:
+def _runs(shelf: Path, request: Request) -> Response:
     """The list of runs, below the curves of a sweep."""
-    runs = shelf.runs()
+    runs = listed_runs(shelf)
     active = any(each.state is not None and each.state.state == "running" for each in runs)
-    first = sweep_sections(shelf.folder)[1] if is_sweep(shelf.folder) else []
+    first = sweep_sections(shelf)[1] if is_sweep(shelf) else []
     return _page(shelf, "runs.html", "Runs", runs=runs, first=first, active=active)
 
 
-def _run(shelf: Shelf, request: Request) -> Response:
+def _run(shelf: Path, request: Request) -> Response:
     """A run: its figures, and a page of its problems."""
     name, asked = _given(request, "run"), AskedChains.of(request.query_params)
-    folder, state = shelf.folder_of(name), shelf.state(name)
-    with shelf.opened(name).query() as db:
+    folder = folder_of(shelf, name)
+    state = run_state(folder, name)
+    with Query(folder) as db:
         found = chain_page(db, asked, state.made_up)
-    figures = shelf.opened(name, slow=True).figures() if count_rows(folder, "calls") <= AT_ONCE else None
+    figures = figures_of(folder) if count_rows(folder, "calls") <= AT_ONCE else None
     shown = RunPage(name=name, state=state, figures=figures, settings=settings(RunFile.read(folder)), found=found)
     return _page(shelf, "run.html", name, runs=[shown], first=[], asked=asked, run=name, active=state.state == "running")
 
 
-def _figures(shelf: Shelf, request: Request) -> Response:
+def _figures(shelf: Path, request: Request) -> Response:
     """The figures of a run, as a part of its page that takes longer."""
-    return _page(shelf, "part.html", "Figures", it=shelf.opened(_given(request, "run"), slow=True).figures())
+    return _page(shelf, "part.html", "Figures", it=figures_of(folder_of(shelf, _given(request, "run"))))
 
 
-def _chain(shelf: Shelf, request: Request) -> Response:
+def _chain(shelf: Path, request: Request) -> Response:
     """A chain step by step, with the way to those before and after it in the list that it was chosen from."""
     name, chain, asked = _given(request, "run"), _given(request, "chain"), AskedChains.of(request.query_params)
-    run, state = RunFile.read(shelf.folder_of(name)), shelf.state(name)
-    with shelf.opened(name).query() as db:
-        if not (found := read_transcripts(db, [chain], state.made_up)):
-            raise UsageError(f"{state.folder}: no chain {chain!r} that has ended")
-        place = neighbours(db, asked, chain, state.made_up)
+    folder = folder_of(shelf, name)
+    run, made_up = RunFile.read(folder), run_state(folder, name).made_up
+    with Query(folder) as db:
+        if not (found := read_transcripts(db, [chain], made_up)):
+            raise UsageError(f"{name}: no chain {chain!r} that has ended")
+        place = neighbours(db, asked, chain, made_up)
         samples = [each for (each,) in db.stream(_SAMPLES, chain=chain)]
-    values: dict[str, Any] = {
-        "it": found[0],
-        "place": place,
-        "samples": samples,
-        "asked": asked,
-        "clock": clock(run) if run.virtual_time else "",
-    }
-    return _page(shelf, "chain.html", f"{chain} of {name}", run=name, chain=chain, **values)
+    way = {"place": place, "samples": samples, "asked": asked}
+    return _page(shelf, "chain.html", f"{chain} of {name}", run=name, chain=chain, it=found[0], clock=clock(run), **way)
 
 
-def _spark(shelf: Shelf, request: Request) -> Response:
+def _spark(shelf: Path, request: Request) -> Response:
     """How many chains of a run ended over time, as a picture."""
-    with shelf.opened(_given(request, "run")).query() as db:
+    with Query(folder_of(shelf, _given(request, "run"))) as db:
         heights, _ = np.histogram(db.columns("SELECT end_unix_ns FROM chains")["end_unix_ns"], SPARKS)
     at = np.arange(SPARKS)
     mark = Mark(kind="bars", hue="blue", x=at, until=at + 0.8, y=heights, low=np.zeros(SPARKS))
@@ -152,7 +142,7 @@ def _given(request: Request, name: str) -> str:
     return value
 
 
-PAGES: dict[str, Callable[[Shelf, Request], Response]] = {
+PAGES: dict[str, Callable[[Path, Request], Response]] = {
     "/": _runs,
     "/run": _run,
     "/figures": _figures,

@@ -179,10 +179,6 @@ class Query:
         [statement] = self._connection.extract_statements(sql)
         return f"({statement.query.strip().rstrip(';')}\n)"
 
-    def interrupt(self) -> None:
-        """End what is asked at the moment, with an error where it is asked; from any thread."""
-        self._connection.interrupt()
-
     def close(self) -> None:
         """Close the files; results that were not fetched are lost."""
         self._connection.close()

@@ -13,7 +13,6 @@ import uvicorn
 
 from pipeline.show.pages import view_app
 from pipeline.show.report import report
-from pipeline.show.shelf import Shelf
 from pipeline.store.folder import hold
 from pipeline.store.rows import ChainRow
 from pipeline.store.store import RunStore
@@ -31,7 +30,7 @@ Open = Callable[..., Any]
 @pytest.fixture(scope="module")
 def address(runs: Path) -> Iterator[str]:
     """Where the pages of the runs are served."""
-    server = uvicorn.Server(uvicorn.Config(view_app(Shelf(runs)), log_level="critical", lifespan="off"))
+    server = uvicorn.Server(uvicorn.Config(view_app(runs), log_level="critical", lifespan="off"))
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()

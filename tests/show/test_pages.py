@@ -18,7 +18,6 @@ from starlette.testclient import TestClient
 from pipeline.show.pages import view_app
 from pipeline.show.report import report
 from pipeline.show.sections import SIMULATED
-from pipeline.show.shelf import Shelf
 from pipeline.store.folder import hold
 from pipeline.store.rows import ChainRow
 from pipeline.store.run_file import RunFile
@@ -27,7 +26,7 @@ from tests.support.rows import blank
 
 
 def client_of(folder: Path) -> TestClient:
-    return TestClient(view_app(Shelf(folder)), base_url="http://127.0.0.1:8642")
+    return TestClient(view_app(folder), base_url="http://127.0.0.1:8642")
 
 
 @pytest.fixture(scope="module")
@@ -149,9 +148,9 @@ def test_links_and_forms_send_names_as_they_are(runs: Path, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("path", "params", "said"),
     [
-        ("/run", {"run": "specot"}, "no run &#39;specot&#39;; did you mean `speccot`?"),
+        ("/run", {"run": "specot"}, "no run &#39;specot&#39;; did you mean <code>speccot</code>?"),
         ("/run", {"run": "../runs/speccot"}, "no run"),
-        ("/run", {}, "the parameter `run` is missing"),
+        ("/run", {}, "the parameter <code>run</code> is missing"),
         ("/run", {"run": "damaged"}, "damaged"),
         ("/chain", {"run": "speccot", "chain": "p99#0"}, "no chain &#39;p99#0&#39; that has ended"),
         ("/chain", {"run": "unreadable", "chain": "p3#0"}, "is not a run.json of this program"),
