@@ -9,7 +9,7 @@ from pipeline.analysis.ledger import USEFUL, WASTED, Ledger
 from pipeline.analysis.steps import StepCounts
 from pipeline.analysis.tables import Table, plain, plain_percent
 from pipeline.analysis.time.latency import QUANTITIES, Latency
-from pipeline.analysis.time.occupancy import Occupancy, Spent
+from pipeline.analysis.time.occupancy import Occupancy
 from pipeline.analysis.time.work import Array
 from pipeline.show.plot import Chart, ChartAxis, Mark, Panel, Shares, stacked, up_to
 
@@ -80,16 +80,17 @@ def requests(occupancy: Occupancy) -> Chart:
 def causes(occupancy: Occupancy) -> Chart:
     """For every engine and shared device the share of each bin that it was busy, or idle for each cause; and the overlap."""
     edges, panels = occupancy.edges_s, []
-
-    def panel(title: str, *parts: tuple[str, str, Array]) -> None:
+    devices = {f"device {name}": device for name, device in occupancy.devices.items() if len(device.roles) > 1}
+    places: dict[str, list[tuple[str, str, Array]]] = {}
+    for place, spent in {**occupancy.engines, **devices}.items():
+        idle = [(*CAUSES[cause], spent.idle_s[cause]) for cause in CAUSES if cause in spent.idle_s]
+        places[place] = [("busy", "green", spent.busy_s), *idle]
+    places["engines at the same time"] = [("two or more engines busy", "teal", occupancy.overlap)]
+    for place, parts in places.items() if edges[-1] > edges[0] else ():
+        sums = (f"{name} {plain(seconds.sum())} s ({plain_percent(seconds.sum() / occupancy.span_s)})" for name, _, seconds in parts)
         shares = [(name, hue, seconds / np.diff(edges)) for name, hue, seconds in parts]
-        panels.append(Panel(y=ChartAxis(title=title, form=SHARE, at=(0, 1)), marks=stacked(edges, shares), height=64))
-
-    if edges[-1] > edges[0]:
-        for name, spent in _places(occupancy).items():
-            idle = ((*CAUSES[cause], spent.idle_s[cause]) for cause in CAUSES if cause in spent.idle_s)
-            panel(name, ("busy", "green", spent.busy_s), *idle)
-        panel("two or more engines", ("two or more engines busy", "teal", occupancy.overlap))
+        y = ChartAxis(title=f"{place}: {', '.join(said for said in sums if not said.endswith('(0.0%)'))}", form=SHARE, at=(0, 1))
+        panels.append(Panel(y=y, marks=stacked(edges, shares), height=64))
     return Chart(
         title="Busy and idle, by cause",
         x=_time(occupancy),
@@ -100,28 +101,6 @@ def causes(occupancy: Occupancy) -> Chart:
 
 def _time(occupancy: Occupancy) -> ChartAxis:
     return ChartAxis(title="seconds since the start", high=occupancy.span_s or 1.0)
-
-
-def causes_table(occupancy: Occupancy) -> Table:
-    """Seconds of each engine and shared device, busy and idle by cause."""
-    places = _places(occupancy)
-
-    def seconds(value: float) -> str:
-        return f"{plain(value)} s ({plain_percent(value / occupancy.span_s if occupancy.span_s else None)})"
-
-    rows = [("busy", *(seconds(spent.total_busy_s) for spent in places.values()))]
-    for cause, (words, _) in CAUSES.items():
-        idle = [spent.total_idle_s.get(cause, 0.0) for spent in places.values()]
-        if any(idle):
-            rows.append((f"idle: {words}", *map(seconds, idle)))
-    overlap = f"{plain(occupancy.overlap_s)} s ({plain_percent(occupancy.overlap_share)}) two or more engines busy"
-    return Table("Utilization and idle time, by cause", ("", *places), tuple(rows), f"Of {plain(occupancy.span_s)} s. {overlap}.")
-
-
-def _places(occupancy: Occupancy) -> Mapping[str, Spent]:
-    """Everything with its own panel, by its name: engines, and devices that hold several."""
-    devices = {f"device {name}": device for name, device in occupancy.devices.items() if len(device.roles) > 1}
-    return {**occupancy.engines, **devices}
 
 
 def tokens(ledger: Ledger) -> list[Shares]:
@@ -171,8 +150,8 @@ def acceptance(by: str, axis: str, edges: Array, accepted: Array, rejected: Arra
     there = np.flatnonzero(count := accepted + rejected)
     x, share = ((edges[1:] + edges[:-1]) / 2)[there], accepted[there] / count[there]
     bounds = [wilson(float(p), int(n)) for p, n in zip(share, count[there], strict=True)]
-    band = Mark(kind="band", hue="green", x=x, y=[high for _, high in bounds], low=[low for low, _ in bounds])
-    marks = [band, Mark(kind="line", hue="green", x=x, y=share), Mark(kind="dots", hue="green", x=x, y=share)]
+    within = Mark(kind="bounds", hue="green", x=x, y=[high for _, high in bounds], low=[low for low, _ in bounds], width=1.5)
+    marks = [within, Mark(kind="line", hue="green", x=x, y=share), Mark(kind="dots", hue="green", x=x, y=share)]
     bars = stacked(edges, (("accepted", "green", accepted), ("rejected", "red", rejected)))
     return Chart(
         title=f"Acceptance by {by}",
@@ -181,7 +160,7 @@ def acceptance(by: str, axis: str, edges: Array, accepted: Array, rejected: Arra
             Panel(y=ChartAxis(title="accepted", form=SHARE, high=1.03), marks=marks, height=180),
             Panel(y=up_to(count, title="steps"), marks=bars, height=90),
         ],
-        note=f"The band is Wilson's 95% interval of each value alone.{note}",
+        note=f"Upright lines are Wilson's 95% intervals.{note}",
     )
 
 

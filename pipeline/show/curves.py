@@ -59,14 +59,9 @@ def sweep_charts(points: Sequence[Measured]) -> Iterator[Chart]:
         note = "Above 1 the system is faster; large dots mark where it breaks even."
         yield draw("Throughput over the best baseline", "times the best baseline", over, more=even, note=note)
     yield draw("Time of a problem", "seconds", by_size(lambda point: point.run.figures["latency_s"].value), scale="log")
-    shares: list[tuple[str, str, Callable[[Measured], float | None]]] = [
-        ("Fallback rate", "of verified steps", lambda point: point.run.figures["fallback_rate"].value),
-        ("Accuracy", "right", lambda point: None if point.run.answers == "simulated" else point.run.figures["accuracy"].value),
-        ("Tail", "of the wall time", lambda point: point.tail_s / point.run.wall_time_s if point.run.wall_time_s else None),
-    ]
-    for title, axis, value in shares:
-        if any((values := by_size(value)).values()):
-            yield draw(title, axis, values, scale="share")
+    right = by_size(lambda point: None if point.run.answers == "simulated" else point.run.figures["accuracy"].value)
+    if any(right.values()):
+        yield draw("Accuracy", "right", right, scale="share")
 
 
 def _drawn(

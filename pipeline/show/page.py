@@ -46,9 +46,9 @@ def policy() -> str:
 
 
 def numeric(table: Table) -> list[bool]:
-    """For each column of a table whether it holds numbers; cells without a value are ignored."""
-    columns = [[cell for cell in column if cell not in ("", "-", "baseline")] for column in zip(*table.rows, strict=True)]
-    return [bool(cells) and all(cell[0] in "0123456789+-" for cell in cells) for cells in columns] or [False] * len(table.columns)
+    """For each column of a table whether it holds numbers, or nothing."""
+    cells = [[cell for cell in column if cell not in ("", "baseline")] for column in zip(*table.rows, strict=True)]
+    return [all(cell[0] in "0123456789+-" for cell in column) for column in cells] or [False] * len(table.columns)
 
 
 def prose(text: str) -> Markup:

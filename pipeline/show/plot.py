@@ -49,14 +49,14 @@ class ChartAxis(Struct, frozen=True, kw_only=True):
 class Mark(Struct, frozen=True, kw_only=True):
     """Numbers drawn in one way; the sequences have the same length."""
 
-    kind: Literal["line", "band", "bars", "dots", "bounds", "spans"]
-    """`line` through points; `band` between two lines; `bars` from `x` to `until`; `dots`; `bounds` upright from `low` to `y`; `spans`
+    kind: Literal["line", "bars", "dots", "bounds", "spans"]
+    """`line` through points; `bars` from `x` to `until`; `dots`; `bounds` upright from `low` to `y`; `spans`
     level from `x` to `until`."""
     hue: str
     x: Any
     y: Any
     low: Any = ()
-    """Where a `band`, `bars` and `bounds` begin."""
+    """Where `bars` and `bounds` begin."""
     until: Any = ()
     name: str = ""
     """Its name in the legend; empty: none."""
@@ -117,8 +117,6 @@ def path(mark: Mark, x: ChartAxis, y: ChartAxis) -> str:
     match mark.kind:
         case "line":
             return "M" + "L".join(tops) if tops else ""
-        case "band":
-            return f"M{'L'.join([*tops, *(f'{at} {foot}' for at, _, foot, _ in reversed(points))])}Z" if tops else ""
         case "bars":
             return "".join(f"M{at} {foot}V{top}H{until}V{foot}" for at, top, foot, until in points if top < foot)
         case "dots":

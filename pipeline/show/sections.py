@@ -23,7 +23,6 @@ from pipeline.store.query import Query
 from pipeline.store.run_file import RunFile
 
 SIMULATED = "Simulated: every time on this page is from a simulated clock, and every text was made up by a simulated engine."
-MEASURED = "Measured: times are those of real engines on the machine below."
 REPLAYED = "Replayed on a simulated clock: texts of replayed engines are those of a recorded run, times are simulated."
 WARNINGS = ("stopped", "failed", "left", "cancelled", "restarts", "empty", "options", "grading", "note")
 """Rows of a headline that a reader must know before the figures."""
@@ -72,14 +71,13 @@ def run_figures(folder: Path, db: Query) -> RunFigures:
     summary = summary_of(folder, summarize_work(work, over_time))
     told, sections = headline(summary), []
     head = Table(told.head, ("", "", ""), tuple(map(structs.astuple, told.rows)))
-    tables = [head, facts_table(summary), engines_table(summary), stages_table(summary)]
+    tables = [head, facts_table(summary), engines_table(summary), stages_table(summary), charts.latency_table(latencies(db), stages)]
     if any(each.total_busy_s for each in over_time.engines.values()):
         sections = [
             Section(title="Every problem over time", charts=[chains_chart(db, stages)]),
             Section(title="Engines over time", charts=[charts.requests(over_time), charts.causes(over_time)]),
             Section(title="Tokens by outcome", charts=charts.tokens(read_ledger(db))),
         ]
-        tables += [charts.causes_table(over_time), charts.latency_table(latencies(db), stages)]
     if steps := charts.steps(counts):
         sections.append(Section(title="Steps", charts=steps))
     warnings = [f"{row.name}: {f'{row.figure}, ' if row.figure else ''}{row.text}" for row in told.rows if row.name in WARNINGS]
@@ -109,9 +107,9 @@ def settings(run: RunFile) -> Section:
 
 
 def clock(run: RunFile) -> str:
-    """Whether times were measured, simulated or replayed."""
+    """Whether times were simulated or replayed; empty where they were measured."""
     if not run.virtual_time:
-        return MEASURED
+        return ""
     return REPLAYED if any(facts.replay is not None for facts in engine_facts(run).values()) else SIMULATED
 
 
@@ -142,14 +140,12 @@ def _options(run: RunFile) -> Iterator[tuple[str, str]]:
 
 
 def _engines(run: RunFile) -> Table:
-    """The engines' settings, a row for each role."""
-    shown, rows = ("model", "backend", "device", "base_url", "max_in_flight"), list[tuple[str, ...]]()
+    """Where each engine was, and its settings."""
+    rows = []
     for (role, given), facts in zip(run.engines.items(), engine_facts(run).values(), strict=True):
-        model, backend, _, _, most = (str(given.get(name, "-")) for name in shown)
-        place = facts.device_model or ", ".join(facts.servers or facts.devices) or "-"
-        others = {name: value for name, value in given.items() if name not in shown and isinstance(value, bool | int | float | str)}
-        rows.append((role, model, backend, place, most, _pairs(others)))
-    return Table("Engine settings", ("role", "model", "backend", "device", "max in flight", "other options"), tuple(rows))
+        plain_settings = {name: value for name, value in given.items() if isinstance(value, bool | int | float | str)}
+        rows.append((role, facts.device_model or ", ".join(facts.servers or facts.devices) or "-", _pairs(plain_settings)))
+    return Table("Engine settings", ("role", "device", "settings"), tuple(rows))
 
 
 def _pairs(values: Mapping[str, Any], sign: str = "=") -> str:

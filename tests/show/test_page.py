@@ -35,7 +35,7 @@ def test_sections_of_any_kind_become_one_page_on_which_only_our_own_script_may_r
 
 def test_columns_of_numbers_are_known() -> None:
     rows = (("a", "1,000", "-", "baseline", "x 1"), ("b", "-0.5%", "-", "+3", "2"))
-    assert numeric(Table("", ("",) * 5, rows)) == [False, True, False, True, False]
+    assert numeric(Table("", ("",) * 5, rows)) == [False, True, True, True, False]
     assert numeric(Table("", ("", ""), ())) == [False, False]
 
 
