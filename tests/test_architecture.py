@@ -50,7 +50,7 @@ DOORS = {
     "pynvml": ["system/machine"],
     "ray": ["cluster/ray"],
     "filelock": ["store/"],
-    "rich": ["cli/", "run/stream"],
+    "rich": ["cli/", "run/stream", "show/graph_text"],
     "yaml": ["graph/files"],
 }
 """The only places of `pipeline` that may import a package."""

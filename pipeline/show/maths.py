@@ -20,10 +20,10 @@ LONGEST, DEEPEST = 2_000, 40
 """Characters, and braces within braces, of a formula that is converted."""
 FORMULA = re.compile(
     r"\\\[(?P<display>(?:(?!\\\[)[\s\S])+?)\\\]|\\\((?P<inline>(?:(?!\\\()[\s\S])+?)\\\)|\$\$(?P<dollars>[^$]+)\$\$"
-    r"|(?<![\\$])\$(?P<dollar>(?=[^\s$])[^\n$]*(?<=[^\s\\]))\$(?![\d$])"
+    r"|(?<![\\$])\$(?P<dollar>(?=[^\s$])[^\n$]*(?<=[^\s\\]))\$(?![\d$])|(?P<boxed>\\boxed\{(?:[^{}$]|\{[^{}$]*\})*\})"
 )
 """A formula in a text. One in single dollars neither begins nor ends with a space, and no digit follows: `$5 and $6` is money. Each
-branch ends before it begins again, so that a text is read in linear time."""
+branch ends before it begins again, so that a text is read in linear time. Models also write a box without any marks."""
 COMMAND = re.compile(r"\\[a-zA-Z]+|[\^_]")
 """What makes an answer without marks a formula."""
 ALIGNED = re.compile(r"\{(aligned|alignedat|gathered|split)\}")

@@ -51,9 +51,6 @@ def serve_view(folder: Path, port: int, opened: Callable[[str], None]) -> None:
 
     Raises `UsageError` where `folder` holds no runs, or the port cannot be listened on, and `Interrupted` at Ctrl-C.
     """
-    if not folder.is_dir():
-        what = "not a directory" if folder.exists() else "no such directory"
-        raise UsageError(f"{folder}: {what}; name the one that contains your run folders")
     if not runs_by_name(folder):
         raise UsageError(f"{folder}: contains no runs; name the folder that contains your run folders")
     with listening(HOST, port) as listener:
@@ -122,7 +119,7 @@ def _chain(shelf: Path, request: Request) -> Response:
             raise UsageError(f"{name}: no chain {chain!r} that has ended")
         place = neighbours(db, asked, chain, made_up)
         samples = [each for (each,) in db.stream(_SAMPLES, chain=chain)]
-    way = {"place": place, "samples": samples, "asked": asked}
+    way: dict[str, Any] = {"place": place, "samples": samples, "asked": asked}
     return _page(shelf, "chain.html", f"{chain} of {name}", run=name, chain=chain, it=found[0], clock=clock(run), **way)
 
 

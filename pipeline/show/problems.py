@@ -106,10 +106,8 @@ class FoundChains(Struct, frozen=True, kw_only=True):
     """Rows on all pages."""
     page: int
     pages: int
-    first: int
-    """The number of the first row of the page, from 1."""
-    last: int
-    """The number of its last row."""
+    skipped: int
+    """Rows on the pages before."""
 
 
 class Neighbours(Struct, frozen=True):
@@ -131,7 +129,7 @@ def chain_page(db: Query, asked: AskedChains, made_up: bool, size: int = PAGE) -
     number = min(asked.page, pages)
     skipped = size * (number - 1)
     rows = _ask(db, _PAGE, ListedChain, asked, made_up=made_up, most=size, skipped=skipped)
-    return FoundChains(rows=rows, counts=counts, count=count, page=number, pages=pages, first=skipped + 1, last=skipped + len(rows))
+    return FoundChains(rows=rows, counts=counts, count=count, page=number, pages=pages, skipped=skipped)
 
 
 def neighbours(db: Query, asked: AskedChains, chain: str, made_up: bool) -> Neighbours | None:

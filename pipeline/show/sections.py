@@ -125,7 +125,6 @@ def notices(run: RunFile, state: str) -> tuple[str, ...]:
 
 
 def _options(run: RunFile) -> Iterator[tuple[str, str]]:
-    yield "stages", ", ".join(f"{node.name} ({node.spec.kind})" for node in run.plan.stages())
     yield "params", _pairs({name: value for name, value in run.plan.params.items() if value is not None}) or "none"
     shown = ("graph", "input", "samples", "seed", "batch_size", "schedule", "admission", "replicas")
     options = structs.asdict(run.options)
@@ -135,8 +134,6 @@ def _options(run: RunFile) -> Iterator[tuple[str, str]]:
     yield "host", f"{host.processor}, {'?' if host.cores is None else host.cores} cores{memory}, {host.system}"
     yield "versions", _pairs(run.versions, " ")
     yield "command", " ".join(run.command)
-    if len(run.sessions) > 1:
-        yield "sessions", ", ".join(session.status for session in run.sessions)
 
 
 def _engines(run: RunFile) -> Table:

@@ -89,19 +89,13 @@ def test_candidates_get_their_probabilities_and_repeated_ones_point_back() -> No
     assert step.verdict == "choose: candidate 1 of 2, 50.0%"
 
 
-@pytest.mark.parametrize(
-    ("judged", "probs", "distinct", "expected"),
-    [
-        (CHOOSE, (0.6, 0.4), 2, (0.6, 0.4)),
-        (CHOOSE, (0.2, 0.5, 0.2, 0.1), 3, ()),
-        (SCORE, (0.1,) * 10, 2, ()),
-    ],
-    ids=["one must be chosen", "same texts of other tokens", "digits are no candidates"],
-)
-def test_options_are_told_only_where_the_trace_tells_them(
-    judged: dict[str, Any], probs: tuple[float, ...], distinct: int, expected: tuple[float, ...]
-) -> None:
-    assert tuple(option_probabilities(choice(**judged, score_probs=probs, num_distinct_candidates=distinct), 2)) == expected
+def test_options_are_told_only_where_the_trace_tells_them() -> None:
+    one_must_be_chosen = choice(score_probs=(0.6, 0.4), num_distinct_candidates=2)
+    same_texts_of_other_tokens = choice(score_probs=(0.2, 0.5, 0.2, 0.1), num_distinct_candidates=3)
+    digits_are_no_candidates = choice(**SCORE, score_probs=(0.1,) * 10, num_distinct_candidates=2)
+    assert tuple(option_probabilities(one_must_be_chosen, 2)) == (0.6, 0.4)
+    assert not option_probabilities(same_texts_of_other_tokens, 2)
+    assert not option_probabilities(digits_are_no_candidates, 2)
 
 
 BELOW = {"score_options": ("0", "1", "2"), "num_distinct_candidates": 2, "threshold": 0.8}

@@ -20,6 +20,7 @@ def test_a_formula_is_mathml_in_its_text(marked: str) -> None:
     assert HALF in html
     assert ('display="block"' in html) == (marked[1] in "[$")
     assert r'title="\frac{1}{2}"' in html
+    assert 'notation="box"' in with_maths(r"so \boxed{\frac{1}{2}}")
 
 
 def test_what_is_no_formula_stays_as_it_is_and_aligned_lines_are_rows() -> None:

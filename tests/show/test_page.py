@@ -8,7 +8,7 @@ from pipeline.show.sections import Section
 
 HOSTILE = "</script><i>"
 MARK = Mark(kind="spans", name=HOSTILE, hue="blue", x=[0], until=[1], y=[0])
-PANEL = Panel(y=ChartAxis(), marks=[MARK, MARK], rows=[f"{HOSTILE}'\""], height=321)
+PANEL = Panel(y=ChartAxis(), marks=[MARK], rows=[f"{HOSTILE}'\""], height=321)
 
 
 def test_sections_of_any_kind_become_one_page_on_which_only_our_own_script_may_run() -> None:
