@@ -31,12 +31,12 @@ OUTCOMES = (*USEFUL, "verification", *WASTED)
 CALLS = Path(__file__).with_name("ledger.sql")
 DRAFTS = """
 SELECT source_engine AS engine, if(decision = 'accepted', 'committed', decision) AS outcome,
-       sum(draft_tokens - draft_tokens_wasted)::BIGINT AS tokens
+       sum(step_tokens)::BIGINT AS tokens
 FROM steps JOIN chains USING (chain_id)
-WHERE finished AND (decision = 'accepted' OR (decision = 'unverified' AND chosen_candidate IS NOT NULL)) GROUP BY ALL
+WHERE finished AND chosen_candidate IS NOT NULL GROUP BY ALL
 """
 TEXTS = """
-SELECT source_engine AS engine, if(decision = 'unverified', decision, 'written') AS outcome, sum(len(step_token_ids))::BIGINT AS tokens
+SELECT source_engine AS engine, if(decision = 'unverified', decision, 'written') AS outcome, sum(step_tokens)::BIGINT AS tokens
 FROM steps JOIN chains USING (chain_id) WHERE finished AND decision <> 'accepted' GROUP BY ALL
 """
 
@@ -81,8 +81,7 @@ def read_ledger(db: Query) -> Ledger:
 
 
 def _reconcile(db: Query, run: RunFile, output: Mapping[str, Counter[str]]) -> None:
-    """Move tokens that calls sampled and no thought holds: one call may return thought and answer, and a step's text may be cut.
-    Reads the token ids of all steps, which is slow, only where the sums of calls and thoughts differ."""
+    """Move tokens that calls sampled and no thought holds: one call may return thought and answer, and a step's text may be cut."""
     thoughts = db.scalar("SELECT coalesce(sum(thought_tokens), 0) FROM chains WHERE finished")
     if thoughts == sum(entries[outcome] for entries in output.values() for outcome in ("committed", "unverified", "written")):
         return

@@ -1,6 +1,6 @@
 -- The sums of a run that its figures are ratios of: a row for each problem with a chain that finished or counts as right or wrong, added up
 -- over its finished chains. Stages that end a chain are `$ending`, those of them that write the thought too `$whole`: such a response is
--- split between thought and answer by tokens. `worked` leaves out pauses. Token ids are read of responses after other steps alone. Chains
+-- split between thought and answer by tokens. `worked` leaves out pauses. Chains
 -- go by the hash of their names, and sums are DOUBLE, so that a long run takes little memory.
 WITH of_calls AS (
     SELECT hash(chain_id) AS chain, min(submit_unix_ns - (client_wait_s * 1e9)::BIGINT) AS ready,
@@ -11,10 +11,10 @@ WITH of_calls AS (
            sum(output_tokens::DOUBLE) FILTER (list_contains($ending, stage)) AS ending_tokens
     FROM calls GROUP BY chain),
 of_responses AS (
-    SELECT hash(chain_id) AS chain, sum(len(step_token_ids)::DOUBLE) AS response_kept
+    SELECT hash(chain_id) AS chain, sum(step_tokens::DOUBLE) AS response_kept
     FROM steps WHERE step_index > 0 AND list_contains($whole, stage) GROUP BY chain),
 of_steps AS (
-    SELECT hash(chain_id) AS chain, sum((draft_tokens - draft_tokens_wasted)::DOUBLE) AS draft_kept, sum(len(candidate_tokens)::DOUBLE) AS drafts,
+    SELECT hash(chain_id) AS chain, sum(step_tokens::DOUBLE) FILTER (chosen_candidate IS NOT NULL) AS draft_kept, sum(len(candidate_tokens)::DOUBLE) AS drafts,
            sum(list_sum(candidate_tokens)::DOUBLE) AS drafted, sum(list_max(candidate_tokens)::DOUBLE) AS longest
     FROM steps WHERE num_candidates > 0 GROUP BY chain),
 of_rewards AS (

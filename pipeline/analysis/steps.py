@@ -16,11 +16,11 @@ from pipeline.store.query import Query
 
 STEP_SUMS = """
 CREATE TEMP TABLE IF NOT EXISTS step_sums AS
-SELECT decision, stage, verify_kind, len(step_token_ids) AS tokens, count(*) AS steps,
-       sum(draft_tokens - draft_tokens_wasted) AS kept_draft_tokens
+SELECT decision, stage, verify_kind, step_tokens AS tokens, count(*) AS steps,
+       sum(step_tokens) FILTER (chosen_candidate IS NOT NULL) AS kept_draft_tokens
 FROM steps GROUP BY ALL
 """
-"""Makes a table of the steps by their length, for all figures of lengths: token ids are by far the longest column to read."""
+"""Makes a table of the steps by their length, for all figures of lengths."""
 LENGTHS = """
 SELECT kind, tokens, sum(count)::BIGINT AS count FROM (
     SELECT decision AS kind, tokens, steps AS count FROM step_sums

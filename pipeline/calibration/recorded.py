@@ -40,7 +40,7 @@ WITH spoken AS (
     FROM steps
 ),
 written AS (
-    SELECT source_engine AS role, len(step_token_ids) AS tokens FROM spoken
+    SELECT source_engine AS role, step_tokens AS tokens FROM spoken
     WHERE decision != 'guidance' AND NOT drafted
     UNION ALL
     SELECT if(len(roles) = len(candidate_tokens), roles[place], coalesce(roles[1], source_engine)), candidate_tokens[place]

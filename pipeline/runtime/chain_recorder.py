@@ -104,12 +104,11 @@ class ChainRecorder:
         """Record a step that joined the thought. Raises `ResumeMismatch` where the run folder holds another one in its place."""
         started, now, verdict = self._step_started, self._clock.now(), step.verdict
         drafted, waited_s = self._drafted, self._waited_s
-        wasted = drafted - (0 if step.chosen is None else len(step.span.ids))
         self._step_started, self._drafted, self._waited_s = now, 0, 0.0
         self._accepted += step.decision == "accepted"
         self._fallbacks += step.decision == "fallback"
         self._unverified += step.decision == "unverified"
-        self._wasted += wasted
+        self._wasted += drafted - (0 if step.chosen is None else len(step.span.ids))
         recorded = self._resumed.holds(self._steps, step.span.ids)
         self._steps += 1
         if recorded:
@@ -129,10 +128,10 @@ class ChainRecorder:
                 step.chosen,
                 step.span.text,
                 step.span.ids,
+                len(step.span.ids),
                 tuple([c.text for c in step.candidates]),
                 tuple([len(c.ids) for c in step.candidates]),
                 drafted,
-                wasted,
                 now - started,
                 waited_s,
                 self._clock.unix_ns(started),

@@ -28,7 +28,7 @@ SELECT chain_id, {VERDICT}, coalesce(flaw, problem) AS problem, answer, answer_t
        start_unix_ns, end_unix_ns
 FROM chains LEFT JOIN (SELECT input_row, flaw, problem FROM problems) USING (input_row) WHERE {WANTED}"""
 STEPS = f"""
-SELECT chain_id, step_index, source_engine, decision, cut, step_text, len(step_token_ids) AS tokens, step_time_s, wait_time_s,
+SELECT chain_id, step_index, source_engine, decision, cut, step_text, step_tokens AS tokens, step_time_s, wait_time_s,
        candidate_texts, candidate_tokens, chosen_candidate, num_distinct_candidates,
        verify_kind, threshold, columns('score_.*'), columns('gate_.*')
 FROM steps WHERE {WANTED} AND ({{within}}) ORDER BY chain_id, step_index"""

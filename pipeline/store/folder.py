@@ -18,7 +18,7 @@ from filelock import FileLock, Timeout, lock_descriptor
 from pipeline.errors import InputError, UsageError, boundary, reason
 
 FILE = "run.json"
-FORMAT = 1
+FORMAT = 2
 """The format of run folders that this version writes and reads."""
 LOCK = "run.lock"
 """The lock file in a run folder; it holds the pid of the process that has it."""

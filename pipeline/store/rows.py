@@ -250,14 +250,14 @@ class StepRow(ChainKey, frozen=True):
     """The committed text."""
     step_token_ids: tuple[int, ...]
     """Its token ids in the vocabulary of `source_engine`."""
+    step_tokens: Tokens
+    """Its length. Where `chosen_candidate` is set these are the drafted tokens that were kept, else none of `draft_tokens` were."""
     candidate_texts: tuple[str, ...]
     """The text of each candidate."""
     candidate_tokens: Annotated[tuple[int, ...], column("{token}")]
     """Length of each candidate."""
     draft_tokens: Tokens
     """Tokens sampled for candidates."""
-    draft_tokens_wasted: Tokens
-    """Drafted tokens that were not committed."""
     step_time_s: Seconds
     """From the commit of the previous step to that of this one."""
     wait_time_s: Seconds

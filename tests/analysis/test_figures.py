@@ -52,7 +52,7 @@ def by_hand(folder: Path) -> dict[str, Any]:
         texts = [tokens for each in mine for tokens in each["candidate_tokens"]]
         scored = [each for each in rewards if each["chain_id"] == row["chain_id"] and each["reward"] is not None]
         drafted = [each for each in mine if each["candidate_tokens"]]
-        thought = sum(len(each["step_token_ids"]) for each in mine if each["stage"] in finishing)
+        thought = sum(each["step_tokens"] for each in mine if each["stage"] in finishing)
         answer = sum(each["output_tokens"] for each in own if each["stage"] in finishing) - thought
         ends = [
             each["end_unix_ns"] - (each["decode_time_s"] * 1e9 * (1 - thought / each["output_tokens"]) if each["stage"] in responses else 0)
@@ -63,6 +63,7 @@ def by_hand(folder: Path) -> dict[str, Any]:
         for each in scored:
             if each["candidate_index"] is not None:
                 of_drafts.setdefault(each["step_index"], []).append(each["reward"])
+        kept = [each["step_tokens"] for each in mine if each["chosen_candidate"] is not None]
         picked = [each["reward"] for each in scored if each["candidate_index"] is not None and each["selected"]]
         values = {
             "tokens": row["thought_tokens"] + answer,
@@ -70,7 +71,7 @@ def by_hand(folder: Path) -> dict[str, Any]:
             "answer_tokens": answer,
             "latency_s": row["chain_time_s"],
             "thinking_s": (max(ends) - min(each["submit_unix_ns"] - each["client_wait_s"] * 1e9 for each in own)) / 1e9 if own else 0.0,
-            "target_thought_tokens": row["thought_tokens"] - sum(each["draft_tokens"] - each["draft_tokens_wasted"] for each in mine),
+            "target_thought_tokens": row["thought_tokens"] - sum(kept),
             "longest_draft_tokens": sum(max(each["candidate_tokens"]) for each in drafted),
             "tokens_per_draft": (sum(texts), len(texts)),
             "fallback_rate": (row["fallback_steps"], row["fallback_steps"] + row["accepted_steps"]),
@@ -153,7 +154,7 @@ def test_a_response_is_split_between_thought_and_answer_by_tokens(
     sampled: int, decode_s: float | None, expected: float, tmp_path: Path
 ) -> None:
     calls = [call("p#0", "target", 0, 0, 10, purpose="write", stage="response", output_tokens=sampled, decode_time_s=decode_s)]
-    steps = [blank(StepRow, chain_id="p#0", stage="response", step_token_ids=tuple(range(75)))]
+    steps = [blank(StepRow, chain_id="p#0", stage="response", step_tokens=75)]
     chains = [chain("p#0", 0, 10, problem_id="p", thought_tokens=75, steps=1)]
     run = write(tmp_path, calls=calls, steps=steps, chains=chains, card={"stages": RESPONSE})
     assert seconds(run) == {1.0: pytest.approx(expected)}

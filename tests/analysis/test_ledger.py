@@ -71,8 +71,8 @@ def test_failed_attempts_and_lost_chains(tmp_path: Path, faulty: Path, graph: st
 
 
 def step(index: int, decision: str, engine: str, length: int, *candidates: int, drafted: int = 0) -> Any:
-    wasted = drafted - (length if decision == "accepted" else 0)
-    fields = {"candidate_tokens": candidates, "draft_tokens": drafted, "draft_tokens_wasted": wasted, "step_token_ids": (1,) * length}
+    chosen = 0 if decision == "accepted" else None
+    fields = {"candidate_tokens": candidates, "draft_tokens": drafted, "chosen_candidate": chosen, "step_tokens": length}
     return blank(StepRow, chain_id="a", step_index=index, stage=f"by {engine}", source_engine=engine, decision=decision, **fields)
 
 

@@ -45,7 +45,7 @@ def _step(draw: random.Random, chain: str, index: int) -> dict[str, Any]:
     row = {
         "chain_id": chain,
         "step_index": index,
-        "step_token_ids": (7,) * draw.randint(0, 6),
+        "step_tokens": draw.randint(0, 6),
         "candidate_tokens": tuple(draw.randint(0, 6) for _ in range(drafts)),
         "num_candidates": drafts,
         "chosen_candidate": chosen,
@@ -86,7 +86,7 @@ def test_lengths_and_verdicts(given: tuple[Path, Rows]) -> None:
     run, rows = given
     found, lengths = count_steps(Query(run)), Counter[tuple[str, int]]()
     for row in rows["steps"]:
-        lengths[row["decision"], len(row["step_token_ids"])] += 1
+        lengths[row["decision"], row["step_tokens"]] += 1
         for place, tokens in enumerate(row["candidate_tokens"]):
             if place != row["chosen_candidate"]:
                 lengths["rejected", tokens] += 1

@@ -35,10 +35,10 @@ def folder(tmp_path: Path) -> Path:
         call("target", "fallback", 0.0, 6, 10, (200, 200, 9), error_type="RequestRefused"),
     ]
     steps: list[dict[str, Any]] = [
-        {"decision": "guidance", "step_token_ids": (1,) * 8},
-        {"decision": "accepted", "step_token_ids": (1,) * 30, "draft_tokens": 50, "draft_tokens_wasted": 20, "verify_kind": "choose"},
-        {"decision": "accepted", "step_token_ids": (1,) * 10, "draft_tokens": 10, "verify_kind": "choose"},
-        {"decision": "fallback", "step_token_ids": (1,) * 12, "draft_tokens": 25, "draft_tokens_wasted": 25, "verify_kind": "score"},
+        {"decision": "guidance", "step_tokens": 8},
+        {"decision": "accepted", "step_tokens": 30, "chosen_candidate": 0, "draft_tokens": 50, "verify_kind": "choose"},
+        {"decision": "accepted", "step_tokens": 10, "chosen_candidate": 0, "draft_tokens": 10, "verify_kind": "choose"},
+        {"decision": "fallback", "step_tokens": 12, "draft_tokens": 25, "verify_kind": "score"},
     ]
     chains = [
         chain(1, 0, 5, "thought_closed", correct=True),
@@ -135,7 +135,7 @@ def test_several_samples_of_a_problem(tmp_path: Path) -> None:
 def test_a_run_that_goes_on_is_read_to_its_last_row(tmp_path: Path) -> None:
     store = RunStore(write_run_json(tmp_path, sessions=[]))
     for length, total in ((2, 2), (1, 3)):
-        store.append("steps", [blank(StepRow, step_token_ids=(1,) * length, decision="accepted")])
+        store.append("steps", [blank(StepRow, step_tokens=length, decision="accepted")])
         assert summarize(tmp_path).thought_tokens == total
     store.close()
     assert summarize(tmp_path).thought_tokens == 3

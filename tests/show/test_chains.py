@@ -75,7 +75,7 @@ def test_spans_are_waiting_queueing_and_stages_of_an_even_sample(folder: Path, t
 
 def choice(**fields: Any) -> dict[str, Any]:
     row = blank(StepRow, **{**CHOOSE, "decision": "accepted", "score_value": 0.5, **fields})
-    return asdict(row) | {"tokens": len(row.step_token_ids)}
+    return asdict(row) | {"tokens": row.step_tokens}
 
 
 def test_candidates_get_their_probabilities_and_repeated_ones_point_back() -> None:

@@ -12,6 +12,7 @@ from pipeline.errors import InputError
 from pipeline.graph.load import load_graph, source_of
 from pipeline.graph.plan import Plan
 from pipeline.graph.spec import EngineSpec
+from pipeline.store.folder import FORMAT
 from pipeline.store.run_file import RunFile, Session, host
 from tests.support.run_files import RUN, RUN_JSON, source, write_run_json
 
@@ -55,8 +56,8 @@ def test_a_run_that_needs_a_package_which_is_not_here_is_refused_by_name(tmp_pat
     [
         (None, "cannot be read: no such file or directory; expected a run folder"),
         ("\udcff", "is not a run.json of this program: JSON is malformed: invalid character (byte 0)"),
-        ("{}", "names no format, and this version reads format 1; read it with the version that wrote it, or run it again"),
-        ('{"format": 1}', "run.json: Object missing required field `run_id`"),
+        ("{}", f"names no format, and this version reads format {FORMAT}; read it with the version that wrote it, or run it again"),
+        (f'{{"format": {FORMAT}}}', "run.json: Object missing required field `run_id`"),
         (RUN_JSON | {"source": "{"}, "source, line 2: invalid YAML: did not find expected node content"),
         (
             RUN_JSON | {"source": source(engines={"target": {"max_retries": "many"}})},

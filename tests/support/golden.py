@@ -30,7 +30,7 @@ Files = dict[str, bytes]
 """The content of each file in a folder, by its path in it."""
 _CHANGES = {"os.rename", "os.remove", "os.truncate", "os.mkdir"}
 _COSTS = ("answer", "correct", "stop_reason", "steps", "accepted_steps", "calls", "output_tokens")
-_STEP = ("step_index", "decision", "step_text", "candidate_texts", "draft_tokens", "draft_tokens_wasted")
+_STEP = ("step_index", "decision", "step_text", "candidate_texts", "draft_tokens", "step_tokens")
 
 
 class History(Struct, frozen=True):

@@ -9,6 +9,7 @@ import msgspec
 import yaml
 
 from pipeline.options import RunOptions
+from pipeline.store.folder import FORMAT
 from pipeline.store.run_file import RunFile
 
 RESPONSE = {"kind": "generate", "engine": "target", "unit": "response", "max_tokens": 9}
@@ -34,7 +35,7 @@ def _simulated(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 RUN_JSON: dict[str, Any] = {
-    "format": 1,
+    "format": FORMAT,
     "run_id": "r",
     "status": "finished",
     "options": {"graph": "graphs/target.yaml", "input": ["problems.csv"], "batch_size": 8},
