@@ -78,7 +78,7 @@ def tolls(folder: Path) -> Iterator[Toll]:
     luck = random.Random(0)
     for ground_of, kills in ((struck.simulated, 120), (struck.varying, 180)):
         ground, place = ground_of(folder, 150), folder / ground_of.__name__
-        for number, count in ((signal.SIGKILL, kills), (signal.SIGTERM, 15), (signal.SIGINT, 15)):
+        for number, count in ((signal.SIGKILL, kills), (signal.SIGTERM, 15)):
             yield struck.killed(ground, place, strikes(count), luck, LONGEST_S, number)
         try:
             yield struck.full(ground_of(folder, 300), place, DISK_SIZES[:: len(DISK_SIZES) // strikes(len(DISK_SIZES))])

@@ -43,12 +43,9 @@ RATES = {"draft": (0.02, 0.003), "target": (0.02, 0.003), "verify": (0.006, 0.00
 """Learning rates of Muon (matrices) and AdamW (the rest); higher ones damage what the target has learnt."""
 FORESEES, COMPARES, JUDGES = 4, 5, 6
 """Layers told what a right candidate says next, whether the candidate says it, and what it deserves so far."""
-DRAFT_LOOKS_BELOW = 0.1
-"""Loss under which the draft is worth an evaluation; it gets too good within seconds then."""
-LOOK_EVERY = {"draft": 0.008, "target": 0.3, "verify": 0.34}
-"""Evaluations, as shares of the time, by role."""
-LOOK_PROBLEMS = 150
-"""Of an evaluation on the way."""
+LOOK_BELOW, LOOK_EVERY, LOOK_PROBLEMS = 0.1, 0.008, 150
+"""Once its loss is below the first the draft is evaluated after each such share of the time, on that many problems: it gets too good in
+seconds."""
 REASONING = 0.125
 """Share of the sequences that are chains of thought while the target learns to verify: the others have one before the verification, too."""
 BATCH = {"draft": 64, "target": 64, "verify": 48}
@@ -144,11 +141,6 @@ def decision_loss(logits: Tensor, batch: Sequence[Example]) -> Tensor:
     return -logprobs.masked_fill(~right, -math.inf).logsumexp(-1).mean()
 
 
-def processor_s() -> float:
-    """Seconds of this process on a processor: a training may be paused, or share its core, and is no shorter for it."""
-    return time.process_time()
-
-
 class Trainer:
     """One model, its optimisers on a cosine that ends with the time given, and its log."""
 
@@ -161,14 +153,19 @@ class Trainer:
             torch.optim.Muon(matrices, lr=self.rates[0], momentum=0.95, weight_decay=0.01),
             torch.optim.AdamW(rest, lr=self.rates[1], betas=(0.9, 0.98), weight_decay=0.0),
         ]
-        self.started, self.steps, self.tokens, self.loss = processor_s(), 0, 0, math.inf
+        self.started, self.steps, self.tokens, self.loss = time.process_time(), 0, 0, math.inf
+
+    @property
+    def used_s(self) -> float:
+        """Seconds on a processor: a training may be paused, or share its core, and is no shorter for it."""
+        return time.process_time() - self.started
 
     @property
     def share(self) -> float:
         """Of the time that is used up."""
-        return min(1.0, (processor_s() - self.started) / self.seconds)
+        return min(1.0, self.used_s / self.seconds)
 
-    def step(self, batch: Sequence[Example]) -> float:
+    def step(self, batch: Sequence[Example]) -> None:
         scale = min(1.0, (self.steps + 1) / 50) * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * self.share)))
         for optimiser, rate in zip(self.optimisers, self.rates, strict=True):
             optimiser.param_groups[0]["lr"] = rate * scale
@@ -183,7 +180,6 @@ class Trainer:
         self.steps += 1
         self.tokens += sum(len(each.ids) for each in batch)
         self.loss = float(loss.detach())
-        return self.loss
 
 
 def reasoning_batches(examples: Examples, size: int) -> Iterator[list[Example]]:
@@ -281,7 +277,7 @@ def alone(model: Any, problems: Sequence[make_arith.Problem], builder: PromptBui
 @click.option("--minutes", type=float, default=5.0, show_default=True, help="Of processor time.")
 @click.option("--solves", type=float, default=0.42, show_default=True, help="draft: stop at this share of validation problems.")
 def main(role: str, out: Path, start: Path | None, draft: Path | None, minutes: float, solves: float) -> None:
-    """Train one model until the time is up, or the draft is good enough; write it, with its log, to --out at every evaluation."""
+    """Train one model until the time is up, or the draft is good enough; write it, with its log, to --out."""
     if role == "verify" and not (start and draft):
         raise click.UsageError("verify needs --start, the target that reasons, and --draft")
     torch.set_num_threads(1)
@@ -292,34 +288,31 @@ def main(role: str, out: Path, start: Path | None, draft: Path | None, minutes: 
     model = load(start, ATTENTION) if start else new_model(role, len(fast), fast.eos_token_id)
     judged = load(draft) if draft else None
     batches = verify_batches(examples, Pool(judged, examples), BATCH[role]) if judged else reasoning_batches(examples, BATCH[role])
-    trainer, problems, next_look = Trainer(model, role, minutes), make_arith.split("validation"), LOOK_EVERY[role]
+    trainer, problems, next_look = Trainer(model, role, minutes), make_arith.split("validation"), 0.0
     while trainer.share < 1:
-        loss = trainer.step(next(batches))
-        if trainer.share < next_look or (role == "draft" and loss > DRAFT_LOOKS_BELOW):
-            continue
-        next_look = trainer.share + LOOK_EVERY[role]
-        save(model, out)
-        if look(trainer, problems[:LOOK_PROBLEMS], examples, out) >= solves and role == "draft":
-            break
-    save(model, out)
+        trainer.step(next(batches))
+        if role == "draft" and trainer.loss < LOOK_BELOW and trainer.share >= next_look:
+            next_look = trainer.share + LOOK_EVERY
+            if look(trainer, problems[:LOOK_PROBLEMS], examples, out) >= solves:
+                break
     look(trainer, problems, examples, out)
+    model.to(torch.bfloat16).save_pretrained(out)
 
 
 def look(trainer: Trainer, problems: Sequence[make_arith.Problem], examples: Examples, out: Path) -> float:
     """Evaluate and log; returns the share of `problems` that the model solves by itself."""
-    solved, seconds = alone(trainer.model, problems, examples.builder), round(processor_s() - trainer.started)
-    row = {"seconds": seconds, "steps": trainer.steps, "tokens": trainer.tokens, "loss": round(trainer.loss, 4), "solved": solved}
+    solved = alone(trainer.model, problems, examples.builder)
+    row = {
+        "seconds": round(trainer.used_s),
+        "steps": trainer.steps,
+        "tokens": trainer.tokens,
+        "loss": round(trainer.loss, 4),
+        "solved": solved,
+    }
     with (out / "training.jsonl").open("a") as log:
         log.write(json.dumps(row) + "\n")
     click.echo(json.dumps(row))
     return solved
-
-
-def save(model: Any, out: Path) -> None:
-    """Write bfloat16 weights; the model itself stays as it is."""
-    copy = AutoModelForCausalLM.from_config(model.config, dtype=torch.bfloat16)
-    copy.load_state_dict(model.state_dict())
-    copy.save_pretrained(out)
 
 
 if __name__ == "__main__":

@@ -2,11 +2,8 @@
 
 import multiprocessing
 import os
-import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from multiprocessing import resource_tracker
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -34,8 +31,7 @@ class Command:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(PRELOADED)
         self.process = context.Process(target=_main, args=(arguments, str(log.absolute())))
-        with _blocked_interrupts():
-            self.process.start()
+        self.process.start()
 
     @property
     def over(self) -> bool:
@@ -59,29 +55,10 @@ class Command:
         return self.process.exitcode or 0
 
 
-@contextmanager
-def _blocked_interrupts() -> Iterator[None]:
-    """The server that forks, which the first command starts, and its children begin with SIGINT blocked.
-
-    One that comes before a command has begun waits until it has.
-    """
-    resource_tracker.ensure_running()  # which unblocks it as it starts
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
 def _main(arguments: list[str], log: str) -> None:
     out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(out, 1)
     os.dup2(out, 2)
     sys.path[:0] = PACKAGES
     sys.argv = ["pipeline", *arguments]
-    try:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-        main()
-    except KeyboardInterrupt:  # nobody has caught it: Python itself would end so
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-        signal.raise_signal(signal.SIGINT)
+    main()

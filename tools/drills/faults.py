@@ -27,7 +27,6 @@ SERVER = "{role}: {{backend: openai, model: tiny, base_url: '{url}', tokenizer: 
 ENDS = {
     signal.SIGKILL: (-signal.SIGKILL,),
     signal.SIGTERM: (130, -signal.SIGTERM, 128 + signal.SIGTERM),
-    signal.SIGINT: (130, -signal.SIGINT),
 }
 """The exit codes of commands that were hit; the negative ones where they had not begun to listen."""
 FOR_A_MOMENT: Mapping[str, Fault] = {
