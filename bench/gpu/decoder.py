@@ -10,6 +10,7 @@ long and answers with {"median_s", "mean_s", "iterations"}.
 """
 
 import json
+import shutil
 import statistics
 import sys
 import time
@@ -20,19 +21,20 @@ import torch
 from transformers import AutoModelForCausalLM, Qwen2Config
 
 SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "intermediate_size")
+TINY = shutil.which("nvidia-smi") is None
+"""Whether this is a dry run on a machine without a GPU: shapes are a toy's, and nothing is measured."""
 SHAPES = {"target": (5120, 64, 40, 8, 27648), "draft": (1536, 28, 12, 2, 8960)}
 """`SIZES` of QwQ-32B and of R1-Distill-Qwen-1.5B, by their config.json."""
-TINY = (64, 2, 4, 2, 128)
 CONTEXT = 1024
 """Tokens of context of every sequence."""
 WARMUP = 3
 """Iterations before the first that counts."""
 
 
-def config(role: str, tiny: bool) -> Qwen2Config:
-    """The shape of a role's model; with `tiny` a toy's."""
-    sizes = dict(zip(SIZES, TINY if tiny else SHAPES[role], strict=True))
-    vocabulary = 1024 if tiny else 152064
+def config(role: str) -> Qwen2Config:
+    """The shape of a role's model."""
+    shape, vocabulary = ((64, 2, 4, 2, 128), 1024) if TINY else (SHAPES[role], 152064)
+    sizes = dict(zip(SIZES, shape, strict=True))
     return Qwen2Config(**sizes, vocab_size=vocabulary, max_position_embeddings=32768, tie_word_embeddings=False, use_sliding_window=False)
 
 
@@ -60,10 +62,10 @@ class FullCache:
 class Decoder:
     """One model and its iterations."""
 
-    def __init__(self, role: str, batch: int, tiny: bool) -> None:
+    def __init__(self, role: str, batch: int) -> None:
         self._cuda = torch.cuda.is_available()
         dtype = torch.bfloat16 if self._cuda else torch.float32
-        shape = config(role, tiny)
+        shape = config(role)
         self._model = AutoModelForCausalLM.from_config(shape, dtype=dtype).eval()
         for layer in self._model.model.layers:
             layer.self_attn.is_causal = False  # else a kernel would align the mask at the first token and read little of the context
@@ -117,9 +119,8 @@ def timed(iteration: Callable[[], object], seconds: float) -> dict[str, float]:
 
 def main() -> None:
     """Answer requests until the input ends."""
-    role, batch, tiny = sys.argv[1], int(sys.argv[2]), "--tiny" in sys.argv
     with torch.device("cuda" if torch.cuda.is_available() else "cpu"), torch.no_grad():
-        decoder = Decoder(role, batch, tiny)
+        decoder = Decoder(sys.argv[1], int(sys.argv[2]))
         print("ready", flush=True)
         for line in sys.stdin:
             request = json.loads(line)

@@ -7,7 +7,7 @@
     python -m bench.gpu.visit vllm            a run on vLLM's CUDA build, and what it says of itself
 
 Each part writes bench/results/gpu-PART.json, which says on which device, with which driver and versions. Without a GPU every part
-runs on the CPU with toy shapes (`--tiny`), which shows that it works and measures nothing.
+runs on the CPU with toy shapes, which shows that it works, measures nothing and writes to build/gpu_visit.
 """
 
 import json
@@ -25,7 +25,7 @@ from typing import Any, TypeAlias
 import click
 from msgspec import Struct, structs
 
-from bench.gpu.decoder import CONTEXT, SHAPES, config
+from bench.gpu.decoder import CONTEXT, SHAPES, TINY, config
 from bench.gpu.packages import vllm_archive, wheels
 from pipeline.analysis.curves import SWEEP, read_points
 from pipeline.store.query import Query
@@ -51,6 +51,9 @@ CURVES: tuple[Cell, ...] = (
     *(("eager", batch, 1) for batch in (1, 64)),
 )
 """What each computes alone, which shows the arithmetic of decoding, of verifying proposed tokens, and of prompts."""
+
+THOUGHT_TOKENS = 40 if TINY else 400
+"""Token budget of a thought of the map."""
 
 
 class Calls(Struct, frozen=True):
@@ -126,16 +129,14 @@ def prepare(vllm: bool) -> None:
 
 
 @main.command()
-@click.option("--limit", default=100, show_default=True)
-def runs(limit: int) -> None:
+def runs() -> None:
     """Whole runs of the bundled pair; their answers must be right as often as on a CPU."""
     folder = HOME / "runs"
     shutil.rmtree(folder, ignore_errors=True)
     found = {}
     for graph in ("target", "speccot", "specreason"):
-        out = folder / graph
-        files = ["run", f"graphs/{graph}.yaml", "--input", "datasets/arith/test.parquet", "--limit", str(limit), "--output", str(out)]
-        found[graph] = _pipeline(*files, "--json")
+        limit, out = "4" if TINY else "100", str(folder / graph)
+        found[graph] = _pipeline("run", graph, "--input", "arith", "--limit", limit, "--output", out, "--json")
     keep = ("accuracy", "wall_time_s", "problems_per_s", "failed", "chains")
     write("runs", {"runs": {graph: {name: summary.get(name) for name in keep} for graph, summary in found.items()}})
 
@@ -149,28 +150,26 @@ def _pipeline(*arguments: str) -> dict[str, Any]:
 
 
 @main.command()
-@click.option("--tiny", is_flag=True, help="Toy shapes.")
-def interference(tiny: bool) -> None:
+def interference() -> None:
     """Seconds of an iteration of each model, alone and while the other one computes in another process."""
-    _share("interference", "time_slices", tiny)
+    _share("interference", "time_slices")
 
 
 @main.command()
-@click.option("--tiny", is_flag=True, help="Toy shapes.")
-def mps(tiny: bool) -> None:
+def mps() -> None:
     """The same with a CUDA MPS daemon of this user's, started for this and ended afterwards."""
-    _share("mps", "mps", tiny)
+    _share("mps", "mps")
 
 
-def _share(part: str, sharing: str, tiny: bool) -> None:
+def _share(part: str, sharing: str) -> None:
     batch = max(cell[1] for cell in (*CURVES, *(cell for both in SHARED for cell in both.values())))
     results: dict[str, Any] = {"sharing": sharing, "context": CONTEXT}
     with _sharing(sharing) as environment:
-        children = {role: _Decoder(role, batch, tiny, environment) for role in SHAPES}
+        children = {role: _Decoder(role, batch, environment) for role in SHAPES}
         try:
-            results["together"] = [_together(children, cell, tiny) for cell in SHARED]
+            results["together"] = [_together(children, cell) for cell in SHARED]
             if sharing == "time_slices":
-                results["alone"] = {role: [_alone(child, cell, tiny) for cell in CURVES] for role, child in children.items()}
+                results["alone"] = {role: [_alone(child, cell) for cell in CURVES] for role, child in children.items()}
         finally:
             for child in children.values():
                 child.close()
@@ -196,22 +195,22 @@ def _sharing(mode: str) -> Iterator[dict[str, str]]:
             click.echo(f"{log.name}: {log.read_text()[-1500:]}")
 
 
-def _together(children: dict[str, "_Decoder"], cell: dict[str, Cell], tiny: bool) -> dict[str, Any]:
+def _together(children: dict[str, "_Decoder"], cell: dict[str, Cell]) -> dict[str, Any]:
     """Seconds of an iteration of both roles, each alone and both at once."""
     row: dict[str, Any] = {role: _named(cell[role]) for role in children}
     for role, child in children.items():
-        row[role] |= {"alone": _alone(child, cell[role], tiny)["seconds"]}
+        row[role] |= {"alone": _alone(child, cell[role])["seconds"]}
     for child in children.values():
-        child.begin(0.2 if tiny else 3.0)
+        child.begin(0.2 if TINY else 3.0)
     for role, child in children.items():
         row[role]["together"] = child.end()
     print(json.dumps(row), flush=True)
     return row
 
 
-def _alone(child: "_Decoder", cell: Cell, tiny: bool) -> dict[str, Any]:
+def _alone(child: "_Decoder", cell: Cell) -> dict[str, Any]:
     child.prepare(cell)
-    child.begin(0.1 if tiny else 1.0)
+    child.begin(0.1 if TINY else 1.0)
     return _named(cell) | {"seconds": child.end()}
 
 
@@ -220,10 +219,10 @@ def _named(cell: Cell) -> dict[str, Any]:
 
 
 class _Decoder:
-    """A process of `gpu_decoder.py`."""
+    """A process of bench/gpu/decoder.py."""
 
-    def __init__(self, role: str, batch: int, tiny: bool, environment: dict[str, str]) -> None:
-        command = [sys.executable, "-m", "bench.gpu.decoder", role, str(batch), *(["--tiny"] if tiny else [])]
+    def __init__(self, role: str, batch: int, environment: dict[str, str]) -> None:
+        command = [sys.executable, "-m", "bench.gpu.decoder", role, str(batch)]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment, cwd=ROOT)
         self._read()
 
@@ -253,14 +252,14 @@ class _Decoder:
         return line.strip()
 
 
-def _engines(name: str, backend: str, seqs: int, tiny: bool) -> Path:
+def _engines(name: str, backend: str, seqs: int) -> Path:
     """An engines file of both shapes without weights, for that many sequences at once."""
     limits = f"load_format: dummy, max_num_seqs: {seqs}, max_model_len: 2048"
     own = "max_num_batched_tokens: 2048, dtype: bfloat16, gpu_memory_utilization"
     shares = {"target": f"args: {{{limits}, {own}: 0.7}}", "draft": f"args: {{{limits}, {own}: 0.15}}"}
     lines = [
         f"{role}: {{backend: {backend}, max_in_flight: {seqs}, {shares[role] if backend == 'vllm' else limits}, "
-        f"model: {_shape_folder(role, tiny)}}}"
+        f"model: {_shape_folder(role)}}}"
         for role in SHAPES
     ]
     path = HOME / f"{name}.yaml"
@@ -269,23 +268,22 @@ def _engines(name: str, backend: str, seqs: int, tiny: bool) -> Path:
 
 
 @main.command("map")
-@click.option("--tiny", is_flag=True, help="Toy shapes.")
 @click.option("--backend", type=click.Choice(["torch", "vllm"]), default="torch", show_default=True)
 @click.option("--sharing", type=click.Choice(["time_slices", "mps"]), default="time_slices", show_default=True)
 @click.option("--batch-sizes", default="1,8,32,64", show_default=True)
-@click.option("--tokens", default=400, show_default=True, help="Token budget of a thought.")
-def cells(tiny: bool, backend: str, sharing: str, batch_sizes: str, tokens: int) -> None:
+def cells(backend: str, sharing: str, batch_sizes: str) -> None:
     """The target alone and SpecReason, with random weights of real shapes: throughput is real, text and answers are noise."""
-    name = f"map-{backend}-{sharing}{'-tiny' if tiny else ''}"
+    name = f"map-{backend}-{sharing}"
     seqs = max(map(int, batch_sizes.split(",")))
-    engines, out = _engines(name, backend, seqs, tiny), HOME / name
+    engines, out = _engines(name, backend, seqs), HOME / name
     shutil.rmtree(out, ignore_errors=True)
-    settings = [word for each in (f"token_budget={tokens}", "step_tokens=50", "answer_tokens=8", "threshold=4") for word in ("--set", each)]
-    command = ["sweep", "graphs/specreason.yaml", "--engines", str(engines), "--batch-size", batch_sizes, "--repeats", "1", *settings]
+    settings = (f"token_budget={THOUGHT_TOKENS}", "step_tokens=50", "answer_tokens=8", "threshold=4")
+    command = ["sweep", "graphs/specreason.yaml", "--engines", str(engines), "--batch-size", batch_sizes, "--repeats", "1"]
+    command += [word for each in settings for word in ("--set", each)]
     command += ["--input", "datasets/arith/test.parquet", "--limit", str(2 * seqs), "--output", str(out)]
     with _sharing(sharing) as environment:
         done = subprocess.run([*COMMAND, *command], cwd=ROOT, env=environment)
-    write(name, {"backend": backend, "sharing": sharing, "tokens": tokens, "exit_code": done.returncode, **_measured(out)})
+    write(name, {"backend": backend, "sharing": sharing, "tokens": THOUGHT_TOKENS, "exit_code": done.returncode, **_measured(out)})
 
 
 def _measured(sweep: Path) -> dict[str, Any]:
@@ -301,12 +299,12 @@ def _calls(run: Path) -> list[dict[str, Any]]:
         return [structs.asdict(row) for row in query.rows(CALLS, Calls)]
 
 
-def _shape_folder(role: str, tiny: bool) -> Path:
+def _shape_folder(role: str) -> Path:
     """A folder with the configuration of a role's shape and the bundled tokenizer; there are no weights."""
-    folder = HOME / f"shape-{role}{'-tiny' if tiny else ''}"
+    folder = HOME / f"shape-{role}"
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(ROOT / f"pipeline/models/tiny-{role}", folder, ignore=shutil.ignore_patterns("*.safetensors", "config.json"))
-    shape = config(role, tiny)
+    shape = config(role)
     shape.architectures, shape.dtype = ["Qwen2ForCausalLM"], "bfloat16"
     shape.save_pretrained(folder)
     return folder
