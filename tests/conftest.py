@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, settings
 from pipeline.grading import plugins as graders
 from pipeline.graph import plugins
 from pipeline.runtime.virtual_loop import VirtualLoop
-from tests.support.paths import ROOT, SHARED
+from tests.support.paths import SHARED
 from tests.support.runs import solve, write_problems
 
 pytest_plugins = ["tests.support.browser", "tests.support.installed", "tests.support.open_engines"]
@@ -70,11 +70,6 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def anyio_backend() -> tuple[str, dict[str, Any]]:
     """Time jumps when every task is blocked."""
     return "asyncio", {"loop_factory": VirtualLoop}
-
-
-@pytest.fixture(scope="session")
-def root() -> Path:
-    return ROOT
 
 
 @pytest.fixture(scope="session")

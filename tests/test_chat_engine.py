@@ -71,11 +71,13 @@ async def refused(engine: Any, request: Request) -> PipelineError:
 
 
 @pytest.mark.anyio
-async def test_what_no_chat_can_carry_is_refused_in_a_sentence(example: Mapping[str, Any], server: SmallServer) -> None:
+async def test_what_no_chat_can_carry_and_a_wrong_key_are_refused_in_a_sentence(example: Mapping[str, Any], server: SmallServer) -> None:
     error = await refused(engines(example, server)["target"], asked(("user", "x"), begun=TOKENIZER.encode("First,")))
     assert type(error) is RequestRefused
     assert str(error) == "a server with chat completions only cannot continue a thought"
     assert not server.seen
+    error = await refused(engines(example, server, key="sk-wrong")["target"], CHOICE)
+    assert str(error) == "the server answered 401"
 
 
 CHOICE = asked(("user", "Which?"), option_ids=tuple(TOKENIZER.encode("01")), max_tokens=1)
@@ -101,12 +103,6 @@ async def test_an_error_of_the_server_is_read(
     completion = await engine.generate(CHOICE)
     assert (completion.candidates[0].text, completion.option_logprobs) == ("1", (-1e9, 0.0))
     await engine.aclose()
-
-
-@pytest.mark.anyio
-async def test_a_key_that_is_rejected_is_in_no_message(example: Mapping[str, Any], server: SmallServer) -> None:
-    error = await refused(engines(example, server, key="sk-wrong")["target"], CHOICE)
-    assert str(error) == "the server answered 401"
 
 
 @pytest.mark.anyio

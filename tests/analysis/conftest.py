@@ -1,6 +1,6 @@
-"""Runs without any run folder, and rewards for one that has none."""
+"""Runs without any run folder, and rewards for runs that have none."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from pipeline.store.run_file import Host
 from pipeline.store.store import RunStore
 from tests.support.rows import blank
 from tests.support.run_files import RUN, source
+from tests.support.runs import rows
 
 STAGES = {
     "draft": {"kind": "draft", "engine": "draft", "unit": "thought", "max_tokens": 9},
@@ -49,7 +50,14 @@ def run_of(name: str, latency: Sequence[float], *, sums: dict[str, Any] | None =
     return Run(name=name, file=structs.replace(file, **fields), sums=given, **values | own)
 
 
-def write_rewards(run: Path, rows: Iterable[dict[str, Any]]) -> None:
-    """Write the table `rewards`, of which the `rows` have the fields that matter."""
-    with RunStore(run).rewards() as add:
-        add([blank(RewardRow, **row) for row in rows])
+def score_drafts(run: Path, reward: Callable[[int], float]) -> None:
+    """Give each drafted candidate of a run folder the reward of its place, as `pipeline score` would write it."""
+    found = [
+        blank(RewardRow, chain_id=step["chain_id"], step_index=step["step_index"], decision=step["decision"], model="prm",
+              candidate_index=place, selected=place == step["chosen_candidate"], reward=reward(place))
+        for step in rows(run, "steps")
+        for place in range(step["num_candidates"])
+    ]  # fmt: skip
+    if found:
+        with RunStore(run).rewards() as add:
+            add(found)

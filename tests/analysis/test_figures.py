@@ -30,7 +30,7 @@ from pipeline.analysis.figures import (
 from pipeline.store.query import Query
 from pipeline.store.rows import StepRow
 from pipeline.store.run_file import RunFile
-from tests.analysis.conftest import write_rewards
+from tests.analysis.conftest import score_drafts
 from tests.support.golden import whole
 from tests.support.rows import blank
 from tests.support.runs import solve_short, write_problems
@@ -104,14 +104,7 @@ def test_figures_are_what_plain_loops_find(graph: str, tmp_path: Path) -> None:
     problems = write_problems(tmp_path, 5, extra=(*(b'{"problem": "Problem %d?"}' % number for number in range(3)), b"{"))
     folder = solve_short(tmp_path, "run", graph, input=problems, samples=2).folder
     draw = np.random.default_rng(0)
-    rewards = [
-        {name: step[name] for name in ("chain_id", "step_index", "decision")}
-        | {"model": "prm", "candidate_index": place, "selected": place == step["chosen_candidate"], "reward": float(draw.random())}
-        for step in whole(folder, "steps").to_pylist()
-        for place in range(step["num_candidates"])
-    ]
-    if rewards:
-        write_rewards(folder, rewards)
+    score_drafts(folder, lambda place: float(draw.random()))
     expected = by_hand(folder)
     with Query(folder) as db:
         sums = read_sums([db])

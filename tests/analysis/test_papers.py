@@ -15,8 +15,7 @@ from pipeline.analysis.tables import named_queries
 from pipeline.errors import UsageError
 from pipeline.store.query import Query
 from pipeline.study.points import Study
-from tests.analysis.conftest import run_of, write_rewards
-from tests.support.golden import whole
+from tests.analysis.conftest import run_of, score_drafts
 from tests.support.runs import solve_short, write_problems
 
 pytestmark = pytest.mark.slow  # whole runs
@@ -30,16 +29,10 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Run]:
         problems = write_problems(place, count).rename(place / f"set{count}.jsonl")
         for graph in ("draft", "target", "speccot", "scot", "specreason"):
             folder = solve_short(place, f"{graph}{count}", graph, input=problems, seed=1).folder
-            drafted = [step for step in whole(folder, "steps").to_pylist() if step["num_candidates"] and graph in ("speccot", "specreason")]
-            if drafted:
-                write_rewards(folder, [_reward(step, place) for step in drafted for place in range(step["num_candidates"])])
+            if graph in ("speccot", "specreason"):
+                score_drafts(folder, lambda place: 0.05 + place / 10)
             folders.append(folder)
     return read_runs(folders)
-
-
-def _reward(step: dict[str, object], place: int) -> dict[str, object]:
-    own = {name: step[name] for name in ("chain_id", "step_index", "decision")}
-    return own | {"model": "prm", "candidate_index": place, "selected": place == step["chosen_candidate"], "reward": 0.05 + place / 10}
 
 
 def column(rows: Sequence[tuple[str, ...]], place: int) -> list[str]:

@@ -16,7 +16,7 @@ from pipeline.engines.process.engine import share_cores
 from pipeline.engines.torch.backend import open_torch
 from pipeline.engines.torch.spec import TorchSpec
 from pipeline.errors import GraphError
-from tests.support.adapters import TARGET, noise, noisy
+from tests.support.adapters import TARGET, noise, write_adapter
 from tests.support.bench import Bench, random_prompt, request, small_model
 from tests.support.engines import DRAFT, prompt_of
 
@@ -26,7 +26,7 @@ NAMES = ("one", "two")
 
 @pytest.fixture(scope="module")
 def adapters(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    return {name: str(noisy(tmp_path_factory.mktemp(name), seed)) for seed, name in enumerate(NAMES)}
+    return {name: str(write_adapter(tmp_path_factory.mktemp(name), noise(seed))) for seed, name in enumerate(NAMES)}
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from pipeline.graph.prompts import (
     Prompts,
 )
 from pipeline.reasoning.prompts import PromptBuilder
-from tests.support.chat_models import with_template
+from tests.support.chat_models import chat_model, with_template
 
 R1_STYLE = (
     "{% for m in messages %}{% if m['role'] == 'user' %}<|user|>{{ m['content'] }}{% else %}"
@@ -26,8 +26,8 @@ R1_STYLE = (
 
 
 @pytest.fixture(scope="module")
-def tokenizer(root: Path) -> HFTokenizer:
-    return HFTokenizer(str(root / "pipeline/models/tiny-target"))
+def tokenizer() -> HFTokenizer:
+    return chat_model("tiny-target")
 
 
 @pytest.fixture(params=["own", "drops-thoughts", "no-open-thought"])

@@ -13,8 +13,9 @@ from tempfile import TemporaryDirectory
 import pyarrow as pa
 import pytest
 
+from pipeline.store.run_file import RunFile
 from pipeline.store.store import RunStore, read_table
-from tests.support.golden import TABLES, Files, History, cuts, golden_run, resumed, said, totals, whole
+from tests.support.golden import TABLES, Files, History, cuts, golden_run, resumed, said, whole
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +46,7 @@ def test_the_golden_run_has_several_parts_of_each_kind(finished: History) -> Non
 
 def test_a_killed_run_is_resumed_to_the_same_content(finished: History, second: History) -> None:
     assert said(second.folder) == said(finished.folder)
-    assert totals(second.folder) == totals(finished.folder)
+    assert RunFile.read(second.folder).totals == RunFile.read(finished.folder).totals
 
 
 def is_prefix(found: pa.Table, rows: pa.Table) -> bool:
@@ -120,4 +121,4 @@ def test_a_run_that_was_killed_at_any_moment_ends_as_one_that_was_not(
         for number, each in enumerate([moment, *cut[1:2]]):
             again = resumed(history, each, tmp_path / f"{history is second}-{number}")
             assert said(again.folder) == said(finished.folder)
-            assert totals(again.folder) == totals(finished.folder)
+            assert RunFile.read(again.folder).totals == RunFile.read(finished.folder).totals

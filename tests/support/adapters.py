@@ -30,11 +30,6 @@ def write_adapter(folder: Path, matrices: Matrices, **config: Any) -> Path:
     return folder
 
 
-def noisy(folder: Path, seed: int = 0) -> Path:
-    """An adapter that changes the keys and values of every layer."""
-    return write_adapter(folder, noise(seed))
-
-
 def noise(seed: int) -> Matrices:
     """Random matrices beside the projections to keys and values."""
     draw = np.random.default_rng(seed).normal

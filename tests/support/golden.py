@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -160,9 +159,3 @@ def said(folder: Path) -> dict[str, Any]:
     chains = whole(folder, "chains").to_pylist()
     assert len({row["chain_id"] for row in chains}) == len(chains)
     return {row["chain_id"]: ([row[name] for name in _COSTS], steps[row["chain_id"]], sorted(calls[row["chain_id"]])) for row in chains}
-
-
-def totals(folder: Path) -> dict[str, Any]:
-    """The totals in `run.json`."""
-    found: dict[str, Any] = msgspec.json.decode((folder / "run.json").read_bytes())["totals"]
-    return found
