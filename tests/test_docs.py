@@ -1,10 +1,11 @@
-"""The documentation: its commands and programs run, its links lead somewhere, its site is built without a warning, its notebooks run.
+"""The documentation: its commands and programs run, its links lead somewhere, its site is built without a warning, its examples run.
 
 How the blocks of a page are run: `tests/support/pages.py`.
 """
 
 import os
 import re
+import runpy
 import shlex
 import subprocess
 import sys
@@ -25,6 +26,7 @@ TEXTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(page.path for page in P
 QUIET = {"NO_MKDOCS_2_WARNING": "1", "DISABLE_MKDOCS_2_WARNING": "true"}
 """Of what the next versions of the packages will be."""
 NOTEBOOKS = sorted((ROOT / "examples").glob("*.ipynb"))
+SCRIPTS = sorted((ROOT / "examples").glob("own_*.py"))
 COMMANDS = [(page.name, line) for page in PAGES for line in page.commands()]
 
 
@@ -111,3 +113,11 @@ def test_notebooks_run(notebook: Path) -> None:
     for source in cells:
         exec(source, names)
     assert len(cells) > 1
+
+
+@pytest.mark.torch
+@pytest.mark.usefixtures("torch_here")
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
+def test_a_script_solves_what_it_shows(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runpy.run_path(str(script), run_name="__main__")
+    assert capsys.readouterr().out.endswith("100% right\n")

@@ -116,16 +116,6 @@ def test_the_choices_of_several_chains_and_their_tokens() -> None:
     }  # fmt: skip
 
 
-@pytest.mark.slow
-def test_the_types_of_the_openai_package_read_it() -> None:
-    from openai.types.chat import ChatCompletion
-
-    read = ChatCompletion.model_validate_json(json.dumps(TWO), strict=True)
-    assert read.choices[1].message.model_extra == {"reasoning_content": "2 and 2"}
-    assert read.usage is not None
-    assert (read.usage.total_tokens, read.usage.model_extra) == (78, {"by_role": TWO["usage"]["by_role"]})
-
-
 @pytest.mark.parametrize(
     ("changes", "stop", "content", "reason"),
     [

@@ -156,7 +156,6 @@ def at(fails: Mapping[str, Any]) -> Any:
         (VLLM, {"/models": status(503, "loading")}, {}, "answered 503: loading"),
         (VLLM, {"/models": hang}, {}, r"has not answered for 0\.5 s; start it, or check base_url"),
         (VLLM, {"": status(302, "", {"Location": "https://login.invalid/"})}, {}, "answered 302: .*; start it, or check base_url"),
-        (VLLM, {"/models": raw(b'{"data": [{"id": "b"}]}')}, {}, "does not serve 'tiny'; known are"),
         (replace(HOSTED, wraps=11), {}, {}, r"counts (\d+) tokens for a prompt of (\d+): the server wraps prompts in a chat template"),
         (replace(HOSTED, keeps=20), {}, {}, r"counts 20 tokens for a prompt of \d+: the server truncates prompts"),
         (VLLM, {}, {"tokenizer": OTHER}, "belongs to another prompt, or `tokenizer` does not match its model"),

@@ -34,21 +34,18 @@ def call(**fields: Any) -> RecordedCall:
     ours: dict[str, Any] = {
         "request_id": "p#0/1/draft",
         "prompt_digest": request().digest(),
-        "temperature": 0.0,
         "top_p": 1.0,
         "max_tokens": len(SAID),
         "seed": 5,
         "choice_count": 2,
         "stop_sequences": ("\n\n",),
-        "option_ids": (),
         "output_token_ids": (SAID, ENDED),
         "finish_reason": ("length", "stop"),
         "stop_reason": (None, None),
-        "option_logprobs": (),
-        **{"client_wait_s": 0.0, "input_tokens": len(PROMPT), "cached_input_tokens": None, "output_tokens": len(SAID) + len(ENDED)},
         **{column: (getattr(SURE, measure), None) for measure, column in MEASURED_IN.items()},
     }
-    return RecordedCall(**{**ours, **fields})
+    found: RecordedCall = blank(RecordedCall, **ours | {"input_tokens": len(PROMPT), "output_tokens": len(SAID) + len(ENDED)} | fields)
+    return found
 
 
 @pytest.mark.parametrize("limit", range(1, len(SAID)))
