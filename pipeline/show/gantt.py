@@ -10,9 +10,8 @@ from pipeline.show.charts import SERIES
 from pipeline.show.plot import Chart, ChartAxis, Mark, Panel
 from pipeline.store.query import Query
 
-MAX_CHAINS = 4_000
-MAX_CALLS = 40_000
-"""Limits of one chart, which takes half a megabyte of the page then."""
+MAX_SPANS = 40_000
+"""Limit of the chains and calls in one chart, which takes half a megabyte of the page then."""
 SHORTEST = 1e-3
 """Waiting of less than this share of the median chain's time is not drawn: it could not be seen, and every call has some."""
 WAITING, QUEUED, FAILED, ALIVE = "client queue", "engine queue", "failed attempt", "between calls"
@@ -41,14 +40,14 @@ SELECT kind, row, start / 1e9 AS start, "end" / 1e9 AS "end" FROM (
 ORDER BY kind, row, start"""
 
 
-def chains_chart(db: Query, stages: Sequence[str], *, max_chains: int = MAX_CHAINS, max_calls: int = MAX_CALLS) -> Chart:
+def chains_chart(db: Query, stages: Sequence[str], max_spans: int = MAX_SPANS) -> Chart:
     """Every chain that ended or, of more than can be drawn, an even sample: a row from its start to its end, in the order of the starts,
     with calls coloured by stage; `stages` gives the order of the colours.
 
     `db` has the tables of `time.work`. Of a chain that was resumed earlier calls are drawn, too.
     """
     [(ended, mean_calls)] = db.stream("SELECT count(*), coalesce(avg(calls), 0) FROM chains")
-    db.execute(CHOSEN, most=max(1, min(max_chains, int(max_calls / max(1.0, mean_calls)))))
+    db.execute(CHOSEN, most=max(1, int(max_spans / (1 + mean_calls))))
     names, spans = db.columns("SELECT chain_id FROM chosen ORDER BY row")["chain_id"].tolist(), db.columns(SPANS)
     count, rows = len(names), max(1, len(names))
     hues = {ALIVE: "row"} | dict(zip(stages, cycle(SERIES), strict=False)) | {WAITING: "light", QUEUED: "grey", FAILED: "red"}

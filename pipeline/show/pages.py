@@ -40,8 +40,6 @@ AT_ONCE = 20_000
 """Calls up to which the figures of a run are worked out before its page is shown."""
 SPARKS = 30
 """Bars of a run's little chart in the list."""
-_SAMPLES = """
-SELECT chain_id FROM chains WHERE input_row = (SELECT any_value(input_row) FROM chains WHERE chain_id = $chain) ORDER BY sample_index"""
 _SVG = """<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 10000 10000" preserveAspectRatio="none">
 <path fill="#3573b9" opacity="0.8" d="{}"/></svg>"""
 
@@ -118,9 +116,8 @@ def _chain(shelf: Path, request: Request) -> Response:
         if not (found := read_transcripts(db, [chain], made_up)):
             raise UsageError(f"{name}: no chain {chain!r} that has ended")
         place = neighbours(db, asked, chain, made_up)
-        samples = [each for (each,) in db.stream(_SAMPLES, chain=chain)]
-    way: dict[str, Any] = {"place": place, "samples": samples, "asked": asked}
-    return _page(shelf, "chain.html", f"{chain} of {name}", run=name, chain=chain, it=found[0], clock=clock(run), **way)
+    values: dict[str, Any] = {"it": found[0], "place": place, "asked": asked, "clock": clock(run)}
+    return _page(shelf, "chain.html", f"{chain} of {name}", run=name, chain=chain, **values)
 
 
 def _spark(shelf: Path, request: Request) -> Response:

@@ -9,7 +9,7 @@ from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from pipeline.analysis.headline import SUFFIX
 from pipeline.analysis.progress import RunState, run_folders, run_state
@@ -44,8 +44,11 @@ def runs_by_name(shelf: Path) -> dict[str, Path]:
 
 def listed_runs(shelf: Path) -> list[ListedRun]:
     """Every run, latest first; one that cannot be read with the reason."""
-    found = {name: _listed(name, folder) for name, folder in runs_by_name(shelf).items()}
-    return [_beside(each, found.get(name + SUFFIX)) for name, each in found.items()]
+    found = [_listed(name, folder) for name, folder in runs_by_name(shelf).items()]
+    finished = [each.state for each in found if each.state and each.state.state == "finished"]
+    rates = {state.folder: state.problems_per_s for state in finished if state.problems_per_s}
+    ratios = {name: rates[name] / rates[name + SUFFIX] for name in rates if name + SUFFIX in rates}
+    return [structs.replace(each, times_as_fast=ratios.get(each.name)) for each in found]
 
 
 def folder_of(shelf: Path, name: str) -> Path:
@@ -78,14 +81,6 @@ def _figures(folder: Path, files: Hashable) -> RunFigures:
 def _state(folder: Path, name: str, held: bool, files: Hashable) -> RunState:
     """A list of a thousand runs is asked for again and again while one of them goes on."""
     return run_state(folder, name)
-
-
-def _beside(run: ListedRun, baseline: ListedRun | None) -> ListedRun:
-    """A run with its ratio to its baseline."""
-    rates = [each.state.problems_per_s for each in (run, baseline) if each and each.state and each.state.state == "finished"]
-    if len(rates) < 2 or not rates[0] or not rates[1]:
-        return run
-    return ListedRun(run.name, run.state, run.flaw, rates[0] / rates[1])
 
 
 def _files(folder: Path) -> Hashable:

@@ -191,13 +191,6 @@ def test_many_chains_have_pages_and_a_small_file(runs: Path, tmp_path: Path) -> 
     assert len(html) < 1e6
 
 
-def test_samples_are_in_their_order(runs: Path, tmp_path: Path) -> None:
-    rows = [blank(ChainRow, chain_id=f"p1#{i}", sample_index=i, stop_reason="end", input_row=1) for i in range(12)]
-    html = page(client_of(with_chains(runs, tmp_path, rows)), "/chain", run="live", chain="p1#0")
-    samples = html.split('aria-label="samples"')[1].partition("</nav>")[0]
-    assert re.findall(r"p1#\d+", re.sub(r'href=".*?"', "", samples)) == [row.chain_id for row in rows]
-
-
 def test_the_list_follows_its_runs(runs: Path, tmp_path: Path) -> None:
     client, folder = client_of(tmp_path), tmp_path / "alone"
     shutil.copytree(runs / "alone", folder)
