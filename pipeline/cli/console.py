@@ -1,10 +1,12 @@
 """Tables by rich that show texts of models and files as they are: no markup, no emoji codes, no control characters."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from rich import box
+from rich.cells import cell_len
 from rich.console import Console
+from rich.table import Column
 from rich.table import Table as RichTable
 from rich.text import Text
 
@@ -55,21 +57,33 @@ def print_parts(parts: Iterable[str | Table]) -> None:
 
 
 def print_table(table: Table, console: PlainConsole) -> None:
-    """Print a table, names on the left, numbers on the right. Where it is too wide, rows become columns, or else blocks: nothing is cut."""
+    """Print a table, names on the left, numbers on the right. Where it is too wide, rows become columns, or else the other columns follow
+    below, each time after the first one: nothing is cut."""
+    if _fits(table, console) or not _fits(around := turned(table), console):
+        for part in _parts(table, console):
+            console.print(_drawn(part))
+    else:
+        console.print(_drawn(around))
+
+
+def _fits(table: Table, console: PlainConsole) -> bool:
     wide = console.options.update(max_width=ANY_WIDTH)
-    for each in (table, turned(table)):
-        shown = _drawn(each)
-        if len(table.columns) < 3 or console.measure(shown, options=wide).minimum <= console.width - 2:  # its edges
-            console.print(shown)
-            return
-    for row in table.rows:
-        console.print(Text(f"{table.columns[0]}: {row[0]}", "bold"))
-        cells = RichTable.grid(padding=(0, 2))
-        cells.add_column()
-        cells.add_column(overflow="fold")
-        for name, cell in zip(table.columns[1:], row[1:], strict=True):
-            cells.add_row(f"  {name}", cell)
-        console.print(cells)
+    return len(table.columns) < 3 or console.measure(_drawn(table), options=wide).minimum <= console.width - 2  # its edges
+
+
+def _parts(table: Table, console: PlainConsole) -> Iterator[Table]:
+    """The table in as few parts as fit side by side, each with the first column."""
+    start, end = 1, 1
+    while end < len(table.columns):
+        end += 1
+        if end == len(table.columns) or not _fits(_part(table, start, end + 1), console):
+            yield _part(table, start, end)
+            start = end
+
+
+def _part(table: Table, start: int, end: int) -> Table:
+    columns, *rows = ((row[0], *row[start:end]) for row in (table.columns, *table.rows))
+    return Table(table.title, columns, tuple(rows), bold=table.bold)
 
 
 def turned(table: Table) -> Table:
@@ -79,11 +93,17 @@ def turned(table: Table) -> Table:
 
 
 def _drawn(table: Table) -> RichTable:
-    shown = RichTable(box=box.SIMPLE_HEAD, pad_edge=False)
-    for place, name in enumerate(table.columns):
-        number = place > 0 and all(not row[place] or row[place][0] in "-+0123456789" for row in table.rows)
-        style = "bold" if place == 0 else ""
-        shown.add_column(name, style=style, justify="right" if number else "left", no_wrap=number or place == 0, overflow="fold")
+    """The table in which the widest column of texts alone wraps."""
+    shown = RichTable(*(Column(name, overflow="fold") for name in table.columns), box=box.SIMPLE_HEAD, pad_edge=False)
+    columns = list(zip(table.columns, *table.rows, strict=True))
+    widths = [max(cell_len(line) for cell in cells for line in cell.splitlines() or [""]) for cells in columns]
+    numbers = [place for place, (_, *cells) in enumerate(columns) if place and all(not cell or cell[0] in "-+0123456789" for cell in cells)]
+    wrapped = max((place for place in range(1, len(columns)) if place not in numbers), key=widths.__getitem__, default=0)
+    for place, width in enumerate(widths):
+        whole = not place or place != wrapped
+        column = shown.columns[place]
+        column.justify, column.style = "right" if place in numbers else "left", "" if place else "bold"
+        column.no_wrap, column.min_width = whole, width if whole else None
     for place, row in enumerate(table.rows):
         shown.add_row(*row, style="bold" if place in table.bold else "")
     return shown
