@@ -241,7 +241,7 @@ def sweep_table(points: Sequence[Measured], title: str = "") -> Table:
 
 def _cells(points: Sequence[Measured], ratio: Spread | None) -> tuple[str, ...]:
     first, failed = points[0].run, sum(point.run.ends.failed for point in points)
-    right = of_answers(first.figures["accuracy"].value, first.answers) if first.answers != "simulated" else "-"  # too wide
+    right = of_answers(first.figures["accuracy"].value, first.answers)
     tail = spread(point.tail_s / point.run.wall_time_s if point.run.wall_time_s else None for point in points)
     steady = spread(point.steady_problems_per_s for point in points)
     return (

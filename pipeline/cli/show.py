@@ -162,7 +162,7 @@ def _list(runs: Sequence[Path], as_json: bool) -> None:
 def _cells(state: RunState) -> Iterator[str]:
     of = "" if state.of is None else f"/{state.of:,}"
     yield from (state.folder, state.graph, state.state, f"{state.chains:,}{of}")
-    yield "-" if state.answers == "simulated" else plain_percent(state.accuracy)
+    yield of_answers(state.accuracy, state.answers)
     yield plain(state.problems_per_s)
     yield size(state.bytes)
     yield state.models

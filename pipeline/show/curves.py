@@ -4,12 +4,13 @@ Charts of a sweep show medians over the repeats, with bars from the least to the
 dashed on further engines files.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import cycle
 
-from pipeline.analysis.compare import Comparison
+from pipeline.analysis.compare import Comparison, Run
 from pipeline.analysis.curves import Curve, Measured, Spread, crossing, curves, label_of, ratios, spread
+from pipeline.analysis.facts import made_up
 from pipeline.show.charts import SERIES, SHARE
 from pipeline.show.plot import Chart, ChartAxis, Mark, Panel, up_to
 
@@ -33,9 +34,19 @@ def latency_and_accuracy(comparison: Comparison) -> Chart | None:
         far += [across.value, across.high or 0.0]
     if not marks:
         return None
-    made = next((run.answers for run in comparison.runs if run.answers), None)
-    panel = Panel(y=ChartAxis(title=f"accuracy of {made} answers" if made else "accuracy", form=SHARE, high=1.02), marks=marks, height=300)
+    panel = Panel(y=ChartAxis(title=_of_answers("accuracy", comparison.runs), form=SHARE, high=1.02), marks=marks, height=300)
     return Chart(title="Accuracy against latency, by run", x=up_to(far, title="seconds per problem"), panels=[panel])
+
+
+def _of_answers(share: str, runs: Iterable[Run]) -> str:
+    """The title of an axis with accuracies, which says what gave the answers where models did not."""
+    made = next((run.answers for run in runs if run.answers), None)
+    return f"{share} of {made} answers" if made else share
+
+
+def _accuracy(point: Measured) -> float | None:
+    value = point.run.figures["accuracy"].value
+    return None if made_up(point.run.answers, value) else value
 
 
 def sweep_charts(points: Sequence[Measured]) -> Iterator[Chart]:
@@ -59,9 +70,9 @@ def sweep_charts(points: Sequence[Measured]) -> Iterator[Chart]:
         note = "Above 1 the system is faster; large dots mark where it breaks even."
         yield draw("Throughput over the best baseline", "times the best baseline", over, more=even, note=note)
     yield draw("Time of a problem", "seconds", by_size(lambda point: point.run.figures["latency_s"].value), scale="log")
-    right = by_size(lambda point: None if point.run.answers == "simulated" else point.run.figures["accuracy"].value)
+    right = by_size(_accuracy)
     if any(right.values()):
-        yield draw("Accuracy", "right", right, scale="share")
+        yield draw("Accuracy", _of_answers("right", [point.run for point in points]), right, scale="share")
 
 
 def _drawn(

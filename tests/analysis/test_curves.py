@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from pipeline.analysis.compare import Ends
 from pipeline.analysis.curves import (
@@ -62,6 +63,11 @@ def test_sizes_that_the_baseline_lacks_and_points_with_failed_chains_are_not_com
     rows = {row[:2]: row[2:] for row in sweep_table(points).rows}
     assert rows["32", "speccot"] == ("-", "-", "-", "-", "100.0% (2 chains failed)")
     assert rows["16", "speccot"][:2] == ("3", "-")
+    facts = {"target": {"answers": "simulated"}}
+    made = [
+        structs.replace(each, run=structs.replace(each.run, file=structs.replace(each.run.file, engine_facts=facts))) for each in points
+    ]
+    assert [row[-1] for row in sweep_table(made).rows][-1] == "100.0% of simulated answers (2 chains failed)"
     assert "; failed chains: 2; they count as wrong and are in no other figure; because chains failed, it has no" in next(unlike(points))
 
 
