@@ -15,12 +15,12 @@ from msgspec import Struct
 
 from pipeline.analysis.facts import EngineFacts, Resources, answers, engine_facts, of_answers, replica_count, resources, stated
 from pipeline.analysis.figures import Estimate, Sums, changes, common, figures, read_sums
-from pipeline.analysis.rules import Rules, differences, of_devices, rules_of
+from pipeline.analysis.rules import Rules, differences, rules_of
 from pipeline.analysis.tables import Table, plain, shown, times
 from pipeline.errors import InputError, UsageError
 from pipeline.graph.files import model_name
 from pipeline.store.query import Query, run_names
-from pipeline.store.run_file import Host, RunFile
+from pipeline.store.run_file import RunFile
 
 ENDS = """
 SELECT count(*) FILTER (finished), count(*) FILTER (stop_reason = 'error'),
@@ -103,7 +103,7 @@ class Run(Struct, frozen=True, kw_only=True, dict=True):
     @property
     def answers(self) -> str | None:
         """`simulated` or `recorded` where models did not give its answers; see `facts.answers`."""
-        return answers(self.facts.values()) if self.facts else "simulated" if self.file.virtual_time else None
+        return answers(self.facts.values())
 
     @property
     def problems(self) -> int:
@@ -297,19 +297,15 @@ def flags_of(run: Run, base: Run) -> Iterator[str]:
             yield f"{name} is {ours}, the baseline's {theirs}"
     if run.file.virtual_time != base.file.virtual_time:
         yield "one of the two is simulated, the other measured"
-    elif not run.file.virtual_time and (said := ", ".join(_other_host(run.file.host, base.file.host))):
-        yield f"it ran on another machine or system than the baseline: {said}"
+    elif not run.file.virtual_time:
+        hosts = ((words, getattr(run.file.host, name), getattr(base.file.host, name)) for name, words in HOST.items())
+        if said := ", ".join(f"{words} {ours}, the baseline's {theirs}" for words, ours, theirs in hosts if ours != theirs):
+            yield f"it ran on another machine or system than the baseline: {said}"
     if both < max(len(run.sums["problem"]), len(base.sums["problem"])):
         yield f"{both} of its {len(run.sums['problem'])} problems are also the baseline's; differences are over these"
-    yield from (clause for name, clause in differences(run.rules, base.rules).items() if not of_devices(name))
+    yield from differences(run.rules, base.rules).values()
     if run.resources.amounts != base.resources.amounts or (run.models.keys() == base.models.keys() and run.resources != base.resources):
         yield f"it had {run.resources.label}, the baseline {base.resources.label}"
-
-
-def _other_host(ours: Host, theirs: Host) -> Iterator[str]:
-    for name, words in HOST.items():
-        if (own := getattr(ours, name)) != (other := getattr(theirs, name)):
-            yield f"{words} {own}, the baseline's {other}"
 
 
 def brief(c: Comparison) -> list[str | Table]:
@@ -336,21 +332,17 @@ def speeds(c: Comparison) -> Table:
     """Accuracy and speed of each run, a row each."""
     several, rows = len(c.baselines) > 1, []
     for run in c.runs:
-        base, data = c.baseline_of(run), [c.data[run.name]] if several else []
-        right = run.figures["accuracy"]
-        row = [run.name, *data, run.graph + (" (simulated)" if run.file.virtual_time else ""), " + ".join(run.models.values())]
-        row += [
-            str(run.file.options.batch_size),
-            of_answers(right.value, run.answers, shown(right, "percent")),
-            plain(run.problems_per_s),
-            plain(run.kept_tokens_per_s),
-        ]
+        base, right = c.baseline_of(run), run.figures["accuracy"]
+        row = [run.name, *([c.data[run.name]] if several else []), run.graph + (" (simulated)" if run.file.virtual_time else "")]
+        row += [" + ".join(run.models.values()), str(run.file.options.batch_size)]
+        row += [of_answers(right.value, run.answers, shown(right, "percent")), plain(run.problems_per_s), plain(run.kept_tokens_per_s)]
         if run is base:
-            rows.append((*row, "baseline" if len(c.runs) > 1 else "-", "-", "-", "-"))
+            row += ["baseline" if len(c.runs) > 1 else "-", "-", "-", "-"]
         else:
             over = changes(run.sums, base.sums)
-            factors = (shown(over[name]) for name in ("speed_up", "token_factor", "rate_factor"))
-            rows.append((*row, times(run.problems_per_s, base.problems_per_s), *factors))
+            row += [times(run.problems_per_s, base.problems_per_s)]
+            row += [shown(over[name]) for name in ("speed_up", "token_factor", "rate_factor")]
+        rows.append(tuple(row))
     speed = ("problems/s", "kept tokens/s", "times as fast", "speed-up", "= tokens", "x rate")
     columns = ("run", *(["data"] if several else []), "system", "models", "batch", "accuracy", *speed)
     return Table("Accuracy and speed", columns, tuple(rows), NOTE)

@@ -22,9 +22,8 @@ ASKED = ("system", "problem", "delimiter", "thought")
 """Those texts of the prompts that every system of a comparison has."""
 EXITS = ("answer_boxed", "answer_confident", "answer_stable", "repeated", "max_steps")
 """What ends a thought besides its own end and its budget."""
-ENGINE = ("backend", "model", "text", "max_model_len", "device", "token_level", "devices", "tensor_parallel_size")
-"""Keys of engines that are compared where two systems have an engine of the same role."""
-DEVICES = ("device", "devices", "tensor_parallel_size")
+ENGINE = ("backend", "model", "text", "max_model_len", "token_level")
+"""Keys of engines that are compared where two systems have an engine of the same role; what they compute on is of `facts.Resources`."""
 NONE = "none"
 
 
@@ -60,11 +59,6 @@ def of_work(name: str) -> bool:
     return name.endswith((".text", ".max_model_len")) or not name.startswith(("engines.", "candidates"))
 
 
-def of_devices(name: str) -> bool:
-    """Whether a setting is of the devices of an engine."""
-    return name.startswith("engines.") and name.endswith(DEVICES)
-
-
 def _clause(name: str, ours: Any, theirs: Any) -> str:
     if name.startswith("prompts."):
         return f"`{name}` differs from the baseline's"
@@ -73,13 +67,11 @@ def _clause(name: str, ours: Any, theirs: Any) -> str:
 
 
 def _told(value: Any, other: Any) -> str:
-    """A value as it is printed; of a mapping the values that are not those of the `other` one, of a device its name."""
+    """A value as it is printed; of a mapping the values that are not those of the `other` one."""
     if not isinstance(value, Mapping):
         return f"{value:,}" if isinstance(value, int) else str(value)
-    unlike = {
-        key: each for key, each in value.items() if each is not None and each != (other.get(key) if isinstance(other, Mapping) else None)
-    }
-    return str(unlike["name"]) if "name" in unlike else ", ".join(f"{key} {each}" for key, each in unlike.items()) or "its defaults"
+    known = other if isinstance(other, Mapping) else {}
+    return ", ".join(f"{key} {each}" for key, each in value.items() if each is not None and each != known.get(key)) or "its defaults"
 
 
 def _exits(loops: tuple[LoopNode, ...], name: str) -> list[str]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec import Struct
 
-from pipeline.errors import UsageError, did_you_mean, reason
+from pipeline.errors import UsageError, boundary, did_you_mean
 
 if TYPE_CHECKING:
     from pipeline.analysis.figures import Estimate
@@ -57,10 +57,8 @@ def named_queries() -> dict[str, NamedQuery]:
 def read_query(name: str) -> NamedQuery:
     """The query of a table, by the table's name or from an SQL file; raises `UsageError` where there is none."""
     if name.endswith(".sql"):
-        try:
+        with boundary(UsageError, f"{name}: cannot be read", foreign=(OSError, UnicodeDecodeError)):
             return _query(Path(name).stem, Path(name).read_text())
-        except (OSError, UnicodeDecodeError) as error:
-            raise UsageError(f"{name}: cannot be read: {reason(error)}; expected a file with a query") from error
     if (found := named_queries()).get(name) is None:
         raise UsageError(f"--table {name}: no such table; {did_you_mean(name, found)}, or an SQL file of yours")
     return found[name]
