@@ -20,25 +20,24 @@ from pathlib import Path
 from typing import Any
 
 import click
+import msgspec
 import numpy as np
 from msgspec import Struct, structs
 from scipy.optimize import least_squares
 
 from bench import sharing, token_level
 from bench.figures import KEPT, ROOT, TRIAL, Results, begin, origin
-from bench.runs import swept, whole, write_problems
-from bench.scaling import BUILD, GRAPHS, VARIED
+from bench.runs import whole
+from bench.scaling import BUILD, PROBLEMS, Setup, run_sweep
 from pipeline.analysis.curves import Measured, curves, ranged, read_points, spread
 from pipeline.analysis.facts import sentence
 from pipeline.analysis.tables import Table, markdown_table
 from pipeline.calibration.calibrate import calibrate, engines_file, fit_lines
 from pipeline.engines.sim.roofline import Roofline
-from pipeline.engines.sim.spec import SimSpec
 from pipeline.graph.files import setting
 from pipeline.options import RunOptions
 from pipeline.run.prepare import load_plan
 from pipeline.run.run import run
-from pipeline.study.systems import Matrix
 
 A100_BYTES_PER_S = 2.039e12
 """Of one A100-80GB SXM; NVIDIA's datasheet."""
@@ -65,49 +64,18 @@ def table(results: Results) -> str:
 # What papers printed.
 
 
-class Model(Struct, frozen=True):
-    """A model's size: model cards and config.json of Qwen2.5, on which the R1 distillates are built."""
-
-    parameters: float
-    kv_bytes_per_token: float
-
-
-MODELS = {
-    "RQwen-1.5B": Model(1.78e9, 28_672),
-    "RQwen-7B": Model(7.62e9, 57_344),
-    "RQwen-14B": Model(14.77e9, 196_608),
-    "RQwen-32B": Model(32.76e9, 262_144),
-    "QwQ-32B": Model(32.76e9, 262_144),
-}
-
-
 class Speed(Struct, frozen=True):
-    """Tokens per second of one model that a paper prints, and how many tokens a problem took."""
+    """Tokens per second of one model that SpecCoT prints, and how many tokens a problem took, or how many seconds."""
 
     source: str
     model: str
     cards: int
     tokens_per_s: float
-    tokens: float
+    tokens: float = 0.0
+    seconds: float = 0.0
 
 
-SPEEDS = (
-    Speed("table 1, GSM8K", "RQwen-1.5B", 4, 256.38, 2736),
-    Speed("table 1, GSM8K", "RQwen-7B", 4, 200.41, 974),
-    Speed("table 1, GSM8K", "RQwen-14B", 4, 120.39, 759),
-    Speed("table 1, GSM8K", "RQwen-32B", 4, 67.90, 634),
-    Speed("table 4, GSM8K", "RQwen-1.5B", 2, 236.23, 12.51 * 236.23),
-    Speed("table 4, GSM8K", "RQwen-32B", 2, 44.56, 14.71 * 44.56),
-    Speed("table 4, GSM8K", "QwQ-32B", 2, 41.17, 51.86 * 41.17),
-    Speed("table 4, GSM8K", "QwQ-32B", 4, 63.31, 33.57 * 63.31),
-    Speed("table 4, MATH-500", "RQwen-1.5B", 2, 233.25, 34.28 * 233.25),
-    Speed("table 4, MATH-500", "RQwen-1.5B", 4, 244.82, 33.13 * 244.82),
-    Speed("table 4, MATH-500", "RQwen-32B", 2, 39.88, 69.20 * 39.88),
-    Speed("table 4, MATH-500", "RQwen-32B", 4, 61.59, 43.96 * 61.59),
-    Speed("table 4, MATH-500", "QwQ-32B", 2, 40.55, 81.54 * 40.55),
-    Speed("table 4, MATH-500", "QwQ-32B", 4, 62.03, 53.96 * 62.03),
-)
-"""SpecCoT (Shi et al.). Table 4's RQwen rows on 4 cards and GSM8K are those of table 1."""
+SPEEDS = msgspec.convert(token_level.PRINTED["speeds"], tuple[Speed, ...])
 
 
 @cache
@@ -116,31 +84,24 @@ def four_a100() -> Any:
     return load_plan(ROOT / "graphs/target.yaml", ROOT / "graphs/engines/sim-4xa100.yaml").engines["target"]
 
 
-def a100(cards: int, reached: float, overhead_s: float, model: Model) -> SimSpec:
-    """One model on `cards` A100s."""
-    spec = four_a100()
+def simulated(printed: Speed, reached: float, overhead_s: float) -> float:
+    """The tokens per second of this one sequence on A100s."""
+    spec, model, count = four_a100(), token_level.MODELS[printed.model], round(printed.tokens or printed.seconds * printed.tokens_per_s)
     device = structs.replace(
         spec.device,
-        flops_per_s=spec.device.flops_per_s * cards / 4,
-        bytes_per_s=cards * A100_BYTES_PER_S * reached,
+        flops_per_s=spec.device.flops_per_s * printed.cards / 4,
+        bytes_per_s=printed.cards * A100_BYTES_PER_S * reached,
         overhead_s=overhead_s,
     )
-    found: SimSpec = structs.replace(spec, device=device, parameters=model.parameters, kv_bytes_per_token=model.kv_bytes_per_token)
-    return found
-
-
-def speed(spec: SimSpec, tokens: float) -> float:
-    """Tokens per second of one sequence of `tokens` tokens, which the simulated scheduler would need: its own segment of iterations."""
-    count = round(tokens)
-    return count / Roofline(spec).rates.batch(1, 1, 0, 1, 1).duration(count)
+    spec = structs.replace(spec, device=device, parameters=model.parameters, kv_bytes_per_token=model.kv_bytes_per_token)
+    return count / float(Roofline(spec).rates.batch(1, 1, 0, 1, 1).duration(count))
 
 
 def fitted() -> tuple[float, float, Any]:
     """Share of the bandwidth reached and seconds of overhead that fit `SPEEDS` best, and the residuals."""
 
     def residuals(point: Any) -> list[float]:
-        reached, overhead_ms = point
-        return [math.log(speed(a100(s.cards, reached, overhead_ms / 1e3, MODELS[s.model]), s.tokens) / s.tokens_per_s) for s in SPEEDS]
+        return [math.log(simulated(each, point[0], point[1] / 1e3) / each.tokens_per_s) for each in SPEEDS]
 
     found = least_squares(residuals, [0.7, 3.0], bounds=([0.1, 0.0], [1.0, 50.0]))
     return float(found.x[0]), float(found.x[1]) / 1e3, found.fun
@@ -151,7 +112,7 @@ def speeds_table() -> Table:
     device, rows = four_a100().device, []
     reached, overhead_s = device.bytes_per_s / (4 * A100_BYTES_PER_S), device.overhead_s
     for s in SPEEDS:
-        ours = speed(a100(s.cards, reached, overhead_s, MODELS[s.model]), s.tokens)
+        ours = simulated(s, reached, overhead_s)
         error = f"{ours / s.tokens_per_s - 1:+.0%}"
         rows.append((s.source, s.model, f"{s.cards}xA100", f"{s.tokens_per_s:.2f}", f"{ours:.2f}", error))
     columns = ("SpecCoT's", "model", "on", "paper", "simulated", "error")
@@ -173,7 +134,7 @@ def predicted(measured: Path) -> dict[str, Any]:
         engines = Path(folder) / "calibration.yaml"
         engines.write_text(engines_file(calibration))
         replayed = dict(_replayed(found, engines, Path(folder)))
-        own = dict(_own_text(found, engines, Path(folder)))
+        own = dict(_own_text(engines, Path(folder)))
     sweep = origin(json.loads((measured.parent / KEPT).read_bytes()))[:-1].replace("\n", " ")
     return {"fit": list(fit_lines(calibration)), "sweep": sweep, "rows": list(_predictions(found, replayed, own))}
 
@@ -211,18 +172,11 @@ def _replayed(found: Curves, engines: Path, folder: Path) -> Iterator[tuple[Key,
             yield (name, size), float(whole(run(options)).run.wall_time_s or 0)
 
 
-def _own_text(found: Curves, engines: Path, folder: Path) -> Iterator[tuple[Key, float]]:
-    """The same with the text of the fitted engines: the sweep of `bench/scaling.py` over as many simulated problems."""
-    runs = [points[0].run for curve in found.values() for points in curve.values()]
-    problems = write_problems(folder / "problems.parquet", max(each.problems for each in runs))
-    matrix = Matrix(
-        shared=RunOptions(graph=GRAPHS[0], input=(str(problems),), engines=engines, output=folder / "sweep"),
-        graphs=GRAPHS,
-        batch_sizes=tuple(sorted({each.file.options.batch_size for each in runs})),
-        schedules=tuple(dict.fromkeys(each.file.options.schedule for each in runs)),
-        vary=VARIED,
-    )
-    yield from (((point.label.curve, point.label.batch_size), point.run.wall_time_s or 0.0) for point in swept(matrix, "own text"))
+def _own_text(engines: Path, folder: Path) -> Iterator[tuple[Key, float]]:
+    """The same with the text of the fitted engines, over as many simulated problems."""
+    setup = Setup(title="own text", about="", engines=engines, problems=PROBLEMS)
+    for point in run_sweep("sweep", setup, folder):
+        yield (point.label.curve, point.label.batch_size), point.run.wall_time_s or 0.0
 
 
 def _predictions(found: Curves, replayed: Mapping[Key, float], own: Mapping[Key, float]) -> Iterator[list[Any]]:

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 from msgspec import structs
+from scipy.stats import t
 
 from bench.figures import ROOT, TRIAL, Results, going_on, grid, origin, results_of
 from bench.runs import say, whole, write_problems
@@ -28,8 +29,6 @@ from pipeline.study.study_file import read_study
 
 STUDY = ROOT / "bench/papers.yaml"
 COLUMNS = ("system", "accuracy", "tokens", "s a problem", "wall s", "speed-up", "= tokens", "x rate", "steps that fall back")
-T_975 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
-"""Student's t, 97.5 %, with 1 to 10 degrees of freedom."""
 INTRODUCTION = """\
 None of the papers' own models was run. What stands here was measured with toy models on a CPU (`tiny`, the bundled pair, and `inflated`,
 the same with a target of 100 million parameters) or was simulated (sim MACHINE/TEXTS). It says nothing about other models. Settings, and
@@ -128,7 +127,7 @@ def noise_of(repeats: Sequence[Sequence[Run]]) -> float | None:
     if not freedom:
         return None
     variance = sum(float(((each - each.mean()) ** 2).sum()) for each in logs) / freedom
-    return math.exp(T_975[min(freedom, len(T_975)) - 1] * math.sqrt(2 * variance / min(map(len, logs))))
+    return math.exp(float(t.ppf(0.975, freedom)) * math.sqrt(2 * variance / min(map(len, logs))))
 
 
 def page_of(results: Results) -> str:

@@ -38,6 +38,7 @@ class Setup(Struct, frozen=True, kw_only=True):
     about: str
     engines: Path | None = None
     settings: tuple[str, ...] = ()
+    problems: int = SIMULATED_PROBLEMS
 
     @property
     def simulated(self) -> bool:
@@ -49,6 +50,7 @@ SETUPS = {
         title="PyTorch on two CPU cores (measured; short arithmetic)",
         about="The toy pair `tiny` (0.12 and 1.6 million parameters), one core for each model.",
         settings=tuple(f"engines.{role}.{name}=128" for role in ("draft", "target") for name in WIDE),
+        problems=PROBLEMS,
     ),
     "sim-2xh100": Setup(
         title=f"Two H100 in time slices (simulated; {DEFAULT_TEXT})",
@@ -65,13 +67,13 @@ SETUPS = {
 
 def run_sweep(name: str, setup: Setup, folder: Path) -> list[Measured]:
     """All points of one setup, those of earlier starts included."""
-    problems = write_problems(folder / "problems.parquet", SIMULATED_PROBLEMS) if setup.simulated else ARITH
+    problems = write_problems(folder / "problems.parquet", setup.problems) if setup.simulated else ARITH
     shared = RunOptions(
         graph=GRAPHS[0],
         input=(str(problems),),
         engines=setup.engines,
         settings=setup.settings,
-        limit=None if setup.simulated else PROBLEMS,
+        limit=setup.problems,
         output=folder / name,
         resume=True,
     )
@@ -81,7 +83,7 @@ def run_sweep(name: str, setup: Setup, folder: Path) -> list[Measured]:
         batch_sizes=BATCH_SIZES,
         schedules=("pipelined", "lockstep"),
         vary=VARIED,
-        repeats=REPEATS,
+        repeats=1 if setup.simulated else REPEATS,
     )
     return swept(matrix, name)
 

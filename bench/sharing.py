@@ -5,7 +5,6 @@
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
 
 import numpy as np
 from msgspec import Struct
@@ -71,13 +70,8 @@ def error_table() -> Table:
     return Table("Error of each mode (mean |ln| of both processes' times)", columns, (*rows, without))
 
 
-def view(_: Path) -> str:
-    """The table for the docs."""
-    return markdown_table(error_table())
-
-
-VIEWS = {"sharing": view}
-"""By the name between the markers."""
+VIEWS = {"sharing": lambda root: markdown_table(error_table())}
+"""Tables for the docs, by the name between the markers."""
 HEADING = "## Two processes on one card"
 READING = f"""\
 Engines compute iterations as CUDA graphs, and without MPS `time_slices` fits those better: it is the default. It leaves out that

@@ -1,21 +1,19 @@
-"""Token-level speculation in the simulator against printed speed-ups: the anchors, the fit of what a roofline leaves out, its error.
+"""Token-level speculation in the simulator against printed speed-ups: the fit of what a roofline leaves out, and its error.
 
-`bench/calibration.py` runs it and writes it on its page.
-
-Not among the anchors: GPUStack's Qwen3-8B on an H100 (docs.gpustack.ai; 2.7, 2.4, 2.2 and 1.6 times at batch sizes 1, 2, 4 and 8), whose
-baseline is vLLM without options and whose faster side is SGLang with an FP8 copy of the model; vLLM's issue 9565 (70B on four H100), whose
-figures are in a picture that could not be had; mixtures of experts; whatever states no acceptance length.
+The printed speed-ups are in bench/anchors.yaml. `bench/calibration.py` runs this and writes it on its page.
 """
 
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
+import yaml
 from msgspec import Struct, structs
 from scipy.optimize import least_squares
 
-from bench.figures import results_of
+from bench.figures import ROOT, results_of
 from pipeline.analysis.tables import Table, markdown_table
 from pipeline.engines.sim.roofline import Roofline
 from pipeline.engines.sim.spec import SimDeviceSpec, SimSpec, SimSpeculativeSpec
@@ -29,30 +27,17 @@ FIRST, BOUNDS = (0.001, 0.0006, 0.5), ((0.0, 0.0, 0.0), (0.02, 0.01, 1.0))
 
 
 class Card(Struct, frozen=True):
-    """Datasheet of one card: dense bf16 with 32-bit accumulation, memory bandwidth."""
+    """Datasheet of one card."""
 
     flops_per_s: float
     bytes_per_s: float
 
 
-H100, H200, RTX_3090 = Card(989e12, 3.35e12), Card(989e12, 4.8e12), Card(71e12, 0.936e12)
-
-
 class Weights(Struct, frozen=True):
-    """A model, or the head of one, by its config.json."""
+    """A model, or the head of one."""
 
-    parameters: float
-    kv_bytes_per_token: float
-
-
-LLAMA_8B, QWEN3_8B, LLAMA_70B = Weights(8.03e9, 131_072), Weights(8.19e9, 147_456), Weights(70.6e9, 327_680)
-EAGLE3_8B = Weights(0.425e9, 4096)
-"""One layer whose queries, keys and values read two vectors, the fusion of three layers, and a head over 32,000 tokens."""
-EAGLE_8B = Weights(0.777e9, 4096)
-"""One layer, the fusion of two vectors, and the target's own head, which each pass reads."""
-EAGLE3_70B = Weights(1.2e9, 4096)
-QWQ = Weights(32.8e9, 262_144)
-NOTHING = Weights(0.0, 0.0)
+    parameters: float = 0.0
+    kv_bytes_per_token: float = 0.0
 
 
 class Anchor(Struct, frozen=True, kw_only=True):
@@ -66,70 +51,24 @@ class Anchor(Struct, frozen=True, kw_only=True):
     head: Weights
     batch_size: int
     proposed: int
-    """Tokens proposed at a time."""
     accepted: float
-    """Tokens of an iteration, the model's own included, as printed for the same text."""
     share: float = 1.0
-    """Of the iterations, in which something is proposed."""
     context: int
-    """Mean tokens of context, from the lengths of the text; assumed."""
     printed: float
 
 
-def _row(base: dict[str, Any], batch_sizes: Sequence[int], printed: Sequence[float]) -> Iterator[Anchor]:
-    for size, value in zip(batch_sizes, printed, strict=True):
-        yield Anchor(batch_size=size, printed=value, **base)
+PRINTED = yaml.safe_load((ROOT / "bench/anchors.yaml").read_bytes())
+"""What others print; the file says what each key is."""
+MODELS = msgspec.convert(PRINTED["models"], dict[str, Weights])
+CARDS = msgspec.convert(PRINTED["cards"], dict[str, Card])
 
 
 def _anchors() -> Iterator[Anchor]:
-    mt_bench: dict[str, Any] = {"model": LLAMA_8B, "context": 300}
-    # Acceptance lengths of the published heads on MT-Bench: vLLM's issue 20780.
-    eagle3, eagle = {"method": "EAGLE-3", "head": EAGLE3_8B}, {"method": "EAGLE", "head": EAGLE_8B}
-    three: dict[str, Any] = {**mt_bench, "source": "arXiv 2503.01840, table 3 (SGLang 0.4.4)", "card": H100, "proposed": 3}
-    sizes = (2, 4, 8, 16, 24, 32, 48, 56, 64)
-    yield from _row({**three, **eagle3, "accepted": 2.79}, sizes, (1.81, 1.82, 1.62, 1.48, 1.39, 1.32, 1.38, 1.34, 1.38))
-    yield from _row({**three, **eagle, "accepted": 2.29}, sizes, (1.40, 1.38, 1.23, 1.02, 0.93, 0.94, 0.88, 0.99, 0.99))
-    two: dict[str, Any] = {**mt_bench, "source": "arXiv 2503.01840, table 5 (vLLM)", "card": RTX_3090, "proposed": 2}
-    yield from _row({**two, **eagle3, "accepted": 2.36}, sizes[:8], (1.75, 1.68, 1.58, 1.49, 1.42, 1.36, 1.21, 1.01))
-    yield from _row({**two, **eagle, "accepted": 2.10}, sizes[:8], (1.30, 1.25, 1.21, 1.10, 1.03, 0.93, 0.82, 0.71))
-    # 158.34 and 373.25 tokens/s; 5.39 tokens an iteration are of SGLang's pull request 4247, which has the same speed with 8 steps.
-    alone: dict[str, Any] = {**mt_bench, "source": "arXiv 2503.01840, table 4 (SGLang 0.4.4)", "card": H100, **eagle3}
-    yield Anchor(**alone, batch_size=1, proposed=8, accepted=5.39, printed=373.25 / 158.34)
-    yield Anchor(
-        source="SGLang's pull request 4716",
-        model=LLAMA_70B,
-        context=300,
-        card=H100,
-        cards=8,
-        method="EAGLE-3",
-        head=EAGLE3_70B,
-        batch_size=1,
-        proposed=8,
-        accepted=5.88,
-        printed=234.54 / 88.61,
-    )
-    one: dict[str, Any] = {**mt_bench, "source": "vLLM's issue 20780", "card": H100, "batch_size": 1}
-    for proposed, lengths, times in (
-        (2, (2.36, 2.1), (4.32, 4.37)),
-        (3, (2.79, 2.29), (4.09, 4.29)),
-        (4, (3.08, 2.39), (4.05, 4.48)),
-        (5, (3.32, 2.43), (4.13, 4.71)),
-        (6, (3.46, 2.45), (4.20, 4.94)),
-        (7, (3.54, 2.47), (4.29, 5.20)),
-    ):
-        for kind, length, time in zip((eagle3, eagle), lengths, times, strict=True):
-            yield Anchor(**one, **kind, proposed=proposed, accepted=length, printed=7.07 / time)
-    # Read off figure 1, to about 0.02; lengths and shares of matches are those of the traces that are published with it.
-    study: dict[str, Any] = {"source": "arXiv 2601.11580, figure 1 (vLLM 0.10.1)", "model": LLAMA_8B, "card": H100, "proposed": 3}
-    some, ngram = (1, 16, 64, 128), {"method": "n-gram", "head": NOTHING}
-    gsm8k, sharegpt = {**study, "context": 180}, {**study, "context": 700}
-    yield from _row({**gsm8k, **eagle, "accepted": 2.39}, some, (1.74, 1.68, 1.47, 1.21))
-    yield from _row({**sharegpt, **eagle, "accepted": 2.25}, some, (1.68, 1.67, 1.54, 1.29))
-    yield from _row({**gsm8k, **ngram, "accepted": 1.16, "share": 0.27}, some, (1.17, 1.15, 1.10, 1.05))
-    yield from _row({**sharegpt, **ngram, "accepted": 1.40, "share": 0.33}, some, (1.27, 1.25, 1.19, 1.11))
-    # Saved outputs as proposals, all of which are accepted: what verification alone costs. Its other rows are of whole runs with prompts.
-    saved: dict[str, Any] = {"source": "vLLM's pull request 62258 (0.31.0)", "model": QWEN3_8B, "card": H100, "context": 500}
-    yield Anchor(**saved, method="saved text", head=NOTHING, batch_size=1, proposed=12, accepted=13, printed=10.50)
+    for row in PRINTED["speed_ups"]:
+        about = row | {"model": MODELS[row["model"]], "card": CARDS[row["card"]], "head": MODELS.get(row["head"], Weights())}
+        sizes, printed = about.pop("batch_sizes"), about.pop("printed")
+        for size, value in zip(sizes, printed, strict=True):
+            yield Anchor(**about, batch_size=size, printed=value[0] / value[1] if isinstance(value, list) else value)
 
 
 ANCHORS = tuple(_anchors())
@@ -212,10 +151,10 @@ def results() -> dict[str, Any]:
 
 def verified(values: Sequence[float]) -> Table:
     """What three more tokens of each sequence cost the target, measured on an H200 and simulated."""
-    verification_s, _, overlap = values
-    device = SimDeviceSpec(name="d", flops_per_s=H200.flops_per_s * REACHED_FLOPS, bytes_per_s=H200.bytes_per_s * REACHED_BYTES)
+    (verification_s, _, overlap), card, model = values, CARDS["H200"], MODELS["QwQ-32B"]
+    device = SimDeviceSpec(name="d", flops_per_s=card.flops_per_s * REACHED_FLOPS, bytes_per_s=card.bytes_per_s * REACHED_BYTES)
     inner = SimSpeculativeSpec(num_speculative_tokens=3, acceptance=0.5, verification_s=verification_s, overlap=overlap)
-    plain = SimSpec(model="m", device=device, parameters=QWQ.parameters, kv_bytes_per_token=QWQ.kv_bytes_per_token)
+    plain = SimSpec(model="m", device=device, parameters=model.parameters, kv_bytes_per_token=model.kv_bytes_per_token)
     results = results_of("gpu-interference")
     times = {(row["batch"], row["tokens"]): row["seconds"]["mean_s"] for row in results["alone"]["target"] if row["mode"] == "graph"}
     rows = []

@@ -80,15 +80,8 @@ def runs(root: Path = ROOT) -> str:
         results = results_of(f"gpu-map-vllm-{name}", root)
         speed = {row["batch_size"]: row["problems_per_s"] for row in results["points"]}
         rows += [row for run, calls in results["calls"].items() for row in _run(run, name, calls, speed)]
-    columns = (
-        "sharing",
-        "batch size",
-        "problems/s",
-        "draft, ms a token",
-        "target, ms a token",
-        "verification: tokens, prefill ms, call ms",
-    )
-    return f"{_origin(results)}\n\n{grid(columns, rows)}"
+    columns = ("sharing", "batch size", "problems/s", "draft, ms a token", "target, ms a token")
+    return f"{_origin(results)}\n\n{grid((*columns, 'verification: tokens, prefill ms, call ms'), rows)}"
 
 
 def _run(name: str, sharing: str, calls: list[dict[str, Any]], speed: Mapping[int, float]) -> Iterator[list[str]]:
