@@ -139,9 +139,9 @@ def grid(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join([head, "|" + "---|" * len(columns), *body])
 
 
-def percent(share: float | None, digits: int = 1) -> str:
+def percent(share: float | None) -> str:
     """A share of one; `-` without one."""
-    return "-" if share is None else f"{share:.{digits}%}".replace("%", " %")
+    return "-" if share is None else f"{100 * share:.1f} %"
 
 
 def origin(measured: Results) -> str:

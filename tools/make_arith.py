@@ -8,10 +8,6 @@ problems are drawn on the fly and are disjoint from both by their text.
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import islice
-from pathlib import Path
-
-import click
 
 NAMES = "Lily Tom Anna Ben Mia Sam Eva Max Zoe Leo Ida Paul Nora Finn Rosa Hugo Clara Emil Greta Otto".split()
 ITEMS = "pens apples books coins cards shells stamps marbles eggs plums cups keys hats rings bells nuts figs seeds".split()
@@ -103,25 +99,18 @@ def training(seed: int) -> Iterator[Problem]:
             yield new
 
 
-@click.command()
-@click.option("--out", type=click.Path(path_type=Path), default=Path("datasets/arith"), show_default=True)
-@click.option("--training", "count", type=int, metavar="N", help="Write N training problems as train.parquet instead.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Of the training problems.")
-def main(out: Path, count: int | None, seed: int) -> None:
-    """Write the held-out problems, or training problems, as Parquet: problem_id, problem, answer, steps, source."""
+def main() -> None:
+    """Write the held-out problems as Parquet: problem_id, problem, answer, steps, source."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    out.mkdir(parents=True, exist_ok=True)
-    sets = {name: split(name) for name in SPLIT_SEEDS} if count is None else {"train": [*islice(training(seed), count)]}
-    for name, problems in sets.items():
+    for name in SPLIT_SEEDS:
         rows = [
             {"problem_id": f"arith-{name}-{i:03}", "problem": each.text, "answer": str(each.answer), "steps": list(each.steps)}
-            for i, each in enumerate(problems)
+            for i, each in enumerate(split(name))
         ]
         table = pa.Table.from_pylist([row | {"source": "tools/make_arith.py"} for row in rows])
-        pq.write_table(table, out / f"{name}.parquet", compression="zstd")
-        click.echo(f"{out / name}.parquet: {len(rows)} problems")
+        pq.write_table(table, f"datasets/arith/{name}.parquet", compression="zstd")
 
 
 if __name__ == "__main__":
