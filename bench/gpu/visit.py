@@ -280,7 +280,7 @@ def cells(backend: str, sharing: str, batch_sizes: str) -> None:
     settings = (f"token_budget={THOUGHT_TOKENS}", "step_tokens=50", "answer_tokens=8", "threshold=4")
     command = ["sweep", "graphs/specreason.yaml", "--engines", str(engines), "--batch-size", batch_sizes, "--repeats", "1"]
     command += [word for each in settings for word in ("--set", each)]
-    command += ["--input", "datasets/arith/test.parquet", "--limit", str(2 * seqs), "--output", str(out)]
+    command += ["--input", "datasets/arith/test.parquet", "--limit", str(8 if TINY else 2 * seqs), "--output", str(out)]
     with _sharing(sharing) as environment:
         done = subprocess.run([*COMMAND, *command], cwd=ROOT, env=environment)
     write(name, {"backend": backend, "sharing": sharing, "tokens": THOUGHT_TOKENS, "exit_code": done.returncode, **_measured(out)})
