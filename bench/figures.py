@@ -1,6 +1,6 @@
 """The figures of the docs: how each came to be, and where it is shown.
 
-    python bench/figures.py       write docs and pages from the results files as they are
+    python -m bench.figures       write docs and pages from the results files as they are
 
 A script of this folder calls `begin` before it measures and `Recording.write` afterwards: that writes bench/results/NAME.json with the
 circumstances, and what the script's `table` makes of it between the markers `figures: NAME` of every document, or its `page_of` as
@@ -181,8 +181,6 @@ def _shown(name: str, root: Path) -> str:
 
 
 def _module(name: str) -> Any:
-    if str(ROOT) not in sys.path:
-        sys.path.insert(0, str(ROOT))
     return import_module(f"bench.{name}")
 
 

@@ -29,7 +29,7 @@ def typed_in(text: str, sentences: bool = True) -> list[str]:
 @pytest.mark.parametrize("name", DOCS)
 def test_docs_have_what_the_results_files_have_and_no_figure_is_typed_in(name: str) -> None:
     text = (ROOT / name).read_text()
-    assert figures.rendered(text) == text, "`python bench/figures.py` writes it"
+    assert figures.rendered(text) == text, "`python -m bench.figures` writes it"
     assert text.count("<!-- figures:") == len(figures.BLOCK.findall(text)), "a marker is not closed"
     assert typed_in(text, sentences=not name.startswith("docs/")) == []  # a guide says what is set, such as limits
 
@@ -44,7 +44,7 @@ def test_every_results_file_is_declared_and_every_table_shown() -> None:
 
 def test_pages_are_as_their_scripts_wrote_them() -> None:
     for path, page in figures.pages().items():
-        assert path.read_text() == page, "`python bench/figures.py` writes it"
+        assert path.read_text() == page, "`python -m bench.figures` writes it"
 
 
 def test_what_is_recorded_is_written_into_the_docs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,6 @@
 """The tables of bench/gpu.md, of the results files that `bench/gpu_visit.sh` brought home."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +18,10 @@ def sharing(root: Path = ROOT) -> str:
     slices, mps = results_of("gpu-interference", root), results_of("gpu-mps", root)
     rows = list(map(_shared, slices["together"], mps["together"]))
     columns = ("target, draft", "alone, ms", "time slices, ms", "times as long", "speed kept", "MPS, ms", "times as long", "speed kept")
-    slower = [
-        f"{role} {_pair((low * 1e3, high * 1e3))} ms"
-        for role in ROLES
-        for low, high in [_ends(mps[role]["alone"]["mean_s"] - plain[role]["alone"]["mean_s"] for plain, mps in _graphs(slices, mps))]
-    ]
+    slower = []
+    for role in ROLES:
+        more_ms = [1e3 * (under[role]["alone"]["mean_s"] - plain[role]["alone"]["mean_s"]) for plain, under in _graphs(slices, mps)]
+        slower.append(f"{role} {_pair((min(more_ms), max(more_ms)))} ms")
     alone = f"Alone under MPS an iteration took longer than alone without it, by (least / most): {', '.join(slower)}."
     return f"{_origin(slices)}\n\n{grid(columns, rows)}\n\n{alone}"
 
@@ -32,11 +31,6 @@ def _graphs(slices: Results, mps: Results) -> Iterator[tuple[Results, Results]]:
     for plain, under in zip(slices["together"], mps["together"], strict=True):
         if all(plain[role]["mode"] == "graph" for role in ROLES):
             yield plain, under
-
-
-def _ends(values: Iterable[float]) -> tuple[float, float]:
-    found = list(values)
-    return min(found), max(found)
 
 
 def _shared(slices: Results, mps: Results) -> list[str]:
