@@ -1,6 +1,5 @@
 """The tables of the papers over small runs: each has its rows, and names missing systems; and the page about the papers' systems."""
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -35,10 +34,6 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Run]:
     return read_runs(folders)
 
 
-def column(rows: Sequence[tuple[str, ...]], place: int) -> list[str]:
-    return [row[place] for row in rows]
-
-
 @pytest.mark.parametrize("name", named_queries())
 def test_every_table_has_rows_whose_figures_are_those_of_the_runs(name: str, runs: list[Run]) -> None:
     table = paper_table(name, runs)
@@ -51,11 +46,11 @@ def test_a_table_has_the_layout_of_its_paper(runs: list[Run]) -> None:
     found = paper_table("speccot-2", runs)
     assert found.columns[:2] == ("graph", "models")
     assert found.columns[2:] == tuple(f"{data} {name}" for data in ("average", "set3", "set4") for name in ("tokens", "latency s", "r"))
-    assert column(found.rows, 0) == ["draft", "target", "speccot"]
+    assert [row[0] for row in found.rows] == ["draft", "target", "speccot"]
     of = {run.name: run for run in runs}
     target, ours = of["target3"].figures["latency_s"].value, of["speccot3"].figures["latency_s"].value
-    assert column(found.rows, 7) == ["-", "-", f"{(target or 0) / (ours or 1):.3g} (too few)"]
-    assert column(paper_table("speccot-3", runs).rows, 0) == ["set3", "set4"]
+    assert [row[7] for row in found.rows] == ["-", "-", f"{(target or 0) / (ours or 1):.3g} (too few)"]
+    assert [row[0] for row in paper_table("speccot-3", runs).rows] == ["set3", "set4"]
 
 
 def test_scores_are_compared_with_rewards_in_bins(runs: list[Run]) -> None:

@@ -20,7 +20,6 @@ Converse = Callable[[Talk], None]
 
 DRAFT = TorchSpec(model="bundled:tiny-draft", max_num_seqs=8, max_model_len=512, max_num_batched_tokens=64)
 """Small limits, so that the tests meet them: full batches, prompts in chunks, evictions."""
-TARGET = TorchSpec(model="bundled:tiny-target", max_num_seqs=8, max_model_len=512)
 
 
 class EnginesFile(NamedTuple):
