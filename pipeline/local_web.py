@@ -16,12 +16,11 @@ from pipeline.errors import UsageError, reason
 
 
 @contextmanager
-def listening(host: str, port: int, backlog: int = 64) -> Iterator[socket.socket]:
-    """A socket that listens until the end, where `port` is 0 at any that is free, with `backlog` connections that may wait; raises
-    `UsageError`."""
+def listening(host: str, port: int) -> Iterator[socket.socket]:
+    """A socket that listens until the end, where `port` is 0 at any that is free; raises `UsageError`."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        listener = socket.create_server((host, port), family=family, backlog=backlog)
+        listener = socket.create_server((host, port), family=family)
     except OSError as error:
         if error.errno in (errno.EADDRINUSE, errno.EACCES):
             what = f"--port {port}: cannot listen on {host}: {os.strerror(error.errno).lower()}; choose another one, or 0 for any free one"

@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from pipeline.data.requests import ApiError
 from pipeline.local_web import is_foreign, is_named
 from pipeline.serve.completions import URL, ChatEndpoint
-from pipeline.serve.desk import Overloaded
+from pipeline.serve.desk import RETRY_S
 
 Phase = Literal["starting", "serving", "stopping"]
 KNOWN = f"{URL}, /v1/models, /health and /metrics"
@@ -114,7 +114,5 @@ async def failed(request: Request, error: Exception) -> Response:
 
 def error_response(error: ApiError) -> Response:
     """The response that says `error`."""
-    headers = {"retry-after": str(error.wait_s)} if isinstance(error, Overloaded) else {}
-    if error.status == 401:
-        headers["www-authenticate"] = "Bearer"
-    return JSONResponse(error.body, error.status, headers)
+    headers = {429: {"retry-after": str(RETRY_S)}, 401: {"www-authenticate": "Bearer"}}
+    return JSONResponse(error.body, error.status, headers.get(error.status))

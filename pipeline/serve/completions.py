@@ -6,6 +6,7 @@ import asyncio
 import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import ExitStack
 from typing import Any, TypeVar
 
 import anyio
@@ -20,8 +21,8 @@ from pipeline.serve.desk import CommittedStep, Desk, Ended, Event
 from pipeline.tasks import background_tasks
 
 URL = "/v1/chat/completions"
-BODY_S, BODY_BYTES = 60.0, 8 << 20
-"""Most seconds in which a body comes, and most bytes that it has."""
+BODY_BYTES = 8 << 20
+"""Most bytes of a body."""
 T = TypeVar("T")
 
 
@@ -39,12 +40,12 @@ class ChatEndpoint:
             what = f"there is no model {chat.model!r}; this server has {self._model!r}"
             raise ApiError(what, "model", "model_not_found", status=404)
         asked = AskedReply(self._desk, chat, body)
-        if chat.stream:
-            return StreamedReply(asked)
-        try:
+        with ExitStack() as ended:
+            ended.callback(asked.leave)
+            if chat.stream:
+                first = await unless_gone(request.receive, asked.next)  # while an error still has its own status
+                return StreamedReply(asked.pieces(first), ended.pop_all())
             answer = await unless_gone(request.receive, asked.whole)
-        finally:
-            asked.leave()
         return Response(b"" if answer is None else msgspec.json.encode(answer), media_type="application/json")
 
 
@@ -58,7 +59,6 @@ class AskedReply:
         # Of a client that does not read no more is kept than its chains write.
         self._events = asyncio.Queue[Event]()
         self._replies: dict[int, ChainReply] = {}
-        self._held: dict[int, str] = {}
         self._why = "the client closed the connection"
         record = {"custom_id": self._name, "method": "POST", "url": URL, "body": Raw(body)}
         self._starts = desk.ask(self._name, chat, record, self._events.put_nowait)
@@ -94,7 +94,7 @@ class AskedReply:
         try:
             while event is not None:
                 if isinstance(event, CommittedStep):
-                    if shown := self._shown(event):
+                    if shown := event.text.removesuffix(self._desk.mark):
                         yield self._piece(event.index, {"reasoning_content": shown})
                 else:
                     assert isinstance(event.outcome, ChainReply), "a chain that failed ends the stream"
@@ -119,13 +119,6 @@ class AskedReply:
         chat, close = self._chat, self._desk.mark
         return completion(replies, name=self._name, created=self._created, model=chat.model, stop=chat.settings.stop, close=close)
 
-    def _shown(self, step: CommittedStep) -> str:
-        """What a step adds to the thought. A closing tag is held back until another step shows that it did not close the thought."""
-        text = self._held.pop(step.index, "") + step.text
-        shown = text.removesuffix(self._desk.mark)
-        self._held[step.index] = text[len(shown) :]
-        return shown
-
     @property
     def _about(self) -> dict[str, Any]:
         return {"id": self._name, "object": "chat.completion.chunk", "created": self._created, "model": self._chat.model}
@@ -135,25 +128,16 @@ class AskedReply:
         return _line(self._about | {"choices": [choice], "usage": None})
 
 
-class StreamedReply(Response):
-    """The response that streams a reply."""
+class StreamedReply(StreamingResponse):
+    """The response that streams `pieces`; `ended` is closed when it is over, or the client has left."""
 
-    def __init__(self, asked: AskedReply) -> None:
-        super().__init__()
-        self._asked = asked
+    def __init__(self, pieces: AsyncIterator[bytes], ended: ExitStack) -> None:
+        super().__init__(pieces, headers={"cache-control": "no-cache"}, media_type="text/event-stream")
+        self._ended = ended
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Raises `ApiError` where that comes before all else, so that the response has its status."""
-
-        async def stream() -> None:
-            pieces = self._asked.pieces(await self._asked.next())
-            response = StreamingResponse(pieces, headers={"cache-control": "no-cache"}, media_type="text/event-stream")
-            await response.stream_response(send)
-
-        try:
-            await unless_gone(receive, stream)
-        finally:
-            self._asked.leave()
+        with self._ended:
+            await super().__call__(scope, receive, send)
 
 
 def _line(content: dict[str, Any]) -> bytes:
@@ -162,16 +146,12 @@ def _line(content: dict[str, Any]) -> bytes:
 
 
 async def read_body(request: Request) -> bytes:
-    """The body of a request, whatever its head says of its length. Raises `ApiError` where it is too large or too late."""
+    """The body of a request, whatever its head says of its length. Raises `ApiError` where it is too large."""
     body = bytearray()
-    try:
-        with anyio.fail_after(BODY_S):
-            async for chunk in request.stream():
-                body += chunk
-                if len(body) > BODY_BYTES:
-                    raise ApiError(f"the body has more than {BODY_BYTES:,} bytes", code="request_too_large", status=413)
-    except TimeoutError as error:
-        raise ApiError(f"the body did not come within {BODY_S:g} s", code="request_timeout", status=408) from error
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > BODY_BYTES:
+            raise ApiError(f"the body has more than {BODY_BYTES:,} bytes", code="request_too_large", status=413)
     return bytes(body)
 
 

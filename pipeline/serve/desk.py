@@ -3,9 +3,6 @@
 Decides synchronously and never waits: a request is refused at once where too many wait.
 """
 
-import math
-import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -18,10 +15,8 @@ from pipeline.reasoning.chain import chain_id
 from pipeline.runtime.admission.feed import Arrivals, Start, Withdrawal
 from pipeline.store.rows import CallRow, ChainRow, StepRow
 
-RECENT = 64
-"""The last chains by whose ends the pace is known."""
-LONGEST_WAIT_S = 60
-"""The longest wait that a client which is refused is asked for."""
+RETRY_S = 5
+"""Seconds after which a client that is refused is asked to try again."""
 
 
 class ServeLimits(Struct, frozen=True, kw_only=True):
@@ -71,7 +66,6 @@ class Desk:
         self._next_row = 1
         self._open: dict[str, _OpenChain] = {}
         """By `chain_id`."""
-        self._ends = deque[float](maxlen=RECENT)
         self.chains = self.taken = self.refused = 0
         """Chains that were asked for, requests that were taken, and those that were refused because too many waited."""
         self.closed: str | None = None
@@ -82,11 +76,6 @@ class Desk:
         """Chains that have not begun."""
         return len(self._arrivals)
 
-    @property
-    def live(self) -> int:
-        """Chains that have begun and are not over, or whose rows are on their way."""
-        return len(self._open) - self.waiting
-
     def ask(self, name: str, chat: AskedChat, record: Mapping[str, Any], listener: Listener) -> tuple[Start, ...]:
         """Let the chains of a request wait, which have a row number each and `name` as `problem_id`. Raises `ApiError` where too many
         do, or the server ends."""
@@ -95,7 +84,8 @@ class Desk:
             raise ApiError(self.closed, code="service_unavailable", status=503)
         if self.waiting + count > self.limits.max_queue:
             self.refused += 1
-            raise Overloaded(self.waiting, self.wait_s)
+            what = f"{self.waiting:,} requests wait already; try again later"
+            raise ApiError(what, code="rate_limit_exceeded", status=429)
         row = self._next_row
         self._next_row += count
         self.taken += 1
@@ -125,14 +115,6 @@ class Desk:
             chain = self._open.pop(chain_id(start.item.problem_id, start.sample_index))
             chain.listener(Ended(chain.index, error))
 
-    @property
-    def wait_s(self) -> int:
-        """Seconds after which there may be room for a request, by the pace of the last chains; 1 where none is known."""
-        span = self._ends[-1] - self._ends[0] if len(self._ends) > 1 else 0.0
-        if span <= 0:
-            return 1
-        return min(LONGEST_WAIT_S, max(1, math.ceil(span / (len(self._ends) - 1) * self.waiting / 2)))
-
     def call(self, row: CallRow) -> None:
         """Nobody waits for a call."""
 
@@ -145,7 +127,6 @@ class Desk:
 
     def chain(self, row: ChainRow) -> None:
         """Tell whoever waits that a chain is over."""
-        self._ends.append(time.monotonic())
         chain = self._open.pop(row.chain_id, None)
         if chain is not None:
             try:
@@ -156,11 +137,3 @@ class Desk:
 
     async def room(self) -> None:
         """The requests that wait are bounded before they come here."""
-
-
-class Overloaded(ApiError):
-    """Too many requests wait."""
-
-    def __init__(self, waiting: int, wait_s: int) -> None:
-        super().__init__(f"{waiting:,} requests wait already; try again later", code="rate_limit_exceeded", status=429)
-        self.wait_s = wait_s

@@ -30,8 +30,6 @@ from pipeline.serve.desk import Desk, ServeLimits
 from pipeline.store.kept_problems import Problems
 from pipeline.tasks import unwrapped
 
-BACKLOG = 512
-"""Connections that wait to be taken, as far as the system allows."""
 MOST_FILES = 65_536
 """Connections and other files that may be open, as far as the system allows."""
 IDLE_S = 10
@@ -53,7 +51,7 @@ class GraphServer:
         own = ServerSelf(run.plan.name, lambda: self.phase, lambda: metrics(run.plan, self._work, self.desk))
         app = new_app(own, ChatEndpoint(self.desk, own.model), address)
         quiet: dict[str, Any] = {"lifespan": "off", "log_config": None, "access_log": False, "ws": "none", "server_header": False}
-        config = uvicorn.Config(app, backlog=BACKLOG, timeout_keep_alive=IDLE_S, timeout_graceful_shutdown=LEAVE_S, **quiet)
+        config = uvicorn.Config(app, timeout_keep_alive=IDLE_S, timeout_graceful_shutdown=LEAVE_S, **quiet)
         self._uvicorn = _QuietServer(config)
 
     @property
@@ -67,16 +65,12 @@ class GraphServer:
         """Answer clients until the run is stopped; raises what keeps its engines from opening."""
         sink = self.desk if observer.sink is None else Tee(observer.sink, self.desk)
         watched = structs.replace(observer, sink=sink, watch=partial(self._watching, observer))
-
-        async def attend_server(stop: Stop, *, task_status: anyio.abc.TaskStatus[None]) -> None:
-            await attend(_ServerStop(self, stop), task_status=task_status)
-
         result: SessionResult | None = None
         with unwrapped():
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._answer)
                 try:
-                    result = await attended(partial(solve, self._run, watched, feed=self._arrivals), attend_server)
+                    result = await attended(partial(solve, self._run, watched, feed=self._arrivals), attend, _ServerStop(self))
                 finally:
                     self.desk.close(STOPPING)
                     self._uvicorn.should_exit = True
@@ -109,16 +103,16 @@ class GraphServer:
 class _ServerStop(Stop):
     """Stops the run of a server: its clients first."""
 
-    def __init__(self, server: GraphServer, stop: Stop) -> None:
+    def __init__(self, server: GraphServer) -> None:
         super().__init__()
-        self._server, self._stop = server, stop
+        self._server = server
 
     def drain(self) -> bool:
         return self._server.drain()
 
     def abort(self) -> None:
         self._server.desk.close(STOPPING)
-        self._stop.abort()
+        super().abort()
 
 
 class _QuietServer(uvicorn.Server):
@@ -145,7 +139,7 @@ def serve(
     plan = load_plan(options.graph, options.bound_engines, options.settings)
     allow_files()
     with (
-        listening(address.host, address.port, BACKLOG) as listener,
+        listening(address.host, address.port) as listener,
         prepare(options, plan, Problems(None, "requests", ""), virtual=False, command=command) as run,
     ):
         observer.ready(run)

@@ -54,7 +54,6 @@ THOUGHTS: dict[tuple[str, ...], str | None] = {
     ("Two ", f"and three.{CLOSE}"): "Two and three.",
     ("Two.", CLOSE): "Two.",
     ("Two ", "and"): "Two and",
-    (f"One {CLOSE}", f"or two.{CLOSE}"): f"One {CLOSE}or two.",
     ("It is</think>",): "It is</think>",
     (CLOSE,): None,
 }

@@ -1,6 +1,5 @@
 """A server as its clients see it, through the `openai` package, and the run that it leaves."""
 
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,6 @@ import openai
 import pytest
 
 from pipeline.serve.desk import ServeLimits
-from tests.support.patience import HANGS_S
 from tests.support.runs import rows
 from tests.support.serving import SHORT, Serving, serving
 
@@ -75,14 +73,9 @@ def test_what_cannot_be_done_is_refused_in_the_form_of_the_api(server: Serving) 
     assert httpx2.get(f"{server.url}/models", headers={"Host": f"localhost:{port}"}).status_code == 200
 
 
-def test_a_body_that_is_too_large_or_too_late_is_refused(server: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipeline.serve.completions.BODY_S", 0.2)
+def test_a_body_that_is_too_large_is_refused(server: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pipeline.serve.completions.BODY_BYTES", 1000)
     assert httpx2.post(f"{server.url}/chat/completions", content=b" " * 1001).json()["error"]["code"] == "request_too_large"
-    port = int(server.url.removesuffix("/v1").rpartition(":")[2])
-    with socket.create_connection(("127.0.0.1", port), HANGS_S) as client:
-        client.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9\r\n\r\n{")
-        assert b"408 Request Timeout" in client.recv(1000)
 
 
 def test_models_health_and_metrics_say_what_is_served_below_v1_only_with_the_key(tmp_path: Path) -> None:
