@@ -18,7 +18,7 @@ from msgspec import Struct, structs
 from pipeline.data.problems import Problem
 from pipeline.engine import Engine, Request
 from pipeline.engines.registry import open_engines
-from pipeline.errors import ChainError, GraphError, InputError, Interrupted, RunError
+from pipeline.errors import ChainError, GraphError, InputError, RunError
 from pipeline.graph.load import load_reward_model
 from pipeline.graph.plan import Plan
 from pipeline.graph.rewards import ChatPrompt, TextPrompt
@@ -122,8 +122,7 @@ def score_run(run: Path, prm: Path, *, settings: Sequence[str] = (), watch: OnPr
         total = int(query.scalar("SELECT count(*) FROM steps"))
         if not total:
             raise InputError(str(run), "holds no steps to score")
-        problems = problem_texts(query, file.plan, solved_problems(run, file))
-        steps = steps_to_score(query, file.plan, problems, model, prompt.thought_end)
+        steps = steps_to_score(query, file.plan, solved_problems(run, file), model, prompt.thought_end)
         with RunStore(run).rewards() as add:
 
             def keep(step: StepToScore, rewards: Mapping[str, Reward]) -> None:
@@ -131,12 +130,10 @@ def score_run(run: Path, prm: Path, *, settings: Sequence[str] = (), watch: OnPr
                 failed = [reward for reward in rewards.values() if isinstance(reward, ChainError)]
                 errors.update(type(error).__name__ for error in failed)
                 first_error, scored = first_error or next(map(str, failed), None), scored + len(rewards) - len(failed)
-                add([_rewarded(row, rewards[text]) for row, text in zip(step.rows, step.texts, strict=True)])
+                said = {text: {"reward_error": str(r)} if isinstance(r, ChainError) else {"reward": r} for text, r in rewards.items()}
+                add([structs.replace(row, **said[text]) for row, text in zip(step.rows, step.texts, strict=True)])
 
-            try:
-                anyio.run(_score, served, prompt, str(prm), steps, keep, lambda done: watch(done, total))
-            except KeyboardInterrupt:
-                raise Interrupted from None
+            anyio.run(_score, served, prompt, str(prm), steps, keep, lambda done: watch(done, total))
             if not scored:
                 raise RunError(f"{run}: none of its {total:,} steps could be scored; the first one: {first_error}")
     with Query(run) as query:
@@ -153,21 +150,9 @@ def score_run(run: Path, prm: Path, *, settings: Sequence[str] = (), watch: OnPr
     )
 
 
-def _rewarded(row: RewardRow, reward: Reward) -> RewardRow:
-    return structs.replace(row, **({"reward_error": str(reward)} if isinstance(reward, ChainError) else {"reward": reward}))
-
-
-def problem_texts(query: Query, plan: Plan, problems: Problems) -> dict[str, str]:
-    """The text of each problem that has steps, by its id; raises `InputError` for one that is not among `problems`."""
-    needed = set(query.columns("SELECT DISTINCT problem_id FROM steps")["problem_id"])
-    found = {item.problem_id: item.told(plan.prompts) for item in problems if isinstance(item, Problem) and item.problem_id in needed}
-    if missing := sorted(needed - found.keys()):
-        raise InputError(str(problems.name), f"holds no problem {missing[0]!r}, of which this run has steps")
-    return found
-
-
-def steps_to_score(query: Query, plan: Plan, problems: Mapping[str, str], model: str, thought_end: str = "") -> Iterator[StepToScore]:
-    """All steps of a run, chain by chain; `problems` has the text of each problem by its id, `model` is the reward model."""
+def steps_to_score(query: Query, plan: Plan, problems: Problems, model: str, thought_end: str = "") -> Iterator[StepToScore]:
+    """All steps of a run about `problems`, chain by chain; `model` is the reward model."""
+    told = {item.problem_id: item.told(plan.prompts) for item in problems if isinstance(item, Problem)}
     found = query.stream(f"SELECT {', '.join(COLUMNS)} FROM steps ORDER BY chain_id, step_index")
     rows = (dict(zip(COLUMNS, row, strict=True)) for row in found)
     for _, of_chain in groupby(rows, key=lambda row: row["chain_id"]):
@@ -175,7 +160,7 @@ def steps_to_score(query: Query, plan: Plan, problems: Mapping[str, str], model:
         for row in of_chain:
             texts = (*row["candidate_texts"], *([row["step_text"]] if row["chosen_candidate"] is None else []))
             yield StepToScore(
-                problem=problems[row["problem_id"]],
+                problem=told[row["problem_id"]],
                 before=tuple(thought.steps),
                 texts=texts,
                 rows=_rows(row, plan.drafters, model),
