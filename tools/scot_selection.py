@@ -20,8 +20,7 @@ from pipeline.export.answers_file import write_rows
 from pipeline.graph.load import load_graph
 from pipeline.reasoning.prompts import PromptBuilder
 from pipeline.store.rows import schema_of
-from pipeline.training.examples import SelectionRow, tokenizer_hash
-from pipeline.training.held_out import problem_hash, split_of
+from pipeline.training.examples import SelectionRow, problem_hash, split_of, tokenizer_hash
 
 
 def selection_rows(published: Sequence[Mapping[str, Any]], builder: PromptBuilder, model: str, validation: float) -> Iterator[SelectionRow]:

@@ -15,7 +15,7 @@ from pipeline.engines.tokenizer import HFTokenizer
 from pipeline.errors import GraphError, UsageError, require
 from pipeline.training.config import CONFIGS, Task, TrainConfig, load_config
 from pipeline.training.data import read_data
-from pipeline.training.held_out import read_held_out
+from pipeline.training.examples import read_held_out
 
 QUIET = {"HF_HUB_DISABLE_TELEMETRY": "1", "TOKENIZERS_PARALLELISM": "false"}
 """Set before the libraries that read them are imported: TRL reports every trainer to the hub otherwise, and tokenizers warn of forks."""

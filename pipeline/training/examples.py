@@ -1,14 +1,18 @@
 """The columns of training data. `pipeline export --as sft` and `selection` write them, `pipeline train` reads them.
 
-Every row says where it comes from, so that rows of several runs may be put into one file.
+Every row says where it comes from, so that rows of several runs may be put into one file. A problem is known by a hash of its text,
+whatever its id and however its white space and capitals are.
 """
 
-from hashlib import sha256
+from collections.abc import Mapping, Sequence
+from hashlib import blake2b, sha256
+from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
 from msgspec import Meta, Struct
 
 from pipeline.data.problems import Problem
+from pipeline.data.reading import read_files
 from pipeline.engine import Tokenizer
 from pipeline.graph.prompts import Message
 
@@ -73,3 +77,24 @@ class SelectionRow(Origin, frozen=True, kw_only=True):
 def tokenizer_hash(tokenizer: Tokenizer) -> str:
     """A hash that is the same for tokenizers whose token ids all mean the same."""
     return sha256(repr((tokenizer.vocabulary, sorted(tokenizer.special_ids.items()))).encode()).hexdigest()[:16]
+
+
+def problem_hash(problem: str) -> str:
+    """64 bits of a problem's text as 16 hexadecimal digits."""
+    said = " ".join(problem.split()).casefold()
+    return blake2b(said.encode(errors="replace"), digest_size=8).hexdigest()
+
+
+def split_of(problem: str, validation: float) -> Split:
+    """The split of a problem where about the share `validation` (0 to 1) of all problems is for validation."""
+    return "validation" if int(problem_hash(problem), 16) < validation * 2**64 else "train"
+
+
+def read_held_out(test_sets: Mapping[str, Sequence[Path]]) -> dict[str, str]:
+    """The name of a test set by the hash of each problem that it has; `test_sets` has the files of each. Raises `InputError`."""
+    return {
+        problem_hash(item.problem): name
+        for name, paths in test_sets.items()
+        for item, _ in read_files(paths, names=(name,))
+        if isinstance(item, Problem)
+    }

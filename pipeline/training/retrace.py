@@ -4,20 +4,20 @@ The same stages make the same requests as when the run was recorded. Each is com
 a prompt that leaves here is, to the last token, one that an engine was asked.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from itertools import islice
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import anyio
 import msgspec
-import pyarrow as pa
-import pyarrow.compute as pc
 from msgspec import Struct
 
 from pipeline.data.problems import Problem
 from pipeline.engine import Completion, Request, Tokenizer
 from pipeline.engines.sim.replay import recorded_limit, recorded_tokenizer
-from pipeline.errors import InputError, NeverGenerated, PipelineError, RunError
+from pipeline.errors import NeverGenerated, PipelineError, RunError
+from pipeline.export.solved import solved
 from pipeline.reasoning.chain import Chain, Step
 from pipeline.reasoning.translate import TokenTranslator
 from pipeline.runtime.chain_recorder import ChainRecorder, StageLabel
@@ -26,16 +26,16 @@ from pipeline.runtime.clock import Clock
 from pipeline.runtime.dispatch import Dispatcher
 from pipeline.runtime.schedule import Schedule
 from pipeline.stages.build import build_stages, builders_of
-from pipeline.store.kept_problems import solved_problems
+from pipeline.store.query import Query
 from pipeline.store.resume import RECORDED, ResumedChain
-from pipeline.store.rows import UNFINISHED, AnsweredCall
+from pipeline.store.rows import UNFINISHED, AnsweredCall, ChainRow
 from pipeline.store.run_file import RunFile
-from pipeline.store.store import read_batches
 
 WINDOW = 4096
 """Chains whose calls are in memory together; every window reads the tables once."""
-GRADE = ("correct", "reference_answer", "grader")
-CHAIN = ("chain_id", "input_row", "sample_index", "stop_reason", *GRADE)
+OF_CHAINS = "chain_id IN (SELECT unnest($names))"
+STEPS = f"SELECT chain_id, step_token_ids FROM steps WHERE {OF_CHAINS} ORDER BY chain_id, step_index"
+CALLS = f"SELECT {', '.join(RECORDED)} FROM calls WHERE error_type IS NULL AND {OF_CHAINS}"
 
 
 class AskedRequest(Struct, frozen=True, kw_only=True):
@@ -51,13 +51,10 @@ class RetracedChain(Struct, frozen=True, kw_only=True):
     """A chain of the run that finished, as it was when it ended."""
 
     chain: Chain
+    row: ChainRow
+    """With the grade of its answer."""
     steps: tuple[tuple[Step, tuple[AskedRequest, ...]], ...]
     """Each committed step, with the requests that led to it."""
-    correct: bool | None
-    """The grade of its answer, as the run folder has it; None: there is none."""
-    reference_answer: str | None
-    grader: str
-    """How its answer was graded."""
 
 
 class Retracer:
@@ -78,48 +75,22 @@ class Retracer:
 
     def chains(self) -> Iterator[RetracedChain]:
         """The chains that finished. Raises `InputError` where a table cannot be read."""
-        ended = self._ended()
-        problems = iter(solved_problems(self.run, self.record))
-        item = next(problems, None)
-        for start in range(0, ended.num_rows, WINDOW):
-            rows = ended.slice(start, WINDOW).to_pylist()
-            recorded = self._recorded([row["chain_id"] for row in rows])
-            for row in rows:
-                while item is not None and item.row < row["input_row"]:
-                    item = next(problems, None)
-                if isinstance(item, Problem) and item.row == row["input_row"]:
-                    retraced = self._retrace(item, row, recorded[row["chain_id"]])
-                    self.lost += retraced is None
-                    if retraced is not None:
+        with Query(self.run) as db:
+            found = ((problem, row) for problem, _, rows in solved(self.run, self.record, db, thoughts=False) for row in rows)
+            while window := list(islice(found, WINDOW)):
+                recorded = _recorded(db, [row.chain_id for _, row in window])
+                for problem, row in window:
+                    if not isinstance(problem, Problem) or row.stop_reason in UNFINISHED:
+                        self.unfinished += 1
+                    elif (retraced := self._retrace(problem, row, recorded[row.chain_id])) is None:
+                        self.lost += 1
+                    else:
                         yield retraced
 
-    def _ended(self) -> pa.Table:
-        """The rows of finished chains, by problem and sample."""
-        batches = list(read_batches(self.run, "chains", CHAIN))
-        if not batches:
-            raise InputError(str(self.run), "has no chains: there is nothing to export")
-        table = pa.Table.from_batches(batches)
-        unfinished = pc.is_in(table.column("stop_reason"), pa.array(UNFINISHED, pa.string()))
-        ended = table.filter(pc.invert(unfinished))
-        self.unfinished = table.num_rows - ended.num_rows
-        return ended.sort_by([("input_row", "ascending"), ("sample_index", "ascending")])
-
-    def _recorded(self, names: Sequence[str]) -> dict[str, ResumedChain]:
-        """The answered calls and the steps of these chains."""
-        found = {name: ResumedChain(calls={}, steps=[]) for name in names}
-        wanted = pa.array(names, pa.string())
-        for row in _rows(self.run, "steps", ["chain_id", "step_token_ids"], wanted):
-            found[row["chain_id"]].steps.append(tuple(row["step_token_ids"]))
-        for row in _rows(self.run, "calls", RECORDED, wanted):
-            if row["error_type"] is None:
-                found[row["chain_id"]].calls[row["request_id"]] = msgspec.convert(row, AnsweredCall)
-        return found
-
-    def _retrace(self, problem: Problem, row: Mapping[str, Any], recorded: ResumedChain) -> RetracedChain | None:
+    def _retrace(self, problem: Problem, row: ChainRow, recorded: ResumedChain) -> RetracedChain | None:
         """The chain of a row of the table `chains`; None where its calls do not lead to its steps."""
-        sample = row["sample_index"]
-        order = (problem.row - 1) * self.record.input.samples + sample
-        chain = Chain(problem, sample, order, self.record.options.seed, self.builders, self._translator, self._limits)
+        order = (problem.row - 1) * self.record.input.samples + row.sample_index
+        chain = Chain(problem, row.sample_index, order, self.record.options.seed, self.builders, self._translator, self._limits)
         record = _Record(chain, recorded)
         runner = ChainRunner(chain, self._bound, Schedule(1), None, Clock(0, lambda: 0.0), cast(ChainRecorder, record))
         try:
@@ -130,7 +101,7 @@ class Retracer:
             return None
         if len(record.committed) != len(recorded.steps):
             return None
-        return RetracedChain(chain=chain, steps=tuple(record.committed), **{name: row[name] for name in GRADE})
+        return RetracedChain(chain=chain, row=row, steps=tuple(record.committed))
 
 
 class _Record:
@@ -167,6 +138,11 @@ class _RecordedAnswers:
         return record.answer(label, request).completion(self._tokenizer)
 
 
-def _rows(run: Path, table: str, columns: Sequence[str], wanted: pa.Array) -> Iterator[dict[str, Any]]:
-    for batch in read_batches(run, table, columns):
-        yield from batch.filter(pc.is_in(batch.column("chain_id"), wanted)).to_pylist()
+def _recorded(db: Query, names: Sequence[str]) -> dict[str, ResumedChain]:
+    """The answered calls and the steps of these chains."""
+    found = {name: ResumedChain(calls={}, steps=[]) for name in names}
+    for row in db.arrow(STEPS, names=names).to_pylist():
+        found[row["chain_id"]].steps.append(tuple(row["step_token_ids"]))
+    for row in db.arrow(CALLS, names=names).to_pylist():
+        found[row["chain_id"]].calls[row["request_id"]] = msgspec.convert(row, AnsweredCall)
+    return found

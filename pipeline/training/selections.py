@@ -16,7 +16,8 @@ from pipeline.grading.grader import Grader
 from pipeline.reasoning.chain import Step
 from pipeline.stages.choose import ChooseSpec
 from pipeline.stages.score import ScoreSpec
-from pipeline.store.store import read_batches, table_files
+from pipeline.store.query import Query
+from pipeline.store.store import table_files
 from pipeline.training.examples import Found, tokenizer_hash
 from pipeline.training.retrace import AskedRequest, RetracedChain, Retracer
 
@@ -25,6 +26,8 @@ Labels: TypeAlias = Literal["answers", "rewards", "verdicts"]
 and one states no answer, nobody knows. `rewards`: a candidate is right when the run's reward model gives it at least `GOOD`.
 `verdicts`: in a chain whose answer is right, what the verifier decided is right."""
 LABELS: tuple[Labels, ...] = get_args(Labels)
+REWARDS = """
+SELECT chain_id, step_index, candidate_index, reward FROM rewards WHERE candidate_index IS NOT NULL AND reward IS NOT NULL"""
 GOOD = 0.5
 """The least reward of a right candidate: more likely good than bad."""
 
@@ -52,7 +55,7 @@ class Selections:
     def found(self, left_out: Counter[str]) -> Iterator[Found]:
         """Each verification that has a right option. What gives no row is counted in `left_out` by the reason, as a clause."""
         for chain in self._retracer.chains():
-            of_chain = chain.chain.problem, chain.chain.chain_id, chain.correct
+            of_chain = chain.chain.problem, chain.row.chain_id, chain.row.correct
             for step, requests in chain.steps:
                 for asked in requests:
                     if asked.label.name in self._judges:
@@ -93,20 +96,20 @@ class Selections:
         if self._labels == "answers":
             return self._by_answers(chain, step, judged)
         if self._labels == "rewards":
-            rewards = {index: self._rewards.get((chain.chain.chain_id, step.index, index)) for index in judged}
+            rewards = {index: self._rewards.get((chain.row.chain_id, step.index, index)) for index in judged}
             known = {index: reward for index, reward in rewards.items() if reward is not None}
             return {index for index, reward in known.items() if reward >= GOOD} if len(known) == len(rewards) else None
-        if not chain.correct:
+        if not chain.row.correct:
             return None
         # Of two stages that judged a step the first one had rejected all.
         verdict = step.verdict if step.verify_stage == stage else None
         return set() if verdict is None else {*judged} & {verdict.chosen}
 
     def _by_answers(self, chain: RetracedChain, step: Step, judged: Iterable[int]) -> Collection[int] | None:
-        reference = chain.reference_answer
+        reference = chain.row.reference_answer
         if reference is None:
             return None
-        kind = as_kind(chain.grader)
+        kind = as_kind(chain.row.grader)
         found = {index: draft_is_right(step.candidates[index].text, kind, reference, self._grader) for index in judged}
         right = {index for index, correct in found.items() if correct}
         return None if not right and None in found.values() else right
@@ -114,9 +117,5 @@ class Selections:
 
 def _rewards(run: Path) -> dict[tuple[str, int, int], float]:
     """The reward of every candidate that was scored, by its chain, step and index."""
-    return {
-        (row["chain_id"], row["step_index"], row["candidate_index"]): row["reward"]
-        for batch in read_batches(run, "rewards", ["chain_id", "step_index", "candidate_index", "reward"])
-        for row in batch.to_pylist()
-        if row["candidate_index"] is not None and row["reward"] is not None
-    }
+    with Query(run) as db:
+        return {(chain, step, index): reward for chain, step, index, reward in db.stream(REWARDS)}

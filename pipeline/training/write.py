@@ -1,5 +1,6 @@
 """Writes training data: run folders and what is wanted of them enter, a file of rows leaves, whole or not at all."""
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -9,20 +10,27 @@ import msgspec
 import pyarrow as pa
 from msgspec import Struct
 
+from pipeline.data.problems import Problem
 from pipeline.errors import RunFolderError, UsageError, boundary
 from pipeline.export.answers_file import form_of, write_rows
+from pipeline.export.solved import solved
 from pipeline.grading.grader import Grader
+from pipeline.grading.stated import CLOSE
+from pipeline.graph.prompts import DELIMITER, THINK_CLOSE, THINK_OPEN, Message
+from pipeline.store.query import Query
 from pipeline.store.rows import schema_of
 from pipeline.store.run_file import RunFile
-from pipeline.training.examples import Origin, SelectionRow, SftRow
-from pipeline.training.held_out import problem_hash, split_of
-from pipeline.training.replies import replies
+from pipeline.training.examples import Found, Origin, SelectionRow, SftRow, problem_hash, split_of
 from pipeline.training.selections import Labels, Selections
 
 Format: TypeAlias = Literal["sft", "selection"]
 FORMATS: tuple[Format, ...] = get_args(Format)
 Part: TypeAlias = Literal["thought", "response"]
 """`thought`: up to the tag that closes it (SCoT 3.3); `response`: with the answer, to the end of the sequence."""
+CLOSING = re.compile(rf"(?:{CLOSE.pattern})$")
+"""The closing tag at the end of a thought, whichever the model has."""
+WHOLE = ("thought_closed", "answer_boxed", "answer_confident", "answer_stable")
+"""The stop reasons of thoughts that were not cut."""
 _MESSAGES = pa.list_(pa.struct([pa.field("role", pa.string(), False), pa.field("content", pa.string(), False)]))
 _SFT = [pa.field("prompt", _MESSAGES, False), pa.field("completion", _MESSAGES, False)]
 
@@ -95,3 +103,28 @@ def _some_rows(runs: Sequence[Path], wanted: Wanted, grader: Grader, written: Wr
     if not written.rows:
         why = ", ".join(f"{count:,} {why}" for why, count in written.left_out.items())
         raise UsageError(f"{', '.join(map(str, runs))}: gives no rows; left out: {why or 'nothing'}")
+
+
+def replies(run: Path, left_out: Counter[str], *, with_answer: bool) -> Iterator[Found]:
+    """Each chain whose text is whole, with the columns `prompt` and `completion` of an `SftRow` (SCoT 3.3: the target's thoughts, for the
+    draft).
+
+    What was cut would teach a model never to end: it is counted in `left_out` by the reason, as a clause. with_answer: the completion has
+    the answer, too. Raises `InputError` where the run cannot be read.
+    """
+    record = RunFile.read(run)
+    prompts = record.plan.prompts
+    with Query(run) as db:
+        for problem, _, chains in solved(run, record, db):
+            for chain in chains:
+                if not isinstance(problem, Problem) or chain.stop_reason in ("error", "cancelled"):
+                    left_out["chains that failed or were not finished"] += 1
+                elif chain.stop_reason not in WHOLE or (with_answer and chain.answer_cut is not False):
+                    left_out["chains whose text was cut"] += 1
+                else:
+                    asked = (*prompts.before(problem.history), Message("user", prompts.asked(problem.problem, problem.options)))
+                    thought = CLOSING.sub("", (chain.thought or "").removesuffix(prompts.thought.close))
+                    answer = (chain.answer_text or "") if with_answer else ""
+                    between = DELIMITER if answer and not answer[0].isspace() else ""
+                    said = Message("assistant", f"{THINK_OPEN}\n{thought}{THINK_CLOSE}{between}{answer}")
+                    yield problem, chain.chain_id, chain.correct, {"prompt": asked, "completion": (said,)}

@@ -63,8 +63,3 @@ def test_what_is_not_all_shards_of_one_run_once_is_refused(shards: Mapping[str |
         with pytest.raises(UsageError, match=what):
             in_order({Path(str(place)): file for place, file in enumerate(given)})
     assert in_order({Path(name): files[name] for name in ("2/3", "0/3", "1/3")}) == [Path("0/3"), Path("1/3"), Path("2/3")]
-
-
-def test_a_shard_without_problems(tmp_path: Path) -> None:
-    result = solve_short(tmp_path, input=write_problems(tmp_path, 1), shard="0/1000")
-    assert (result.exit_code, result.run.input.chains) == (0, 0), "so that it can be merged"

@@ -10,8 +10,7 @@ import pyarrow.parquet as pq
 
 from pipeline.graph.prompts import DEFAULT_PROMPTS
 from pipeline.reasoning.prompts import PromptBuilder
-from pipeline.training.examples import tokenizer_hash
-from pipeline.training.held_out import problem_hash, split_of
+from pipeline.training.examples import problem_hash, split_of, tokenizer_hash
 from tests.support.chat_models import chat_model
 from tests.support.paths import ROOT
 

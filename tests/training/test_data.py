@@ -13,7 +13,7 @@ from pipeline.graph.prompts import Prompts
 from pipeline.reasoning.prompts import PromptBuilder
 from pipeline.training.config import CONFIGS, Task
 from pipeline.training.data import IGNORED, TrainingData, read_data
-from pipeline.training.held_out import problem_hash
+from pipeline.training.examples import problem_hash
 from pipeline.training.write import Wanted, write_training_data
 from tests.support.chat_models import chat_model
 from tests.support.runs import solve_short, write_problems

@@ -40,7 +40,7 @@ def test_every_step_comes_out_as_it_was_recorded(run: str, tmp_path: Path, monke
         steps = [step for step, _ in chain.steps]
         assert [(step.decision, step.span.text, [each.text for each in step.candidates]) for step in steps] == recorded[name]
     graded = {row["chain_id"]: (row["correct"], row["answer"]) for row in rows(result, "chains")}
-    assert {name: (each.correct, each.chain.stated_answer()) for name, each in found.items()} == graded
+    assert {name: (each.row.correct, each.chain.stated_answer()) for name, each in found.items()} == graded
 
 
 def test_a_chain_whose_calls_are_gone_is_counted(tmp_path: Path) -> None:

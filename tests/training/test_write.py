@@ -10,7 +10,7 @@ import pytest
 
 from pipeline.errors import UsageError
 from pipeline.run.run import SessionResult
-from pipeline.training.held_out import split_of
+from pipeline.training.examples import split_of
 from pipeline.training.write import Wanted, WrittenData, write_training_data
 from tests.support.runs import rows, solve, write_problems
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.errors import InputError
-from pipeline.training.held_out import problem_hash, read_held_out, split_of
+from pipeline.training.examples import problem_hash, read_held_out, split_of
 
 
 def test_problems_of_a_test_set_are_known_by_their_words_whatever_their_column_is_called(tmp_path: Path) -> None:
