@@ -3,7 +3,8 @@
 What only one of them needs is imported when it is called.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from pipeline.analysis.tables import as_json as as_json_of
 from pipeline.cli.console import PlainConsole, print_parts, print_table
 from pipeline.cli.options import HeadedCommand, LocalPath, Located, RunFolder, headed, json_option, one_run, option, runs_in
 from pipeline.cli.terminal import print_json, print_line, print_page
-from pipeline.errors import UsageError, boundary, reason
+from pipeline.errors import UsageError, boundary
 from pipeline.export.answers_file import form_of, write_query, write_rows
 from pipeline.files import sanitize, whole_file
 from pipeline.store.query import Query, check_readable, words_of
@@ -28,13 +29,7 @@ MAX_ROWS = 100
 BATCH, TRACE, TRAINING = "openai-batch", "perfetto", ("sft", "selection")
 KINDS = {"answers": "csv", BATCH: "jsonl", **dict.fromkeys(ROWS, "parquet"), **dict.fromkeys(TRAINING, "jsonl"), TRACE: "json"}
 """What is exported, with the suffix of its file where none is named."""
-ONLY_WITH = {
-    "thoughts": ("answers",),
-    "correct": TRAINING,
-    "validation": TRAINING,
-    "completion": ("sft",),
-    "labels": ("selection",),
-}
+ONLY_WITH = {"thoughts": ("answers",), "correct": TRAINING, "validation": TRAINING, "completion": ("sft",), "labels": ("selection",)}
 """The options that not every kind of export has, with the kinds that have them."""
 FILE_HELP = "Output file: .jsonl, .csv or .parquet; - for JSON lines on stdout.  [default: RUN-KIND.csv, by KIND]"
 SHARE = click.FloatRange(0.0, 1.0, max_open=True)
@@ -64,13 +59,11 @@ def compare(runs: tuple[Located, ...], baseline: str | None, table: str | None, 
     read = comparing.read_runs(_folders(runs), pooled=not no_pool)
     if table is not None:
         one: Table = import_module("pipeline.analysis.papers").paper_table(table, read)
-        shown: Sequence[str | Table] = [one]
-        forms: dict[str, Callable[[], str]] = {".json": lambda: as_json_of(one)}
+        shown, data = [one], one
     else:
         found = comparing.compare(read, baseline)
-        one, shown = comparing.speeds(found), comparing.brief(found)
-        forms = {".json": lambda: as_json_of(found.as_dict())}
-    forms |= {".md": lambda: as_markdown(shown), ".csv": lambda: as_csv(one.columns, one.rows)}
+        one, shown, data = comparing.speeds(found), comparing.brief(found), found.as_dict()
+    forms = {".json": partial(as_json_of, data), ".md": partial(as_markdown, shown), ".csv": partial(as_csv, one.columns, one.rows)}
     if output is not None:
         with _writable(output), whole_file(output) as file:
             file.write(sanitize(forms[output.suffix]()).encode())
@@ -95,10 +88,7 @@ def query(runs: tuple[Located, ...], sql: str, output: Path | None, as_json: boo
     each run, with its settings and figures, as `compare --json` names them. The dialect is DuckDB's.
     """
     if sql.endswith(".sql"):
-        try:
-            sql = Path(sql).read_text()
-        except (OSError, UnicodeDecodeError) as error:
-            raise UsageError(f"{sql}: cannot be read: {reason(error)}; expected a file with a query") from error
+        sql = read_query(sql).sql
     if output is not None and output.suffix not in QUERY_SUFFIXES:
         raise UsageError(f"--output {output}: its name must end in {', '.join(QUERY_SUFFIXES)}")
     with Query(*_folders(runs)) as asked, asked.errors_of_sql():
@@ -156,7 +146,7 @@ def _array(rows: Iterable[list[str]]) -> Iterator[str]:
 @training_option("--validation", type=SHARE, metavar="SHARE", default=0.1, show_default=True, help="Share of the validation split.")
 @training_option("--completion", type=COMPLETIONS, default="thought", show_default=True, help="sft: with or without the answer.")
 @training_option("--labels", type=LABELS, help="selection: what is right.  [default: answers; of steps rewards, or else verdicts]")
-def export(runs: tuple[Located, ...], output: Path | None, kind: str, **options: Any) -> None:
+def export(runs: tuple[Located, ...], output: Path | None, kind: str, thoughts: bool, **wanted: Any) -> None:
     """Export runs to a file.
 
     answers: one row for each problem, in the order of the input: all input columns, the answer and whether it is correct; with several
@@ -174,21 +164,21 @@ def export(runs: tuple[Located, ...], output: Path | None, kind: str, **options:
     """
     folders = list(map(one_run, runs))
     output = output or Path(f"{folders[0].resolve().name}-{kind}.{KINDS[kind]}")
-    _check(kind, folders, output, options)
+    _check(kind, folders, output)
     check_readable(*folders)
     if str(output) == "-":
-        _print_rows(folders[0], kind, options["thoughts"])
+        _print_rows(folders[0], kind, thoughts)
         return
     with _writable(output):
-        for line in _exported(folders, kind, output, options):
+        for line in _exported(folders, kind, output, thoughts, wanted):
             print_line(line)
 
 
-def _check(kind: str, runs: Sequence[Path], output: Path, options: Mapping[str, Any]) -> None:
+def _check(kind: str, runs: Sequence[Path], output: Path) -> None:
     """Raise `UsageError` for options that do not fit what is exported, or each other."""
+    source = click.get_current_context().get_parameter_source
     for name, kinds in ONLY_WITH.items():
-        given = click.get_current_context().get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
-        if kind not in kinds and given:
+        if kind not in kinds and source(name) is click.core.ParameterSource.COMMANDLINE:
             raise UsageError(f"--{name}: only with --as {' or '.join(kinds)}, not --as {kind}")
     if len(runs) > 1 and kind not in TRAINING:
         raise UsageError(f"--as {kind}: one RUN at a time; several only with --as {' or '.join(TRAINING)}")
@@ -209,8 +199,8 @@ def _print_rows(run: Path, kind: str, thoughts: bool) -> None:
         print_json("\n".join([*rows, ""]) for rows in db.json_rows(db.whole(kind)))
 
 
-def _exported(runs: Sequence[Path], kind: str, output: Path, options: Mapping[str, Any]) -> Iterator[str]:
-    """Write the file, and say in lines what is in it."""
+def _exported(runs: Sequence[Path], kind: str, output: Path, thoughts: bool, wanted: Mapping[str, Any]) -> Iterator[str]:
+    """Write the file, and say in lines what is in it; `wanted` are the options of training data."""
     if kind == BATCH:
         batch = import_module("pipeline.export.openai_batch")
         answered, failed = batch.write_batch_files(runs[0], output)
@@ -221,13 +211,12 @@ def _exported(runs: Sequence[Path], kind: str, output: Path, options: Mapping[st
         yield f"{output}: {calls:,} calls; open it in https://ui.perfetto.dev"
     elif kind in TRAINING:
         training = import_module("pipeline.training.write")
-        chosen = {name: options[name] for name in ("correct", "validation", "completion", "labels")}
-        written = training.write_training_data(output, runs, training.Wanted(format=kind, **chosen))
+        written = training.write_training_data(output, runs, training.Wanted(format=kind, **wanted))
         rows = ", ".join(f"{count:,} {split}" for split, count in sorted(written.rows.items()))
         yield f"{output}: {sum(written.rows.values()):,} rows ({rows}) of {len(written.problems):,} problems"
         yield from (f"left out: {count:,} {why}" for why, count in written.left_out.items())
     elif kind == "answers":
-        answers = import_module("pipeline.export.answers").Answers(runs[0], thoughts=options["thoughts"])
+        answers = import_module("pipeline.export.answers").Answers(runs[0], thoughts=thoughts)
         columns = answers.columns() if form_of(output) != ".jsonl" else {}
         yield f"{output}: {write_rows(output, columns, answers.rows()):,} problems"
     else:

@@ -82,22 +82,13 @@ def show(graph: Path, form: str, **options: Any) -> None:
 @option("--thought", multiple=True, metavar="TEXT", help="A previous step. May be repeated.")
 @option("--candidate", "candidates", multiple=True, metavar="TEXT", help="A candidate to be judged. May be repeated.")
 @graph_options
-def prompt(
-    graph: Path,
-    stage: str,
-    problem: str | None,
-    problems: Path | None,
-    row: int,
-    thought: tuple[str, ...],
-    candidates: tuple[str, ...],
-    **options: Any,
-) -> None:
+def prompt(graph: Path, stage: str, problem: str | None, problems: Path | None, row: int, **options: Any) -> None:
     """Print the prompt of STAGE of GRAPH exactly as its engine gets it, as text and token ids."""
     plan = _plan(graph, options)
     if (problems is None) == (problem is None):
         raise UsageError("name the problem, by --problem TEXT, or by --input FILE and --row N")
     asked = Problem(1, "1", str(problem), None) if problems is None else problem_in(str(problems), read_problems(problems, {}), row)
-    shown = shown_prompt(plan, str(graph), stage, asked, thought=thought, candidates=candidates)
+    shown = shown_prompt(plan, str(graph), stage, asked, thought=options["thought"], candidates=options["candidates"])
     stops = f", ends after {' or '.join(map(repr, shown.stop))}" if shown.stop else ""
     wanted = f"one of {', '.join(map(repr, shown.options))}" if shown.options else f"at most {shown.max_tokens:,} tokens{stops}"
     print_line(f"stage {shown.stage}, engine {shown.role}: a prompt of {len(shown.ids):,} tokens, and then {wanted}")
@@ -126,7 +117,6 @@ def doctor(graph: Path | None, **options: Any) -> int:
 
 
 def _machine_lines(machine: Machine) -> Iterator[str]:
-    versions = machine.versions
     yield f"{system()}: {len(machine.cores)} CPU cores, {gib(machine.memory_bytes)} of memory, {gib(machine.free_memory_bytes)} free"
     for gpu in machine.gpus:
         told = gpu.memory_bytes is not None and gpu.free_bytes is not None
@@ -136,9 +126,9 @@ def _machine_lines(machine: Machine) -> Iterator[str]:
         yield f"CUDA MPS: its control daemon {'runs' if mps else 'does not run'}"
     if not machine.gpus:
         yield "no GPU that the NVIDIA driver and CUDA_VISIBLE_DEVICES show"
-    yield from wrap(f"installed: {', '.join(f'{name} {version}' for name, version in versions.items())}", 80, subsequent_indent="  ")
+    yield from wrap(f"installed: {', '.join(map(' '.join, machine.versions.items()))}", 80, subsequent_indent="  ")
     for backend, packages in BACKENDS.items():
-        if not any(package in versions for package in packages):
+        if not any(package in machine.versions for package in packages):
             yield f"engine {backend}: not installed; {install_command(backend) if backend != 'torch' else 'pip install torch'}"
 
 

@@ -131,8 +131,6 @@ Documentation: docs/pages/index.md in the source; `make docs` builds the site.
 """
 """The text below the commands in the help."""
 SETTINGS: dict[str, Any] = {"help_option_names": ["-h", "--help"], "max_content_width": 120, "auto_envvar_prefix": "PIPELINE"}
-NO_NAMES = (errno.ENAMETOOLONG, errno.ELOOP)
-"""Errors of the system that only the name of a file has, which the user gave."""
 
 
 SYNONYMS = {
@@ -234,7 +232,7 @@ def run_command(arguments: Sequence[str]) -> int:
             return 1 if isinstance(error, RunError) else 2
         gone = isinstance(error, FileNotFoundError) and error.filename is None
         out.error(f"{'the working folder' if gone else error.filename or 'output'}: {reason(error)}")
-        return 2 if gone or error.errno in NO_NAMES else 1
+        return 2 if gone or error.errno in (errno.ENAMETOOLONG, errno.ELOOP) else 1  # both are errors of a name, which the user gave
 
 
 def usage_sentence(error: click.ClickException) -> str:

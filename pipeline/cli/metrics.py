@@ -4,8 +4,9 @@ Engines have the metrics that vLLM's server has, under the same names with `pipe
 next to `model_name` (https://docs.vllm.ai/en/stable/usage/metrics): a dashboard for vLLM fits once its prefix is changed.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 from msgspec import structs
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest, start_http_server
@@ -38,40 +39,33 @@ class RunMetrics(Collector):
         self._plan, self._chains, self._work = plan, chains, work
 
     def collect(self) -> Iterator[Metric]:
-        progress = self._work.progress
-        ended = {"done": progress.done, "failed": progress.failed}
+        work, progress = self._work, self._work.progress
         yield GaugeMetricFamily("pipeline:chains", "Chains of the run.", self._chains)
         yield GaugeMetricFamily("pipeline:chains_in_flight", "Chains that have begun and have not ended.", progress.live)
         yield GaugeMetricFamily("pipeline:chains_paused", "Chains in flight that wait for room in a KV cache.", progress.paused)
         yield CounterMetricFamily("pipeline:chains_graded", "Chains whose answers were compared with their references.", progress.graded)
         yield CounterMetricFamily("pipeline:chains_correct", "Graded chains whose answers are right.", progress.correct)
         yield CounterMetricFamily("pipeline:kept_tokens", "Tokens kept since this process began.", progress.kept_tokens)
-        for name, what, label, counts in (
-            ("chains_ended", "Chains that have ended, earlier sessions included.", "outcome", ended),
-            ("steps", "Committed steps, by how they came about.", "decision", progress.decisions),
-        ):
-            metric = CounterMetricFamily(f"pipeline:{name}", what, labels=[label])
-            for value, count in counts.items():
-                metric.add_metric([value], count)
-            yield metric
-        yield from self._engines()
-
-    def _engines(self) -> Iterator[Metric]:
-        work, specs = self._work, self._plan.engines
-        labels = {role: [role, str(getattr(specs[role], "model", role))] for role in work.engines}
-        running = GaugeMetricFamily("pipeline:num_requests_running", "Requests that the engine has.", labels=LABELS)
-        waiting = GaugeMetricFamily("pipeline:num_requests_waiting", "Requests that wait here, not yet sent.", labels=LABELS)
-        for role, named in labels.items():
-            running.add_metric(named, work.lanes[role].in_flight)
-            waiting.add_metric(named, work.lanes[role].waiting)
-        yield from (running, waiting)
-        statistics = {role: engine.statistics() for role, engine in work.engines.items()}
+        ended = {("done",): progress.done, ("failed",): progress.failed}
+        yield _filled(CounterMetricFamily("pipeline:chains_ended", "Ended chains, earlier sessions included.", labels=["outcome"]), ended)
+        steps = {(decision,): count for decision, count in progress.decisions.items()}
+        yield _filled(CounterMetricFamily("pipeline:steps", "Committed steps, by how they came about.", labels=["decision"]), steps)
+        named = {role: (role, str(getattr(self._plan.engines[role], "model", role))) for role in work.engines}
+        running, waiting = ({named[role]: getattr(work.lanes[role], count) for role in named} for count in ("in_flight", "waiting"))
+        yield _filled(GaugeMetricFamily("pipeline:num_requests_running", "Requests that the engine has.", labels=LABELS), running)
+        yield _filled(GaugeMetricFamily("pipeline:num_requests_waiting", "Requests that wait here, not yet sent.", labels=LABELS), waiting)
+        statistics = {named[role]: engine.statistics() for role, engine in work.engines.items()}
         for name, (field, what) in COUNTERS.items():
-            metric = CounterMetricFamily(f"pipeline:{name}", what, labels=LABELS)
-            for role, named in labels.items():
-                if (value := getattr(statistics[role], field)) is not None:
-                    metric.add_metric(named, value)
-            yield metric
+            counts = {labels: getattr(each, field) for labels, each in statistics.items()}
+            yield _filled(CounterMetricFamily(f"pipeline:{name}", what, labels=LABELS), counts)
+
+
+def _filled(metric: GaugeMetricFamily | CounterMetricFamily, counts: Mapping[Any, float | None]) -> Metric:
+    """The metric with those of the `counts`, by the values of its labels, that are known."""
+    for labels, count in counts.items():
+        if count is not None:
+            metric.add_metric(labels, count)
+    return metric
 
 
 class RequestMetrics(Collector):
@@ -110,8 +104,7 @@ def metrics_served(host: str, port: int, observer: Observer) -> Iterator[Observe
 
     @contextmanager
     def watch(run: Prepared, work: Executor) -> Iterator[None]:
-        metrics = RunMetrics(run.plan, run.record.input.chains, work)
-        registry.register(metrics)
+        registry.register(metrics := RunMetrics(run.plan, run.record.input.chains, work))
         try:
             with observer.watch(run, work):
                 yield

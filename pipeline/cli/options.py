@@ -6,7 +6,7 @@ names is on this machine until the command ends; what the command wrote there is
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from functools import partial, wraps
+from functools import partial, reduce, wraps
 from importlib import import_module
 from pathlib import Path
 from types import NoneType
@@ -189,12 +189,7 @@ def _opened(manager: AbstractContextManager[T]) -> T:
 def run_options(*names: str, unset: bool = False) -> Callable[[F], F]:
     """Give a command the options of these fields of `RunOptions`; `unset`: they may be left out, and are None then."""
 
-    def give(command: F) -> F:
-        for name in reversed(names):
-            command = _run_option(name, unset=unset)(command)
-        return command
-
-    return give
+    return lambda command: reduce(lambda each, name: _run_option(name, unset=unset)(each), reversed(names), command)
 
 
 def _run_option(name: str, *, unset: bool) -> Callable[[F], F]:

@@ -72,12 +72,9 @@ def resume(run: str, as_json: bool, metrics_port: Address, baseline: bool, **cha
     path = one_run(folder)
     changes = {name: value for name, value in changed.items() if value is not None}
     options = import_module("pipeline.run.prepare").resume_options(path)
-    plan = None
-    if "engines" in changes:
-        changes["planned_engines"] = {}
-    else:
-        plan = import_module("pipeline.store.run_file").RunFile.read(path).plan
-    options = structs.replace(options, **changes, baseline=baseline or options.baseline)
+    changes |= {"baseline": baseline or options.baseline} | ({"planned_engines": {}} if "engines" in changes else {})
+    plan = None if "engines" in changes else import_module("pipeline.store.run_file").RunFile.read(path).plan
+    options = structs.replace(options, **changes)
     import_module("pipeline.cli.solve").solve_and_exit(options, folder, as_json, metrics_port, plan)
 
 

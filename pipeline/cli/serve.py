@@ -9,10 +9,9 @@ from typing import Any
 
 import click
 
-from pipeline.cli import live
+from pipeline.cli import live, terminal
 from pipeline.cli.options import HeadedCommand, Located, bound, graph_options, headed, notice_options, run_options, written_run
 from pipeline.cli.show import print_summary
-from pipeline.cli.terminal import output, print_notice
 from pipeline.errors import Interrupted, require
 from pipeline.options import RunOptions
 from pipeline.run.loop import rare_collection
@@ -48,28 +47,22 @@ def serve(graph: Path, host: str, port: int, max_queue: int, timeout: float, out
     server = import_module("pipeline.serve.server")
     key = os.environ.get(KEY) or None
     if key is None and host not in LOCAL:
-        print_notice(f"--host {host}: whoever reaches this address may use the models; set a key with {KEY}=...")
+        terminal.print_notice(f"--host {host}: whoever reaches this address may use the models; set a key with {KEY}=...")
     folder = None if output is None else written_run(output, new=True)
     path, chosen = None if folder is None else folder.path, bound([graph], options, options["batch_size"])
     run = RunOptions(graph=graph, input=("requests",), output=path, fail_on_error=1.0, served=True, **chosen)
     address, limits = server.Address(host, port, key), server.ServeLimits(max_queue=max_queue, timeout_s=timeout)
-    observer = Observer(starting=live.Starts, tell=print_notice)
+    observer = Observer(starting=live.Starts, tell=terminal.print_notice)
     metrics = import_module("pipeline.cli.metrics").served_metrics
     with live.restored_handlers(), rare_collection():
         try:
             result = server.serve(run, limits, address, observer, attend=live.stop_on_signal, metrics=metrics, command=sys.argv)
         except Interrupted:
-            print_notice("interrupted before any request was taken")
+            terminal.print_notice("interrupted before any request was taken")
             raise
-    return _ended(result, folder or Located(result.folder))
-
-
-def _ended(result: Any, folder: Located) -> int:
-    """Print the summary of a server's run, and what stopped it; the exit code."""
-    out = output()
-    if result.done + result.failed and not out.prints("the summary", partial(print_summary, folder)):
+    out, served = terminal.output(), folder or Located(result.folder)
+    if result.done + result.failed and not out.prints("the summary", partial(print_summary, served)):
         return 1
     if result.error is not None and result.run.status == "failed":
         out.error(str(result.error))
-    code: int = result.exit_code
-    return code
+    return int(result.exit_code)

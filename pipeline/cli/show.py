@@ -31,14 +31,8 @@ from pipeline.show.transcripts import ShownCandidate, ShownStep, Transcript, rea
 from pipeline.store.folder import FILE
 from pipeline.store.query import Query, check_readable
 
-STYLES = {
-    "accepted": "green",
-    "unverified": "green",
-    "fallback": "yellow",
-    "first_steps": "yellow",
-    "guidance": "cyan",
-    "interrupted": "magenta",
-}
+STYLES = dict.fromkeys(("accepted", "unverified"), "green") | dict.fromkeys(("fallback", "first_steps"), "yellow")
+STYLES |= {"guidance": "cyan", "interrupted": "magenta"}
 """Colours of steps by their decision; the others, which an engine wrote without a choice, are blue."""
 VERDICTS = {"right": "bold green", "wrong": "bold red", "failed": "bold red"}
 FOLLOW_S = 2.0
@@ -171,8 +165,8 @@ def _cells(state: RunState) -> Iterator[str]:
 def _follow(run: Located, as_json: bool) -> None:
     """Print how far the run is until no process is at work on it."""
     rates = RecentRates("chains")
-    live = Live(console=PlainConsole(), auto_refresh=False) if sys.stdout.isatty() and not as_json else None
-    with live or nullcontext():
+    changing = sys.stdout.isatty() and not as_json
+    with Live(console=PlainConsole(), auto_refresh=False) if changing else nullcontext() as live:
         while True:
             found = run_state(run.path)
             rates.look(time.monotonic(), {"chains": found.chains})
@@ -240,14 +234,9 @@ def _lines(transcript: Transcript, candidates: bool) -> Iterator[Text]:
         yield from _step(step, candidates)
     if transcript.answer_text:
         yield Text(transcript.answer_text)
-    yield Text.assemble(
-        "answer: ", (transcript.answer or "none", "bold"), f"   reference: {transcript.reference or 'none'}   ", _verdict(transcript)
-    )
+    answer, verdict = (transcript.answer or "none", "bold"), (transcript.verdict, VERDICTS.get(transcript.verdict, ""))
+    yield Text.assemble("answer: ", answer, f"   reference: {transcript.reference or 'none'}   ", verdict)
     yield Text(f"ended: {transcript.ended}", "dim")
-
-
-def _verdict(transcript: Transcript) -> tuple[str, str]:
-    return transcript.verdict, VERDICTS.get(transcript.verdict, "")
 
 
 def _step(step: ShownStep, candidates: bool) -> Iterator[Text]:

@@ -1,10 +1,9 @@
 """What `pipeline run` and `resume` do: options enter; a run folder, a live display and a summary leave."""
 
-import os
 import shlex
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -39,7 +38,7 @@ def solve_and_exit(options: RunOptions, named: Located | None, as_json: bool, me
     if options.baseline and named is not None and named.url:
         raise UsageError("--baseline: needs a run folder on this machine")
     baseline = run_baseline(options) if options.baseline else None
-    with live.restored_handlers(), rare_collection(), _quiet_stdout(options), _observed(metrics, options) as observer:
+    with live.restored_handlers(), rare_collection(), _observed(metrics, options) as observer:
         solve = partial(start, observer=observer, attend=live.stop_on_signal, command=sys.argv)
         results, code = solved(solve, options, baseline, plan)
     folder = named or Located(_folder_of(results[0]))
@@ -92,16 +91,6 @@ def print_about(run: Prepared) -> None:
         replicas = f" on each of {chosen.replicas} replicas" if run.on_replicas else " in one process, as its shards are merged"
     over = f", {state.totals.chains:,} are over already" if state.totals.chains else ""
     print_notice(f"{said}{replicas}{over}, in {run.folder}")
-
-
-@contextmanager
-def _quiet_stdout(options: RunOptions) -> Iterator[None]:
-    """Keep stdout for the summary: Ray prints there what its nodes say."""
-    if options.cluster is None:
-        yield
-        return
-    with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere):
-        yield
 
 
 def _observed(metrics: Address, options: RunOptions) -> AbstractContextManager[Observer]:

@@ -3,11 +3,10 @@
 import os
 import sys
 from collections.abc import Callable, Iterable
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Self
 
 import click
 
@@ -15,7 +14,7 @@ from pipeline.errors import Interrupted, PipelineError, UsageError, reason
 from pipeline.files import one_line, sanitize
 
 
-class CommandOutput:
+class CommandOutput(AbstractContextManager["CommandOutput"]):
     """What a command prints beside its results, the `obj` of its context. As a context manager it closes the log file."""
 
     def __init__(
@@ -29,9 +28,6 @@ class CommandOutput:
             self._file = None if log_file is None else log_file.open("a", encoding="utf-8", errors="backslashreplace")
         except OSError as error:
             raise UsageError(f"--log-file {log_file}: not writable: {reason(error)}") from error
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if isinstance(error, PipelineError) and not isinstance(error, Interrupted):

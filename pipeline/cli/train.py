@@ -25,14 +25,12 @@ NO_LIMIT = 1 << 40
 
 def _training(function: Callable[..., None]) -> click.Command:
     """A command with the argument and the options of both trainings."""
-    for parameter in (
-        option("--resume", is_flag=True, help="Continue from the last checkpoint in the folder."),
-        option("-o", "--output", type=LocalPath(), metavar="DIR", help="Folder of the adapter, instead of CONFIG's output."),
-        option("-s", "--set", "settings", multiple=True, metavar="KEY=VALUE", help="Set a key of CONFIG: lora.rank=16. May be repeated."),
-        click.argument("config", type=click.Path(path_type=Path)),
-    ):
-        function = parameter(function)
-    return click.command()(function)
+    folder = "Folder of the adapter, instead of CONFIG's output."
+    setting = "Set a key of CONFIG: lora.rank=16. May be repeated."
+    function = option("--resume", is_flag=True, help="Continue from the last checkpoint in the folder.")(function)
+    function = option("-o", "--output", type=LocalPath(), metavar="DIR", help=folder)(function)
+    function = option("-s", "--set", "settings", multiple=True, metavar="KEY=VALUE", help=setting)(function)
+    return click.command()(click.argument("config", type=click.Path(path_type=Path))(function))
 
 
 @_training

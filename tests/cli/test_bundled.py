@@ -6,7 +6,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.cli.bundled import FILES, KINDS
+from pipeline.cli.bundled import KINDS
 from pipeline.graph.files import bundled_files
 from tests.support.commands import pipeline
 
@@ -20,9 +20,10 @@ def test_everything_bundled_is_listed_with_what_it_is(kind: str | None) -> None:
     assert all(row["name"] in printed for row in found)
     assert "None" not in printed
     names = [row["name"] for row in found]
-    assert sorted(names) == sorted(KINDS if kind is None else bundled_files(FILES[kind]) if kind in FILES else names)
+    form = None if kind is None else KINDS[kind][1]
+    assert sorted(names) == sorted(KINDS if kind is None else names if form is None else bundled_files(form))
     if kind == "graphs":
-        assert (names[:4], found[0]["params"]["candidates"]) == (["speccot", "specreason", "scot", "target"], 5)
+        assert names[:4] == ["speccot", "specreason", "scot", "target"]
 
 
 def test_a_data_set_is_prepared_in_the_folder_data(tmp_path: Path) -> None:
@@ -34,19 +35,3 @@ def test_a_data_set_is_prepared_in_the_folder_data(tmp_path: Path) -> None:
     other = pipeline("prepare", "gsm8k", "--from", "one.jsonl", "-o", "here.parquet", cwd=tmp_path)
     assert (other.returncode, other.stdout.startswith("here.parquet: 1 problems, digest ")) == (0, True)
     assert other.stderr.startswith("warning: one.jsonl: 1 rows with the digest ")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        (("gsm8k", "--from", "bad.jsonl"), "error: bad.jsonl, row 2: has no answer"),
-        (("gsm8k",), "error: gsm8k: give the published file, --from PATH, or --from hub to download"),
-        (("gsm9k",), "error: no data set is named `gsm9k`; did you mean `gsm8k`?"),
-    ],
-)
-def test_errors_are_one_line_and_exit_code_2(tmp_path: Path, arguments: tuple[str, ...], sentence: str) -> None:
-    (tmp_path / "bad.jsonl").write_text('{"question": "x", "answer": "#### 1"}\n{"question": "y", "answer": ""}\n')
-    done = pipeline("prepare", *arguments, cwd=tmp_path)
-    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
-    assert done.stderr.startswith(sentence)
-    assert not (tmp_path / "data").exists()

@@ -13,8 +13,6 @@ from pipeline.cli.terminal import CommandOutput
 from pipeline.engine import EngineStatistics, Request
 from pipeline.engines.meter import READY
 from pipeline.run.prepare import load_plan
-from pipeline.runtime.admission.admission import Admission
-from pipeline.runtime.admission.cache import CacheLimit
 from pipeline.runtime.clock import Clock
 from pipeline.runtime.executor import Executor
 from pipeline.runtime.lane import Call, Lane
@@ -43,9 +41,9 @@ class Counting:
 class Watched:
     """A run on two engines of four calls each, and a meter over it whose clock is set by hand."""
 
-    def __init__(self, admission: Admission | None = None) -> None:
+    def __init__(self) -> None:
         self.now = 0.0
-        self.progress = Progress(PLAN, ResumeState(), print, Clock(0, lambda: self.now), admission)
+        self.progress = Progress(PLAN, ResumeState(), print, Clock(0, lambda: self.now))
         self.engines = {role: Counting() for role in ROLES}
         self.lanes = {role: Lane(role, 8) for role in ROLES}
         for lane in self.lanes.values():
@@ -58,17 +56,6 @@ class Watched:
 @pytest.fixture
 def watched() -> Watched:
     return Watched()
-
-
-def test_the_display_says_how_many_chains_pause() -> None:
-    admission = Admission([CacheLimit(role="target", tokens=100, sequences=8)])
-    members = [admission.enter() for _ in range(2)]
-    for member in members:
-        admission.before_level(member, {"target": range(30)})
-    watched = Watched(admission)
-    assert "paused" not in watched.meter.line()
-    admission.before_level(members[0], {"target": range(90)})
-    assert " · 1 paused" in watched.meter.line()
 
 
 def test_how_far_the_run_is_and_what_the_engines_do(watched: Watched) -> None:

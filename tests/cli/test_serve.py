@@ -3,10 +3,7 @@
 import socket
 from pathlib import Path
 
-import pytest
-
 from tests.support.commands import pipeline
-from tests.support.serving import serving
 
 
 def test_a_port_that_is_taken_and_a_host_that_is_not_ours_are_said(tmp_path: Path) -> None:
@@ -25,12 +22,3 @@ def test_a_port_that_is_taken_and_a_host_that_is_not_ours_are_said(tmp_path: Pat
 def test_toys_answer_no_requests_unless_they_are_named(tmp_path: Path) -> None:
     done = pipeline("serve", "speccot", "-o", tmp_path / "run", "--port", "0")
     assert (done.returncode, done.stderr.count("--engines tiny")) == (2, 1)
-
-
-@pytest.mark.slow
-def test_the_run_of_a_server_is_not_resumed(tmp_path: Path) -> None:
-    with serving(served := tmp_path / "served"):
-        pass
-    done = pipeline("resume", served)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == f"error: {served}: is the run of a server, which cannot be resumed\n"

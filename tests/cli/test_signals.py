@@ -95,18 +95,3 @@ def test_one_that_another_thread_gets_is_heard_at_once() -> None:
         assert stop.aborted
 
     anyio.run(main)
-
-
-def test_a_sweep_stops_at_the_first_one_that_is_not_ignored() -> None:
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    stop = Stop()
-
-    async def main() -> None:
-        async with anyio.create_task_group() as tasks:
-            await tasks.start(stop_at_first_signal, stop)
-            os.kill(os.getpid(), signal.SIGHUP)
-            await anyio.wait_all_tasks_blocked()
-            assert not stop.aborted
-            await send(signal.SIGTERM, lambda: stop.aborted)
-
-    anyio.run(main)

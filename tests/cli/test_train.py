@@ -24,25 +24,13 @@ def test_help_loads_no_heavy_package() -> None:
     assert {name.partition(".")[0] for name in modules.split()}.isdisjoint(HEAVY)
 
 
-def test_errors_of_a_config_are_exit_code_2(tmp_path: Path) -> None:
-    config = write_config(tmp_path / "train.yaml", model="bundled:tiny-target", data=["none.jsonl"], output=str(tmp_path / "out"))
-    for words, says in (
-        (("--set", "lora.rnk=4"), "unknown key `rnk`; did you mean `rank`?"),
-        (("--set", "seed"), "--set seed: expected NAME=VALUE"),
-        ((), "none.jsonl: no such file"),
-    ):
-        done = pipeline("train", "select", config, *words)
-        assert (done.returncode, done.stdout) == (2, "")
-        assert done.stderr.startswith("error: ")
-        assert says in done.stderr
-    assert not (tmp_path / "out").exists()
-
-
 @pytest.mark.parametrize(
     ("setting", "says"),
     [
         ("model=bundled:tiny-tarket", "model: bundled:tiny-tarket: no bundled model is named 'tiny-tarket' (did you mean `tiny-target`?)"),
         ("model=/no/folder", "model: no such directory: /no/folder; name a folder with the model's files"),
+        ("lora.rnk=4", "unknown key `rnk`; did you mean `rank`?"),
+        ("data=[none.jsonl]", "none.jsonl: no such file"),
         ("max_length=5000", "max_length: is 5,000, and bundled:tiny-target was made for 4,096 tokens"),
         ("output=docs", "docs: already exists; add --resume to continue, or choose another folder with --output"),
     ],

@@ -12,11 +12,11 @@ from pipeline.cli.grade import watched
 from pipeline.engines.tokenizer import HFTokenizer
 from tests.support import small_server
 from tests.support.commands import command
+from tests.support.paths import ROOT, SIM
 
 pytestmark = pytest.mark.slow  # whole runs
 
-ROOT = Path(__file__).parent.parent.parent
-TARGET, SIM = ROOT / "graphs/target.yaml", ROOT / "graphs/engines/sim-instant.yaml"
+TARGET = ROOT / "graphs/target.yaml"
 ESCAPES = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202e[bold red]x[/]:smile:\r\n"
 CANARY = "sk-canary/7f3a9c"
 
@@ -38,15 +38,11 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-@pytest.mark.parametrize("form", ["markdown", "csv", "json"])
-def test_comparing_prints_names_of_folders_as_text(hostile: Path, tmp_path: Path, form: str) -> None:
-    done = command("compare", hostile)
-    table = tmp_path / f"table.{'md' if form == 'markdown' else form}"
-    command("compare", hostile, "--output", table)
-    written = table.read_text()
-    if form == "csv":
-        assert next(iter(csv.DictReader(written.splitlines())))["run"].startswith("=1 ")
-    assert "\x1b" not in done.stdout + written
+def test_comparing_prints_names_of_folders_as_text(hostile: Path, tmp_path: Path) -> None:
+    said = [command("compare", hostile, "--output", tmp_path / f"table.{form}").stdout for form in ("md", "csv", "json")]
+    written = [path.read_text() for path in sorted(tmp_path.iterdir())]
+    assert next(iter(csv.DictReader(written[0].splitlines())))["run"].startswith("=1 ")
+    assert "\x1b" not in "".join(said + written)
 
 
 def test_a_table_takes_every_string_as_it_is() -> None:
@@ -88,14 +84,3 @@ def test_no_key_is_in_anything_that_is_kept_or_printed(tmp_path: Path, monkeypat
     tables = [repr(pq.read_table(path).to_pylist()) for path in (tmp_path / "run").rglob("*.parquet")]
     said = [done.stdout, done.stderr, (tmp_path / "run/run.json").read_text(), *tables]
     assert not [text for text in said if "canary" in text]
-
-
-def test_a_url_with_a_password_is_refused_and_not_repeated(tmp_path: Path) -> None:
-    url = "http://user:canary@127.0.0.1:9/v1"
-    engine = f"{{backend: openai, model: tiny, base_url: '{url}', tokenizer: 'bundled:tiny-target'}}"
-    (tmp_path / "engines.yaml").write_text(f"target: {engine}\n")
-    (tmp_path / "p.csv").write_text("problem\n1 + 1?\n")
-    for words in (("graph", "check"), ("graph", "check", "--json"), ("run", "--input", str(tmp_path / "p.csv"))):
-        done = command(*words, TARGET, "--engines", tmp_path / "engines.yaml")
-        assert done.returncode == 2, done.stderr
-        assert "canary" not in done.stdout + done.stderr

@@ -29,28 +29,11 @@ def trapped(tmp_path: Path) -> Path:
     return folder
 
 
-def marks(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.parent.glob("mark-*"))
-
-
-def run(folder: Path, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*COMMAND, *map(str, arguments)], cwd=folder, capture_output=True, text=True, timeout=HANGS_S)
-
-
-def grades(folder: Path) -> list[tuple[bool | None, str | None]]:
-    return [(row["correct"], row["grading_error"]) for row in pq.read_table(folder / "out/chains").to_pylist()]
-
-
-@pytest.mark.slow
-def test_a_simulated_run_and_its_grader_import_nothing_from_there(trapped: Path) -> None:
-    done = run(trapped, "run", ROOT / "graphs/speccot.yaml", "--engines", SIM, "--input", "problems.jsonl", "--output", "out")
-    assert (done.returncode, marks(trapped)) == (0, []), done.stderr
-    assert grades(trapped) == [(False, None)], "a worker compared them"
-
-
-@pytest.mark.torch
-def test_an_engine_in_a_process_of_its_own_imports_nothing_from_there(trapped: Path) -> None:
-    options = ("--input", "problems.jsonl", "--engines", "tiny", "--output", "out", "--set", "engines.target.max_num_seqs=2")
-    done = run(trapped, "run", ROOT / "graphs/speccot.yaml", *options)
-    assert (done.returncode, marks(trapped)) == (0, []), done.stderr
-    assert [each[1] for each in grades(trapped)] == [None]
+@pytest.mark.parametrize("engines", [pytest.param(SIM, marks=pytest.mark.slow), pytest.param("tiny", marks=pytest.mark.torch)])
+def test_a_run_its_grader_and_its_engines_import_nothing_from_there(trapped: Path, engines: str | Path) -> None:
+    words = ["run", ROOT / "graphs/speccot.yaml", "--engines", engines, "--input", "problems.jsonl", "--output", "out"]
+    words += ["--set", "engines.target.max_num_seqs=2"] if engines == "tiny" else []
+    done = subprocess.run([*COMMAND, *map(str, words)], cwd=trapped, capture_output=True, text=True, timeout=HANGS_S)
+    assert (done.returncode, [*trapped.parent.glob("mark-*")]) == (0, []), done.stderr
+    [row] = pq.read_table(trapped / "out/chains").to_pylist()
+    assert row["grading_error"] is None, "a worker compared the answers"
