@@ -30,7 +30,7 @@ from pipeline.engine import Engine
 from pipeline.errors import MissingExtra, Unfinished, UsageError, nearest
 from pipeline.grading.plugins import Same, name_of
 from pipeline.graph.files import setting
-from pipeline.graph.load import PRESET, load_preset
+from pipeline.graph.load import with_preset
 from pipeline.graph.plan import Plan
 from pipeline.graph.plugins import register
 from pipeline.graph.spec import EngineSpec
@@ -197,7 +197,7 @@ def _compiled(graph: Graph, engines: Engines | None, given: Mapping[str, Any]) -
         if found := [name for name, value in bound.items() if value]:
             raise UsageError(f"{found[0]}: the plan is already compiled; pass this to load_graph")
         return graph, {}, ()
-    source, settings = Path(graph) if isinstance(graph, str) else graph, _settings(given)
+    source, (settings, _) = Path(graph) if isinstance(graph, str) else graph, _settings(graph, given)
     for each in given.get("judges", ()):
         register(each if isinstance(each, StageKind) else judge(each))
     if not (models := given.get("models")):
@@ -340,21 +340,21 @@ def _called(graph: Graph, problems: Input, options: RunKeywords) -> Iterator[_So
         values: dict[str, Any] = {"graph": plan.name, "engines": None, "planned_engines": placed, "output": folder, **files}
         values["in_memory"] = [name for name in sources if name not in files]
         values["input"] = paths or [str(Path(folder, PROBLEMS)) if folder else "problems"]
-        chosen = _chosen(given, values)
+        chosen = _chosen(graph, given, values)
         rows = None if paths else rows_in_memory(problems, chosen.limit)
         baseline = run_baseline(chosen) if chosen.baseline else None
         with prepare(chosen, plan, rows, virtual=None if opened is None else False, on_disk=False) as run:
             yield _SolveCall(run=run, engines=opened, baseline=baseline, said=said)
 
 
-def _chosen(given: Mapping[str, Any], values: Mapping[str, Any]) -> RunOptions:
+def _chosen(graph: Graph, given: Mapping[str, Any], values: Mapping[str, Any]) -> RunOptions:
     """The options for the keywords that were `given`, some replaced by `values`; raises `UsageError`."""
-    preset, samples, random = (given.get(name) for name in ("preset", "samples", "random"))
+    (settings, samples), random = _settings(graph, given), given.get("random")
     graders = [name_of(each) for each in given.get("graders", ())]
     meant = {
-        "settings": _settings(given),
+        "settings": settings,
         "columns": given.get("columns") or {},
-        "samples": (preset and load_preset(preset).samples) or 1 if samples is None else samples,
+        "samples": samples,
         "random": None if random is None else str(random),
         "grader": graders[0] if len(graders) == 1 else None,
     }
@@ -373,15 +373,16 @@ def _paths(problems: Input) -> list[str]:
     return [str(each) for each in listed] if all(isinstance(each, Path) for each in listed) else []
 
 
-def _settings(bound: Mapping[str, Any]) -> tuple[str, ...]:
-    """The preset and the values of `set` in the form of `--set`; raises `UsageError` for a value that no file could hold."""
-    found = [] if bound.get("preset") is None else [f"{PRESET}{bound['preset']}"]
+def _settings(graph: Any, bound: Mapping[str, Any]) -> tuple[tuple[str, ...], int]:
+    """The preset and the values of `set` in the form of `--set`, and the samples of each problem; raises `UsageError` for a value that no
+    file could hold."""
+    found = list[str]()
     for name, value in (bound.get("set") or {}).items():
         try:
             found.append(setting(name, value))
         except TypeError as error:
             raise UsageError(f"set[{name!r}]: {error}; expected a number, a text, a boolean or None") from error
-    return tuple(found)
+    return with_preset(bound.get("preset"), [Path(graph) if isinstance(graph, str) else graph], found, bound.get("samples"))
 
 
 def _opened(engines: Engines | None) -> dict[str, Any] | None:

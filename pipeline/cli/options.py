@@ -255,15 +255,10 @@ def bound(graphs: Sequence[Path], options: Mapping[str, Any], batch_size: int = 
     """
     found = dict(options)
     name, models = found.pop("preset", None), found.pop("models", ())
-    loading = import_module("pipeline.graph.load")
-    preset = None if name is None else loading.load_preset(name)
-    if preset is not None:
-        found["settings"] = (f"{loading.PRESET}{name}", *found["settings"])
-        if preset.set and not any(names.has(setting) for names in map(loading.outline, graphs) for setting in preset.set):
-            listed, where = ", ".join(f"`{setting}`" for setting in preset.set), " and ".join(map(str, graphs))
-            raise UsageError(f"--preset {name}: sets only {listed}, none of which {where} has")
-    if "samples" in found and found["samples"] is None:
-        found["samples"] = (preset.samples if preset is not None else None) or 1
+    with_preset = import_module("pipeline.graph.load").with_preset
+    found["settings"], samples = with_preset(name, graphs, found["settings"], found.get("samples"))
+    if "samples" in found:
+        found["samples"] = samples
     if models and found.get("engines"):
         raise UsageError("--model: chooses the engines, and so does --engines; change a model of the file by --set engines.ROLE.model=NAME")
     if models:

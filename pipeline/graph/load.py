@@ -166,8 +166,8 @@ def _named(inside: FileMapping, key: str, kind: FileKind, keys: Keys) -> FileMap
 
 
 def _read(settings: Iterable[str], known: "GraphNames | None" = None) -> Iterator[Setting]:
-    """The values of `settings`, and of their presets where the graph has the name (`known`)."""
-    for text in settings:
+    """The values of the presets in `settings` where the graph has the name (`known`), and then those of the other settings."""
+    for text in sorted(settings, key=lambda each: not each.startswith(PRESET)):
         if known is None or not text.startswith(PRESET):
             yield Setting(*read_setting(text))
             continue
@@ -281,6 +281,23 @@ def load_reward_model(path: Path, settings: Sequence[str] = ()) -> tuple[EngineS
 def load_preset(name: Path | str) -> Preset:
     """A preset, by its path or its name; raises `GraphError` for what is wrong in it."""
     return decode_file(read_file(name, "preset"), Preset)
+
+
+def with_preset(
+    name: Path | str | None, graphs: Iterable[Graph], settings: Iterable[str], samples: int | None
+) -> tuple[tuple[str, ...], int]:
+    """The settings with the preset of this name, if there is one, and the attempts at every problem: `samples`, or what the preset says.
+
+    Raises `UsageError` where none of the `graphs` has anything that the preset sets.
+    """
+    if name is None:
+        return (*settings,), 1 if samples is None else samples
+    preset, graphs = load_preset(name), [*graphs]
+    if preset.set and not any(names.has(each) for names in map(outline, graphs) for each in preset.set):
+        listed = ", ".join(f"`{each}`" for each in preset.set)
+        where = " and ".join(str(each) if isinstance(each, Path) else "the graph" for each in graphs)
+        raise UsageError(f"--preset {name}: sets only {listed}, none of which {where} has")
+    return (f"{PRESET}{name}", *settings), samples if samples is not None else preset.samples or 1
 
 
 class GraphNames(Struct, frozen=True):

@@ -2,6 +2,7 @@
 
 import math
 import re
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -193,8 +194,10 @@ def test_what_the_user_sets_is_stronger_than_a_preset(tmp_path: Path) -> None:
         "set: {temperature: 0.5, stages.fallback.temperature: 0.0, stages.verify.threshold: 0.25, stages.answer.max_tokens: 7}"
     )
     params, stages = ("temperature=0.75", "min_probability=0.5"), ("stages.answer.max_tokens=9", "stages.answer.temperature=1")
-    for given, expected in [((), (0.5, 0.0, 0.25, 7, 0.5)), (params, (0.75, 0.75, 0.5, 7, 0.75)), (stages, (0.5, 0.0, 0.25, 9, 1.0))]:
-        spec: dict[str, Any] = dict(load_plan(Path("scot"), settings=(f"preset={preset}", *given)).graph.stages)
+    cases = [((), (0.5, 0.0, 0.25, 7, 0.5)), (params, (0.75, 0.75, 0.5, 7, 0.75)), (stages, (0.5, 0.0, 0.25, 9, 1.0))]
+    for (given, expected), after in product(cases, (False, True)):
+        settings = (*given, f"preset={preset}") if after else (f"preset={preset}", *given)
+        spec: dict[str, Any] = dict(load_plan(Path("scot"), settings=settings).graph.stages)
         answer = spec["answer"]
         found = (spec["draft"].temperature, spec["fallback"].temperature, spec["verify"].threshold, answer.max_tokens, answer.temperature)
         assert found == expected
