@@ -7,15 +7,21 @@ Medicine 17), one-sided at 95 %, by Bonferroni for all points together.
 
 import math
 from collections.abc import Sequence
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 from statistics import NormalDist
+from typing import Any
 
+import msgspec
 import numpy as np
 from msgspec import Struct
 
 from pipeline.analysis.curves import Measured, best_baseline, curves
 from pipeline.errors import UsageError
-from pipeline.graph.files import read_setting, written
+from pipeline.graph.files import written
+from pipeline.graph.load import PRESET, load_preset
+from pipeline.graph.rules import with_keys
 
 
 class Pairs(Struct, frozen=True):
@@ -77,8 +83,14 @@ def _pairs(point: Measured, alone: Measured) -> Pairs:
 
 
 def write_preset(chosen: Measured, file: Path) -> None:
-    """Write the params of a chosen point, and what was set of its stages, as a preset file."""
-    run = chosen.run.file
-    stages = dict(read_setting(each)[:2] for each in run.options.settings if each.startswith("stages."))
-    text = written({"set": run.plan.params | stages}, default_flow_style=False)
+    """Write the params of a chosen point as a preset file, and what it, or a preset that it had, set of single stages."""
+    run, names = chosen.run.file, list[str]()
+    for each in run.options.settings:
+        names += load_preset(each.removeprefix(PRESET)).set if each.startswith(PRESET) else [each.partition("=")[0]]
+    stages = {keys[-1]: msgspec.to_builtins(stage) for keys, stage in with_keys(run.plan.graph.stages)}
+    found: dict[str, Any] = dict(run.plan.params)
+    for part, stage, key in (name.split(".", 2) for name in names if name.startswith("stages.")):
+        for own in stages if stage == "*" else stages.keys() & {stage}:
+            found[f"{part}.{own}.{key}"] = reduce(getitem, key.split("."), stages[own])
+    text = written({"set": found}, default_flow_style=False)
     file.write_text(f"# Chosen by pipeline sweep on {', '.join(run.options.input)}.\n{text}\n")

@@ -7,10 +7,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from pipeline.analysis.curves import Measured, read_points
 from pipeline.errors import UsageError
-from pipeline.graph.load import load_preset
+from pipeline.graph.load import load_preset, source_of
+from pipeline.run.prepare import load_plan
 from pipeline.study.choose import Pairs, choose, write_preset
 from tests.support.sweeps import sweep
 
@@ -42,7 +44,7 @@ def test_no_difference_in_n_problems_is_a_loss_of_little_more_than_wilson_s() ->
 @pytest.fixture(scope="module")
 def points(tmp_path_factory: pytest.TempPathFactory) -> list[Measured]:
     folder = tmp_path_factory.mktemp("choose")
-    [found] = read_points(sweep(folder, vary={"candidates": ("1", "5")}, batch_sizes=(4,)).folder).values()
+    [found] = read_points(sweep(folder, vary={"candidates": (1, 5)}, batch_sizes=(4,)).folder).values()
     return found
 
 
@@ -55,7 +57,7 @@ def graded(point: Measured, right: list[int], rate: float) -> Measured:
 
 
 @pytest.mark.slow
-def test_the_fastest_point_that_loses_little_is_chosen_and_written_as_a_preset(points: list[Measured], tmp_path: Path) -> None:
+def test_the_fastest_point_that_loses_little_is_chosen(points: list[Measured]) -> None:
     target, one, five = points
     every, lossy = [1] * 400, [1] * 380 + [0] * 20
     made = [graded(target, every, 1), graded(one, lossy, 9), graded(five, every, 3)]
@@ -65,8 +67,17 @@ def test_the_fastest_point_that_loses_little_is_chosen_and_written_as_a_preset(p
     assert found[1] == pytest.approx(Pairs(400, 0, 0).most(1.959964))  # 5 % for two points
     assert (choose(made, 0.1) or made)[0] is made[1]
     assert choose(made, 0.001) is None
-    write_preset(five, tmp_path / "chosen.yaml")
-    assert load_preset(tmp_path / "chosen.yaml").set == five.run.file.plan.params
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("settings", [("preset=scot",), ("temperature=0.9", "preset=scot", "stages.answer.max_tokens=9")])
+def test_the_preset_makes_the_plan_of_the_point_again(points: list[Measured], settings: tuple[str, ...], tmp_path: Path) -> None:
+    plan, run = load_plan(Path("scot"), settings=settings), points[0].run
+    file = structs.replace(run.file, options=structs.replace(run.file.options, settings=settings), source=source_of(plan))
+    had = type(run)(**{name: getattr(run, name) for name in run.__struct_fields__} | {"file": file})
+    write_preset(structs.replace(points[0], run=had), tmp_path / "chosen.yaml")
+    assert load_plan(Path("scot"), settings=(f"preset={tmp_path / 'chosen.yaml'}",)).graph == plan.graph
+    assert plan.params.items() <= load_preset(tmp_path / "chosen.yaml").set.items()
 
 
 @pytest.mark.slow
