@@ -18,7 +18,7 @@ from bench.runs import ARITH, swept, write_problems
 from pipeline.analysis.curves import Measured
 from pipeline.analysis.facts import stated
 from pipeline.options import RunOptions
-from pipeline.study.systems import Matrix
+from pipeline.study.systems import Matrix, SystemEntry, varied
 
 BUILD = ROOT / "build/scaling"
 BATCH_SIZES = (1, 8) if TRIAL else (1, 8, 32, 64, 128)
@@ -26,7 +26,7 @@ PROBLEMS, SIMULATED_PROBLEMS, REPEATS = (8, 8, 1) if TRIAL else (160, 384, 2)
 WIDE = ("max_in_flight", "max_num_seqs")
 """Of the torch engines: as many as chains may live at once, so that the batch size is what is varied."""
 GRAPHS = (ROOT / "graphs/speccot.yaml", ROOT / "graphs/specreason.yaml")
-VARIED = {"candidates": ("1", "5")}
+VARIED = {"candidates": (1, 5)}
 DEFAULT_TEXT = "thoughts of about 12 steps of 40 tokens"
 """The text of engines `sim` without a preset: pipeline/engines/sim/spec.py."""
 
@@ -79,10 +79,9 @@ def run_sweep(name: str, setup: Setup, folder: Path) -> list[Measured]:
     )
     matrix = Matrix(
         shared=shared,
-        graphs=GRAPHS,
+        systems=varied([SystemEntry(graph=str(graph)) for graph in GRAPHS], VARIED),
         batch_sizes=BATCH_SIZES,
         schedules=("pipelined", "lockstep"),
-        vary=VARIED,
         repeats=1 if setup.simulated else REPEATS,
     )
     return swept(matrix, name)

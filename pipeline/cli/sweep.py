@@ -33,6 +33,7 @@ from pipeline.cli.options import (
 from pipeline.cli.show import write_page
 from pipeline.cli.terminal import output, print_line, print_notice
 from pipeline.errors import MissingExtra, UsageError
+from pipeline.graph.files import parse
 from pipeline.options import SCHEDULE_HELP, RunOptions, ScheduleName
 from pipeline.run.loop import rare_collection
 from pipeline.run.run import Observer
@@ -41,7 +42,7 @@ from pipeline.study.choose import choose, write_preset
 from pipeline.study.points import Point, Study, plan_sweep
 from pipeline.study.run import SweepResult, carry_out
 from pipeline.study.study_file import is_study, read_study
-from pipeline.study.systems import Matrix
+from pipeline.study.systems import EnginesEntry, Matrix, SystemEntry, engines_name, varied
 
 WITH_A_STUDY = ("graphs", "small", "dry_run", "output", "fail_on_error", "resume", "quiet", "verbose", "log_file")
 """What may be given with a study file, which says the rest itself."""
@@ -65,13 +66,13 @@ class Listed(click.ParamType[Any]):
         return found
 
 
-def _vary(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
-    found: dict[str, tuple[str, ...]] = {}
+def _vary(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, list[Any]]:
+    found: dict[str, list[Any]] = {}
     for value in values:
         name, _, listed = value.partition("=")
         if not name or not listed or not all(listed.split(",")):
             raise click.BadParameter(f"{value!r}: expected NAME=VALUE,VALUE,..., for example candidates=1,2,5")
-        found[name] = tuple(listed.split(","))
+        found[name] = [parse(each, f"--vary {value}") for each in listed.split(",")]
     return found
 
 
@@ -164,13 +165,19 @@ def _sweep(graphs: tuple[Path, ...], options: dict[str, Any]) -> Study:
     inputs = options["inputs"]
     if not inputs:
         raise click.UsageError("no problems to solve: name a file or a data set with --input, such as arith", click.get_current_context())
-    chosen = bound(graphs, options, max(options["batch_sizes"]))
+    chosen, engines = bound(graphs, options, max(options["batch_sizes"])), options["engines"]
     data = {data_name(each) if len(inputs) > 1 else "": {"input": (str(each),)} for each in inputs}
     if len(data) < len(inputs):
         raise UsageError("--input: two data sets have the same name; rename one of them")
     own = {name: chosen[name] for name in RunOptions.__struct_fields__ if name in chosen.keys() - {"engines", "baseline"}}
-    lists = {name: chosen[name] for name in Matrix.__struct_fields__ if name in chosen}
-    return plan_sweep(Matrix(shared=RunOptions(graph=graphs[0], input=(str(inputs[0]),), **own), graphs=graphs, data=data, **lists))
+    matrix = Matrix(
+        shared=RunOptions(graph=graphs[0], input=(str(inputs[0]),), **own),
+        systems=varied([SystemEntry(graph=str(each)) for each in graphs], options["vary"]),
+        engines=[EnginesEntry(engines=str(each), name=engines_name(each) if len(engines) > 1 else "") for each in engines],
+        data=data,
+        **{name: chosen[name] for name in ("baseline", "baseline_engines", "batch_sizes", "schedules", "seeds", "repeats")},
+    )
+    return plan_sweep(matrix)
 
 
 def _planned(study: Study) -> list[str]:

@@ -2,6 +2,7 @@
 leave. Pure."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from msgspec import Struct, structs
@@ -11,7 +12,7 @@ from pipeline.errors import UsageError
 from pipeline.graph.plan import Plan
 from pipeline.graph.spec import EngineSpec
 from pipeline.options import RunOptions
-from pipeline.study.systems import Matrix, System, read_systems, unlike
+from pipeline.study.systems import Matrix, System, read_systems, said
 
 LEAST_TIMES = 16
 """Problems per place of the largest batch size, below which the tail decides the throughput."""
@@ -36,13 +37,10 @@ class Point(Struct, frozen=True, kw_only=True):
         """What says which problems are solved."""
         return self.options.input, tuple(sorted(self.options.columns.items())), self.options.limit, self.options.random
 
-    def same_run(self, other: "Point") -> bool:
-        """Whether both would make the same run."""
-        alike = [
-            (each.plan.digest, each.plan.engines, structs.replace(each.options, settings=(), graph=self.options.graph))
-            for each in (self, other)
-        ]
-        return alike[0] == alike[1]
+    @property
+    def run(self) -> Any:
+        """What is equal of two points that would make the same run."""
+        return self.plan.digest, self.plan.engines, structs.replace(self.options, graph=Path(), settings=())
 
 
 class Study(Struct, frozen=True, kw_only=True):
@@ -55,13 +53,9 @@ class Study(Struct, frozen=True, kw_only=True):
     tables: tuple[tuple[str, tuple[str, ...]], ...] = ()
     """The papers' tables, each with the folders of its runs."""
     told: tuple[str, ...] = ()
-    """Notices about its systems."""
+    """Notices about its systems and their engines."""
     folder: RunOptions
     """Its `output`, `resume` and `fail_on_error` hold for the whole folder."""
-    warm_up: int = 32
-    """Problems that every system solves on real engines before its first point."""
-    workers: int | None = None
-    """Most simulated points that run side by side, each in a process; None: as many as there are cores."""
 
     @property
     def points(self) -> list[Point]:
@@ -69,12 +63,13 @@ class Study(Struct, frozen=True, kw_only=True):
         runs in reverse order, so that a drift of the machine affects all points alike."""
         found = {point.folder: point for points in self.groups.values() for point in points}
         engines = list(dict.fromkeys(repr(point.plan.engines) for point in found.values()))
+        ordered = sorted(found.values(), key=lambda point: engines.index(repr(point.plan.engines)))
 
-        def place(point: Point) -> tuple[int, int]:
-            order = engines.index(repr(point.plan.engines))
-            return point.label.repeat, order if point.label.repeat % 2 == 0 else -order
+        def turn(numbered: tuple[int, Point]) -> tuple[int, int]:
+            place, point = numbered
+            return point.label.repeat, place if point.label.repeat % 2 == 0 else -place
 
-        return sorted(found.values(), key=place)
+        return [point for _, point in sorted(enumerate(ordered), key=turn)]
 
     @property
     def card(self) -> SweepCard:
@@ -89,21 +84,17 @@ def plan_sweep(matrix: Matrix) -> Study:
     if len({system.virtual for system in systems}) > 1:
         simulated = ", ".join(dict.fromkeys(system.engines or system.name for system in systems if system.virtual))
         raise UsageError(f"--engines: {simulated} would run on simulated time, the others not; simulate all of them or none")
-    told = (*(said for system in systems for said in system.notices), *unlike(systems))
     name = next((system.plan.name for system in systems if not system.baseline), systems[0].plan.name)
-    return Study(name=name, groups=grid(matrix, systems), folder=matrix.shared, told=told)
+    return Study(name=name, groups=grid(matrix, systems), folder=matrix.shared, told=tuple(dict.fromkeys(said(systems))))
 
 
 def grid(matrix: Matrix, systems: Sequence[System]) -> dict[str, tuple[Point, ...]]:
     """By data set all points of these systems."""
-    found: dict[str, tuple[Point, ...]] = {}
-    for data, rows in (matrix.data or {"": {}}).items():
-        points: list[Point] = []
-        for repeat in range(matrix.repeats):
-            once = [point for system in systems if not (repeat and system.virtual) for point in _points(matrix, system, data, rows, repeat)]
-            points += once if repeat % 2 == 0 else reversed(once)
-        found[data] = tuple(points)
-    return found
+    times = [(repeat, system) for repeat in range(matrix.repeats) for system in systems if not (repeat and system.virtual)]
+    return {
+        data: tuple(point for repeat, system in times for point in _points(matrix, system, data, rows, repeat))
+        for data, rows in (matrix.data or {"": {}}).items()
+    }
 
 
 def _points(matrix: Matrix, system: System, data: str, rows: Mapping[str, Any], repeat: int) -> Iterator[Point]:

@@ -7,10 +7,9 @@ simulated engines run before them, in processes. A finished point is never run a
 
 import asyncio
 import shutil
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
 from functools import partial
 from multiprocessing import active_children, get_context
 from pathlib import Path
@@ -22,7 +21,7 @@ from msgspec import Struct, structs
 
 from pipeline.analysis.curves import SWEEP, chains_done
 from pipeline.engine import Engine, PrefixCacheReset
-from pipeline.engines.registry import notices, open_engines
+from pipeline.engines.registry import open_engines
 from pipeline.errors import Interrupted, PipelineError, RunError, UsageError
 from pipeline.files import new_file
 from pipeline.graph.spec import EngineSpec
@@ -38,6 +37,9 @@ from pipeline.system.worker_process import end_with_parent, leave_signals
 from pipeline.tasks import gather
 
 CACHE_KEPT = "an engine cannot empty its prefix cache: later points may find prompts of earlier ones there and look faster than they are"
+WARM_UP = (8, 32)
+"""The least and the most problems that every system solves on real engines before its first point; between these, the batch size."""
+Job = Callable[[], Awaitable[None]]
 Done = Callable[[int, int, Point, RunFile], object]
 """Called after each point with the number of finished points, of all points, the point and its run."""
 
@@ -65,49 +67,72 @@ class SweepResult(Struct, frozen=True, kw_only=True):
         return 3 if failed_too_often(self.chains - self.failed, self.failed, self.fail_on_error) else 0
 
 
-def carry_out(study: Study, observer: Observer | None = None, done: Done | None = None, *, attend: Attend | None = None) -> SweepResult:
+def carry_out(
+    study: Study, observer: Observer | None = None, done: Done | None = None, *, attend: Attend | None = None, workers: int | None = None
+) -> SweepResult:
     """Run every point of `study` that is not finished yet. Errors in the options are raised before an engine starts.
 
-    `observer` observes each run, `done` is called after each point. `attend` runs alongside and may stop it.
+    `observer` observes each run, `done` is called after each point. `attend` runs alongside and may stop it. Simulated points run in up to
+    `workers` processes, by default as many as there are cores; with one, in this process.
     """
-    observer, points, error = observer or Observer(), study.points, None
-    with _held_folder(study) as folder, TemporaryDirectory(prefix="problems-") as place:
-        work = _Work(study, folder, observer, done or (lambda *about: None), _kept_problems(points, Path(place), observer))
-        for sentence in dict.fromkeys([*(each for point in points for each in notices(point.plan.engines)), *study.told]):
+    options, observer, error = study.folder, observer or Observer(), None
+    if options.resume and options.output is None:
+        raise UsageError("--resume: name the sweep's folder with --output")
+    held = hold_default(Path("sweeps"), study.name)
+    if options.output is not None:
+        held = hold_output(options.output, SWEEP, resume=options.resume)
+    with held as folder, TemporaryDirectory(prefix="problems-") as place:
+        work = _Work(study.points, folder, observer, done or (lambda *about: None), Path(place))
+        for sentence in study.told:
             observer.tell(sentence)
         _check_finished(work)
         with new_file(folder / SWEEP) as draft:
             draft.write_bytes(msgspec.json.format(msgspec.json.encode(study.card), indent=2) + b"\n")
         try:
-            _run_missing(work, attend)
+            for job, virtual in _jobs(work, workers or core_count()):
+                in_loop(partial(attended, partial(_to_its_end, job), attend), virtual=virtual)
         except PipelineError as failure:
             if not work.finished and not isinstance(failure, Interrupted):  # an interrupt explains how to resume
                 raise
             error = failure
-    totals = [RunFile.read(folder / "runs" / point.folder).totals for point in work.finished]
+    totals = [RunFile.read(work.run_folder(point)).totals for point in work.finished]
     return SweepResult(
         folder=folder,
         points=work.finished,
-        planned=len(points),
+        planned=len(work.points),
         chains=sum(each.chains for each in totals),
         failed=sum(each.chains_failed for each in totals),
         error=error,
-        fail_on_error=study.folder.fail_on_error,
+        fail_on_error=options.fail_on_error,
     )
 
 
 class _Work:
     """A study in progress: its folder, its problems, and the points that are finished."""
 
-    def __init__(self, study: Study, folder: Path, observer: Observer, done: Done, problems: Mapping[Any, Problems]) -> None:
-        self.folder, self.observer, self.problems, self.points, self._done = folder, observer, problems, study.points, done
-        self.workers, self.warm_up = study.workers, study.warm_up
-        self._finished = {point.folder for point in self.points if chains_done(self.run_folder(point)) is not None}
+    def __init__(self, points: list[Point], folder: Path, observer: Observer, done: Done, place: Path) -> None:
+        """Read each input once, into a folder in `place`; raises `InputError`, and `UsageError` where toy models get others' problems."""
+        self.points, self.folder, self.observer, self._done = points, folder, observer, done
+        self._finished = {point.folder for point in points if chains_done(self.run_folder(point)) is not None}
+        self._problems, largest = dict[Any, Problems](), max(point.options.max_live for point in points)
+        for point in points:
+            if point.rows not in self._problems:
+                (kept := place / str(len(self._problems))).mkdir()
+                problems = self._problems[point.rows] = keep_input(point.options, kept)
+                for sentence in problems.remarks:
+                    observer.tell(sentence)
+                if (rows := problems.counts(1).rows) < (least := LEAST_TIMES * largest):
+                    observer.tell(f"{rows} problems are few for batch size {largest}: below {least} the tail decides its speed")
+            check_toys(point.plan, point.options, self.problems(point))
 
     @property
     def finished(self) -> list[Point]:
         """The points that are finished, in the order in which they were planned."""
         return [point for point in self.points if point.folder in self._finished]
+
+    def problems(self, point: Point) -> Problems:
+        """The problems of a point."""
+        return self._problems[point.rows]
 
     def run_folder(self, point: Point) -> Path:
         """The folder of the run of a point."""
@@ -119,47 +144,35 @@ class _Work:
         self._done(len(self._finished), len(self.points), point, RunFile.read(self.run_folder(point)))
 
 
-def _kept_problems(points: Sequence[Point], place: Path, observer: Observer) -> dict[Any, Problems]:
-    """The problems of all points, each input read once; raises `InputError`, and `UsageError` where toy models get others' problems."""
-    kept: dict[Any, Problems] = {}
-    largest = max(point.options.max_live for point in points)
-    for point in points:
-        if point.rows not in kept:
-            (folder := place / str(len(kept))).mkdir()
-            found = kept[point.rows] = keep_input(point.options, folder)
-            for sentence in found.remarks:
-                observer.tell(sentence)
-            if (rows := found.counts(1).rows) < LEAST_TIMES * largest:
-                observer.tell(f"{rows} problems are few for batch size {largest}: below {LEAST_TIMES * largest} the tail decides its speed")
-        check_toys(point.plan, point.options, kept[point.rows])
-    return kept
-
-
 def _check_finished(work: _Work) -> None:
     """Raise `UsageError` where the run of a finished point was another one than it would be now."""
     first = {(point.label.curve, point.label.data, point.label.seed): point for point in reversed(work.finished)}
     for point in first.values():
         with TemporaryDirectory(prefix="problems-") as place:
             options = structs.replace(point.options, output=Path(place))
-            with prepare(options, point.plan, work.problems[point.rows], virtual=point.virtual) as now:
-                old = RunFile.read(work.run_folder(point))
-                if found := [clause for _, clause in drift(old, now.record)]:
+            with prepare(options, point.plan, work.problems(point), virtual=point.virtual) as now:
+                if found := [clause for _, clause in drift(RunFile.read(work.run_folder(point)), now.record)]:
                     what = f"cannot be resumed: {'; '.join(found)} for {point.label.curve!r}; start anew in another folder"
                     raise UsageError(f"{work.folder}: {what}")
 
 
-def _run_missing(work: _Work, attend: Attend | None) -> None:
-    """Run the points that are not finished yet, simulated ones first; raises the error that ends a run early, `Interrupted` included."""
+def _jobs(work: _Work, workers: int) -> Iterator[tuple[Job, bool]]:
+    """What runs the points that are not finished yet, simulated ones first, each with whether its time is virtual."""
     finished = {point.folder for point in work.finished}
     missing = [point for point in work.points if point.folder not in finished]
     simulated = [point for point in missing if point.virtual]  # each has its own clock: the order does not matter
-    count = min(work.workers or core_count(), len(simulated))
-    if count > 1:
-        _attended(partial(_in_processes, work, simulated, count), attend, virtual=False)
-    for point in simulated if count == 1 else ():
-        _attended(partial(_simulate, work, point), attend, virtual=True)
+    if (count := min(workers, len(simulated))) > 1:
+        yield partial(_in_processes, work, simulated, count), False
+    else:
+        yield from ((partial(_run_here, work, [point]), True) for point in simulated)
     for engines, points in same_engines([point for point in missing if not point.virtual]):
-        _attended(partial(_run_on, work, engines, points), attend, virtual=False)
+        yield partial(_run_on, work, engines, points), False
+
+
+async def _to_its_end(job: Job, stop: Stop) -> bool:
+    """Carry out a job; what `attended` interrupts has no result."""
+    await job()
+    return True
 
 
 async def _in_processes(work: _Work, points: Sequence[Point], count: int) -> None:
@@ -174,7 +187,7 @@ async def _in_processes(work: _Work, points: Sequence[Point], count: int) -> Non
         work.done(point)
 
     try:
-        runs = [(point, pool.submit(_run_alone, point, work.problems[point.rows], work.run_folder(point))) for point in points]
+        runs = [(point, pool.submit(_run_alone, point, work.problems(point), work.run_folder(point))) for point in points]
         await gather([partial(finish, *each) for each in runs])
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
@@ -192,38 +205,39 @@ def _begin() -> None:
 def _run_alone(point: Point, problems: Problems, folder: Path) -> None:
     """Run a simulated point in this process."""
     with rare_collection():
-        in_loop(partial(run_point, point, problems, folder, Observer()), virtual=True)
-
-
-async def _simulate(work: _Work, point: Point) -> None:
-    await run_point(point, work.problems[point.rows], work.run_folder(point), work.observer)
-    work.done(point)
+        in_loop(partial(_run_point, point, problems, folder, Observer()), virtual=True)
 
 
 async def _run_on(work: _Work, specs: Mapping[str, EngineSpec], points: Sequence[Point]) -> None:
-    """Run points on the same real engines one after the other."""
+    """Run points on the same real engines one after the other, after every system solved a few problems at the largest batch size: kernels
+    are compiled then, and buffers have their size."""
+    least, most = WARM_UP
+    count = max(least, min(most, max(point.label.batch_size for point in points)))
     async with open_engines(specs, work.observer.starting()) as engines:
-        await _warm_up(work, points, engines)
-        for point in points:
-            if await reset_caches(engines, point.plan.engines):
+        work.observer.tell(f"warming up with {count} problems")
+        with TemporaryDirectory(prefix="warm-up-", dir=work.folder) as folder:
+            rising = sorted(points, key=lambda each: each.label.batch_size)
+            for point in {each.plan.digest: each for each in rising}.values():
+                options = structs.replace(point.options, limit=min(count, point.options.limit or count), random=None)
+                place = Path(folder) / point.plan.digest[:16]
+                await _run_point(structs.replace(point, options=options), None, place, work.observer, engines)
+        await _run_here(work, points, engines)
+
+
+async def _run_here(work: _Work, points: Sequence[Point], engines: Mapping[str, Engine] | None = None) -> None:
+    """Run points one after the other in this process, on their own engines or on open ones, whose prefix caches are emptied before each."""
+    for point in points:
+        used = [engine for role, engine in (engines or {}).items() if role in point.plan.engines]
+        for engine in used:
+            if isinstance(engine, PrefixCacheReset):
+                await engine.reset_prefix_cache()
+            else:
                 work.observer.tell(CACHE_KEPT)
-            await run_point(point, work.problems[point.rows], work.run_folder(point), work.observer, engines)
-            work.done(point)
+        await _run_point(point, work.problems(point), work.run_folder(point), work.observer, engines)
+        work.done(point)
 
 
-async def _warm_up(work: _Work, points: Sequence[Point], engines: Mapping[str, Engine]) -> None:
-    """Let every system solve a few problems at the largest batch size: kernels are compiled, buffers get their size."""
-    most = work.warm_up
-    work.observer.tell(f"warming up with {most} problems")
-    with TemporaryDirectory(prefix="warm-up-", dir=work.folder) as folder:
-        rising = sorted(points, key=lambda each: each.label.batch_size)
-        for point in {each.plan.digest: each for each in rising}.values():
-            options = structs.replace(point.options, limit=min(most, point.options.limit or most), random=None)
-            place = Path(folder) / point.plan.digest[:16]
-            await run_point(structs.replace(point, options=options), None, place, work.observer, engines)
-
-
-async def run_point(
+async def _run_point(
     point: Point, problems: Problems | None, folder: Path, observer: Observer, engines: Mapping[str, Engine] | None = None
 ) -> None:
     """Run one point in a new `folder`, on open `engines` or its own; raises the error that ends it early."""
@@ -232,35 +246,3 @@ async def run_point(
         result = await solve(run, observer, engines=engines)
     if result.error is not None:
         raise result.error
-
-
-async def reset_caches(engines: Mapping[str, Engine], roles: Collection[str]) -> bool:
-    """Empty the prefix caches of the engines `roles`; True if one of them cannot be emptied."""
-    resettable = [engine for role, engine in engines.items() if role in roles and isinstance(engine, PrefixCacheReset)]
-    for engine in resettable:
-        await engine.reset_prefix_cache()
-    return len(resettable) < len(roles)
-
-
-def _attended(work: Callable[[], Any], attend: Attend | None, *, virtual: bool) -> None:
-    """Carry out `work` in an event loop with `attend` alongside it; raises its `PipelineError`, or `Interrupted` where that ended it."""
-
-    async def whole(stop: Stop) -> bool:
-        await work()
-        return True
-
-    in_loop(partial(attended, whole, attend), virtual=virtual)
-
-
-@contextmanager
-def _held_folder(study: Study) -> Iterator[Path]:
-    """Hold the folder of a study until the end, by default a new one; raises `UsageError` where it is in use or cannot be made."""
-    options = study.folder
-    if options.output is not None:
-        with hold_output(options.output, SWEEP, resume=options.resume):
-            yield options.output
-    elif options.resume:
-        raise UsageError("--resume: name the sweep's folder with --output")
-    else:
-        with hold_default(Path("sweeps"), study.name) as folder:
-            yield folder

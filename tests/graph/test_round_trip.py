@@ -16,7 +16,7 @@ from pipeline.options import RunOptions
 from pipeline.run.prepare import load_plan, resume_options
 from pipeline.run.run import run
 from pipeline.store.run_file import RunFile
-from pipeline.study.systems import Matrix, read_systems
+from pipeline.study.systems import Matrix, SystemEntry, read_systems
 from tests.support.graphs import NAMES, OURS
 from tests.support.paths import ROOT, SIM
 from tests.support.runs import write_problems
@@ -71,7 +71,7 @@ def test_params_of_a_bundled_graph_are_the_same_wherever_they_went(name: str, tm
     )
     assert run(replayed).failed == 0
     resumed = load_plan(graph, engines, resume_options(tmp_path / "run").settings)
-    swept = read_systems(Matrix(shared=given, graphs=(graph,)))
+    swept = read_systems(Matrix(shared=given, systems=(SystemEntry(graph=str(graph)),)))
     own = swept[-1]
     everywhere = [recorded, resumed, own.plan, load_graph(graph, engines, set=plan.params), _at_replica(plan)]
     assert [each.digest for each in everywhere] == [plan.digest] * len(everywhere)

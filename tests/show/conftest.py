@@ -39,4 +39,4 @@ def ran(runs: Path) -> Path:
 def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """SpecCoT with 1 and 5 candidates and the target alone at two batch sizes, run in a thread: a browser keeps a loop running here."""
     with ThreadPoolExecutor(1) as pool:
-        return pool.submit(sweep, tmp_path_factory.mktemp("page"), vary={"candidates": ("1", "5")}).result().folder
+        return pool.submit(sweep, tmp_path_factory.mktemp("page"), vary={"candidates": (1, 5)}).result().folder

@@ -23,7 +23,7 @@ from pipeline.run.run import Observer, run
 from pipeline.store.run_file import RunFile
 from pipeline.study.points import Point, plan_sweep
 from pipeline.study.run import SweepResult, carry_out
-from pipeline.study.systems import Matrix
+from pipeline.study.systems import Matrix, SystemEntry
 from tests.support.paths import ROOT, SIM
 from tests.support.patience import HANGS_S
 from tests.support.runs import write_problems
@@ -35,7 +35,7 @@ pytestmark = pytest.mark.slow  # whole runs
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> SweepResult:
     folder = tmp_path_factory.mktemp("whole")
-    return sweep(folder, vary={"candidates": ("1", "5")}, schedules=("pipelined", "lockstep"), seeds=(7,), repeats=2)
+    return sweep(folder, vary={"candidates": (1, 5)}, schedules=("pipelined", "lockstep"), seeds=(7,), repeats=2)
 
 
 def names(result: SweepResult) -> list[str]:
@@ -86,7 +86,7 @@ def test_failed_chains_count_and_few_problems_are_said(tmp_path: Path) -> None:
     given: dict[str, Any] = {"input": (str(write_problems(tmp_path, 3, (b'{"problem": 7}',))),), "batch_sizes": (2,)}
     said: list[str] = []
     study = plan_sweep(matrix_of(tmp_path, **given))
-    result = carry_out(structs.replace(study, workers=1), Observer(tell=said.append))
+    result = carry_out(study, Observer(tell=said.append), workers=1)
     assert (result.exit_code, result.chains, result.failed) == (3, 8, 2)
     assert "4 problems are few for batch size 2: below 32 the tail decides its speed" in said
     assert sweep(tmp_path, resume=True, fail_on_error=0.25, **given).exit_code == 0
@@ -123,7 +123,7 @@ def test_points_in_processes_are_those_of_this_one_and_a_killed_process_is_a_sen
         for child in workers():
             os.kill(child.pid, signal.SIGKILL)
 
-    given: dict[str, Any] = {"vary": {"candidates": ("1", "5")}, "seeds": (7,), "workers": 2}
+    given: dict[str, Any] = {"vary": {"candidates": (1, 5)}, "seeds": (7,), "workers": 2}
     ended = sweep(tmp_path, done=kill, **given)
     assert isinstance(ended.error, RunError)
     assert "a process of the sweep is gone" in str(ended.error)
@@ -144,7 +144,7 @@ def test_an_interrupt_ends_all_processes(tmp_path: Path) -> None:
         stop.abort()
 
     study = plan_sweep(matrix_of(tmp_path, input=(str(write_problems(tmp_path, 500)),), settings=()))
-    result = carry_out(structs.replace(study, workers=2), attend=interrupt)
+    result = carry_out(study, attend=interrupt, workers=2)
     assert isinstance(result.error, Interrupted)
     assert (result.exit_code, workers()) == (130, [])
 
@@ -160,10 +160,10 @@ def workers() -> list[psutil.Process]:
 def test_real_engines_are_started_once_and_forget_between_points(tmp_path: Path) -> None:
     shared = RunOptions(graph=SPECCOT, input=(str(ROOT / "datasets/arith/test.parquet"),), random="8", output=tmp_path / "sweep")
     said: list[str] = []
-    matrix = Matrix(shared=shared, graphs=(SPECCOT,), batch_sizes=(8,), repeats=2)
+    matrix = Matrix(shared=shared, systems=(SystemEntry(graph=str(SPECCOT)),), batch_sizes=(8,), repeats=2)
     result = carry_out(plan_sweep(matrix), Observer(tell=said.append))
     assert result.exit_code == 0
-    assert [sentence for sentence in said if "warming" in sentence] == ["warming up with 32 problems"]
+    assert [sentence for sentence in said if "warming" in sentence] == ["warming up with 8 problems"]
     assert names(result) == ["target_b8_r0", "speccot_b8_r0", "speccot_b8_r1", "target_b8_r1"]
     cached = {name: summarize(result.folder / "runs" / name).engines["target"].cached_share or 0.0 for name in names(result)}
     # The same prompts in a full cache would all be hits; what is cached is what chains share with themselves.

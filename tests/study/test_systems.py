@@ -13,7 +13,7 @@ from pipeline.errors import GraphError, UsageError
 from pipeline.options import RunOptions
 from pipeline.run.prepare import load_plan
 from pipeline.study.points import grid, plan_sweep, same_engines
-from pipeline.study.systems import Matrix, System, read_systems, run_baseline, unlike
+from pipeline.study.systems import EnginesEntry, Matrix, System, SystemEntry, engines_name, read_systems, run_baseline, said, varied
 from tests.support.paths import ROOT, SIM
 from tests.support.sweeps import SPECCOT, matrix_of
 
@@ -24,7 +24,9 @@ FREED = 1.78e9 * 2 + 430_000 * 28_672
 
 def matrix(*engines: str, **fields: Any) -> Matrix:
     shared = {name: fields.pop(name) for name in ("settings", "planned_engines") if name in fields}
-    given: dict[str, Any] = {"graphs": (Path("speccot"),), "engines": tuple(map(Path, engines)), "batch_sizes": (1, 8)}
+    compared = varied([SystemEntry(graph=graph) for graph in fields.pop("graphs", ("speccot",))], fields.pop("vary", {}))
+    files = [EnginesEntry(engines=each, name=engines_name(Path(each)) if len(engines) > 1 else "") for each in engines]
+    given: dict[str, Any] = {"systems": compared, "engines": files, "batch_sizes": (1, 8)}
     return Matrix(shared=RunOptions(graph=Path("speccot"), input=("p.csv",), **shared), **given | fields)
 
 
@@ -79,8 +81,9 @@ def test_settings_are_of_the_graphs_and_engines_that_have_them(tmp_path: Path) -
     text = (ROOT / "graphs/engines/sim-2xh100.yaml").read_text()
     (tmp_path / "alone.yaml").write_text(text.partition("\ntarget:")[2].join(["target:", ""]))
     settings = ("engines.*.text.preset=math", "engines.draft.max_num_seqs=7", "candidates=2", "threshold=5")
-    graphs = (Path("speccot"), Path("specreason"))
-    found = systems("sim-2xh100", "sim-1xh200", graphs=graphs, baseline_engines=(tmp_path / "alone.yaml",), settings=settings)
+    found = systems(
+        "sim-2xh100", "sim-1xh200", graphs=("speccot", "specreason"), baseline_engines=(tmp_path / "alone.yaml",), settings=settings
+    )
     for system in found.values():
         specs = {role: spec for role, spec in system.plan.engines.items() if isinstance(spec, SimSpec)}
         assert {spec.text.preset for spec in specs.values()} == {"math"}
@@ -93,19 +96,19 @@ def test_settings_are_of_the_graphs_and_engines_that_have_them(tmp_path: Path) -
 
 def test_what_a_system_has_other_work_in_than_the_target_alone_is_said() -> None:
     none = "the baseline has none"
-    graphs = (Path("specreason"), Path("speccot"))
-    assert list(unlike([*systems("sim-2xh100", graphs=graphs).values()])) == [
+    graphs = ("specreason", "speccot")
+    assert list(said([*systems("sim-2xh100", graphs=graphs).values()]))[1:] == [
         f"warning: specreason against target: answer_boxed is true, {none}; repeated is 2, {none}; max_steps is 256, {none}",
         f"warning: speccot against target: max_steps is 256, {none}",
     ]
     alike = systems("sim-2xh100", graphs=graphs, baseline=Path("target-steps"), settings=("answer_boxed=true", "repeated=2"))
-    assert list(unlike([*alike.values()])) == []
+    assert len(list(said([*alike.values()]))) == 1, "the memory that it was given"
 
 
 def test_params_that_vary_name_systems_and_the_baseline_is_not_one_of_them(tmp_path: Path) -> None:
-    found = systems("sim-2xh100", graphs=(Path("gated"),), vary={"answer_confident": ("null", "0.9"), "method": ("greedy",)})
+    found = systems("sim-2xh100", graphs=("gated",), vary={"answer_confident": (None, 0.9), "method": ("greedy",)})
     assert list(found) == ["target", "gated answer_confident=null method=greedy", "gated answer_confident=0.9 method=greedy"]
-    careful = {"graphs": (Path("specreason"),), "baseline": Path("specreason"), "vary": {"threshold": ("5", "7")}}
+    careful = {"graphs": ("specreason",), "baseline": Path("specreason"), "vary": {"threshold": (5, 7)}}
     assert list(systems("sim-2xh100", **careful)) == ["specreason", "specreason threshold=5"], "7 is the baseline's"
     shutil.copy(SPECCOT, tmp_path / "mine.yaml")
     mine = matrix_of(tmp_path, graphs=(tmp_path / "mine.yaml",), settings=())
@@ -120,9 +123,9 @@ def test_params_that_vary_name_systems_and_the_baseline_is_not_one_of_them(tmp_p
     [
         (("sim-2xh100",), {"baseline_engines": (Path("nothere"),)}, UsageError, "no engines file is named `nothere`"),
         (("sim-2xh100", "graphs/engines/sim-2xh100.yaml"), {}, UsageError, "two systems are called 'target on sim-2xh100'"),
-        (("sim-2xh100",), {"graphs": (SPECCOT, SPECCOT)}, UsageError, "two systems are called 'speccot'"),
-        (("sim-2xh100",), {"vary": {"candidatez": ("1",)}}, UsageError, "--vary candidatez: no graph here has such a param; did you mean"),
-        (("sim-2xh100",), {"vary": {"candidates": ("1", "1")}}, UsageError, "a value is named twice"),
+        (("sim-2xh100",), {"graphs": ("speccot", "speccot")}, UsageError, "two systems are called 'speccot'"),
+        (("sim-2xh100",), {"vary": {"candidatez": (1,)}}, UsageError, "--vary candidatez: no graph here has such a param; did you mean"),
+        (("sim-2xh100",), {"vary": {"candidates": (1, 1)}}, UsageError, "a value is named twice"),
         (("sim-2xh100",), {"vary": {"candidates": ("x",)}}, GraphError, "candidates"),
         (("sim-2xh100",), {"baseline": Path("nowhere.yaml")}, GraphError, "nowhere.yaml"),
         (("sim-2xh100",), {"settings": ("engines.draft.device.sharing=mps",)}, GraphError, "is mps, but time_slices for engine 'target'"),
@@ -153,7 +156,7 @@ def test_points_on_the_same_engines_follow_each_other_and_repeats_alternate() ->
     assert len(study.points) == 3 * 2 * (2 + 2 + 1)  # repeats, seeds, sizes of the target and of SpecCoT, and one chain at a time
     assert sorted(point.options.batch_size for point in study.points if point.label.schedule == "sequential") == [1] * 6
     assert [len(points) for _, points in same_engines(study.points)] == [len(study.points)], "the draft stays open beside the target alone"
-    simulated = plan_sweep(structs.replace(given, engines=(Path("sim-2xh100"),)))
+    simulated = plan_sweep(structs.replace(given, engines=[EnginesEntry(engines="sim-2xh100", name="sim")]))
     assert {point.label.repeat for point in simulated.points} == {0}
     widened = [point for points in grid(given, read_systems(matrix("sim-2xh100"))).values() for point in points]
     assert [(list(engines), len(points)) for engines, points in same_engines(widened)] == [(["target"], 4), (["target", "draft"], 6)]
