@@ -26,11 +26,6 @@ MAX_CALLS = 1500
 """The number of calls of each engine that are fitted by default."""
 UNIT_RATES: dict[str, Any] = {"flops_per_s": 1e12, "bytes_per_s": 1e12, "overhead_s": 1e-3}
 """Rates of a device before the fit, which does not depend on them."""
-FIELDS = (
-    *("model", "max_in_flight", "device", "parameters", "bytes_per_parameter", "layers", "kv_bytes_per_token", "kv_cache_tokens"),
-    *("max_num_seqs", "max_num_batched_tokens", "max_model_len", "adapters", "text"),
-)
-"""The fields of an engine that the file has."""
 
 
 class Calibration(Struct, frozen=True, kw_only=True):
@@ -39,9 +34,7 @@ class Calibration(Struct, frozen=True, kw_only=True):
     runs: tuple[RunFile, ...]
     """The `run.json` of each run."""
     specs: dict[str, SimSpec]
-    """The simulated engines by role, with the fitted rates."""
-    devices: dict[str, SimDeviceSpec]
-    """The fitted devices by name."""
+    """The simulated engines by role, on devices with the fitted rates."""
     calls: dict[str, int]
     """Number of calls that were fitted, by role."""
 
@@ -57,15 +50,13 @@ def calibrate(folders: Sequence[Path], max_calls: int = MAX_CALLS) -> Calibratio
     traces = [read_calls(folder, max_calls) for folder in folders]
     roles = [role for role in runs[0].engines if any(role in calls for calls in traces)]
     texts = read_texts(folders[0], runs[0].plan, roles)
-    specs = {role: structs.replace(_spec(folders[0], runs[0], role), text=text) for role, text in texts.items()}
-    devices: dict[str, SimDeviceSpec] = {}
+    specs = {role: structs.replace(_spec(folders[0], runs[0], role), text=texts[role]) for role in roles}
     for device in dict.fromkeys(spec.device.name for spec in specs.values()):
         sharing = {role: spec for role, spec in specs.items() if spec.device.name == device}
-        parts = [{role: calls[role] for role in sharing if role in calls} for calls in traces]
-        devices[device] = fit_device(sharing, [calls for calls in parts if calls])
-    fitted = {role: structs.replace(spec, device=devices[spec.device.name]) for role, spec in specs.items()}
-    counts = {role: sum(len(calls.get(role, ())) for calls in traces) for role in roles}
-    return Calibration(runs=runs, specs=fitted, devices=devices, calls=counts)
+        parts = ({role: calls[role] for role in sharing if role in calls} for calls in traces)
+        fitted = fit_device(sharing, [calls for calls in parts if calls])
+        specs |= {role: structs.replace(spec, device=fitted) for role, spec in sharing.items()}
+    return Calibration(runs=runs, specs=specs, calls={role: sum(len(calls.get(role, ())) for calls in traces) for role in roles})
 
 
 def engines_file(found: Calibration) -> str:
@@ -75,17 +66,17 @@ def engines_file(found: Calibration) -> str:
     lines = [f"# Fitted by `pipeline calibrate` to {names}, on {first.host.cores} cores of {one_line(first.host.processor)}."]
     lines += [f"# {one_line(line)}" for line in fit_lines(found)]
     for role, spec in found.specs.items():
-        fields = msgspec.to_builtins(spec)
+        stated = {each.name: value for each in structs.fields(spec) if (value := getattr(spec, each.name)) != each.default}
         lines += [f"{role}:", "  backend: sim"]
-        lines += [f"  {name}: {written(_rounded(fields[name]))}" for name in FIELDS if fields.get(name) not in (None, [], ())]
+        lines += [f"  {name}: {written(_rounded(value))}" for name, value in msgspec.to_builtins(stated).items()]
     return "\n".join(lines) + "\n"
 
 
 def fit_lines(found: Calibration) -> Iterator[str]:
     """A line per device: its data, and how well it was fitted."""
-    for name, device in found.devices.items():
-        calls = ", ".join(f"{found.calls[role]:,} calls of {role}" for role, spec in found.specs.items() if spec.device.name == name)
-        yield f"{name}: {calls}; a call's time is off by {device.fit_error:.1%} on average (mean |ln|)"
+    for device in dict.fromkeys(spec.device for spec in found.specs.values()):
+        calls = ", ".join(f"{found.calls[role]:,} calls of {role}" for role, spec in found.specs.items() if spec.device == device)
+        yield f"{device.name}: {calls}; a call's time is off by {device.fit_error:.1%} on average (mean |ln|)"
 
 
 def _rounded(value: Any) -> Any:
@@ -107,7 +98,7 @@ def _check_same(folders: Sequence[Path], runs: Sequence[RunFile]) -> None:
 def _spec(folder: Path, run: RunFile, role: str) -> SimSpec:
     """The simulated engine for `role`, with `UNIT_RATES` for the rates to fit."""
     if isinstance(simulated := run.plan.engines[role], SimSpec):
-        return structs.replace(simulated, device=structs.replace(simulated.device, **UNIT_RATES))
+        return structs.replace(simulated, device=structs.replace(simulated.device, **UNIT_RATES), replay=None)
     facts: Mapping[str, Any] = run.engine_facts.get(role, {})
     given: Mapping[str, Any] = {**run.engines[role], **(run.engines[role].get("args") or {}), **facts}
     size, own_length = _size(folder, role, given)
@@ -128,13 +119,13 @@ def _spec(folder: Path, run: RunFile, role: str) -> SimSpec:
 
 def _size(folder: Path, role: str, given: Mapping[str, Any]) -> tuple[dict[str, Any], int | None]:
     """Fields of a `SimSpec` that follow from the model's files, and its context length; raises `InputError` where these are not here."""
-    where = f"{folder / 'run.json'}, engine {role!r}"
+    where, model = f"{folder / 'run.json'}, engine {role!r}", given.get("model")
+    if not model:
+        raise InputError(where, f"its backend `{given['backend']}` names no model; calibrate a run of vllm or torch")
     with boundary(InputError, where, foreign=NotOnHub):
-        if not given.get("model"):
-            raise InputError(where, f"its backend `{given['backend']}` names no model; calibrate a run of vllm or torch")
-        card = read_card(resolve(role, str(given["model"])))
+        card = read_card(resolve(role, str(model)))
     if card.weights_bytes is None or card.kv_values is None or card.layers is None or card.quantization is not None:
-        what = f"the size of {given['model']!r} is not known; calibrate where its config.json and its weights, not quantized, are"
+        what = f"the size of {model!r} is not known; calibrate where its config.json and its weights, not quantized, are"
         raise InputError(where, what)
     packed = DTYPE_BYTES[card.dtype or "bfloat16"]
     value_bytes = DTYPE_BYTES.get(str(given.get("dtype")), packed)

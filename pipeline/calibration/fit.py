@@ -69,24 +69,20 @@ def nelder_mead(function: Callable[[Array], float], start: Array, size: float, m
 
     It begins with a simplex of this `size` at `start`, and ends early where its points and their values hardly differ.
     """
-    points = [start, *(start + size * np.eye(len(start)))]
-    known = [(function(point), point) for point in points]
+    known: list[tuple[float, Array]] = [(function(point), point) for point in (start, *(start + size * np.eye(len(start))))]
     evaluated = len(known)
-    while evaluated < most:
+    while True:
         known.sort(key=lambda each: each[0])
         (least, best), (worst, last) = known[0], known[-1]
-        if worst - least < 1e-4 and max(np.abs(point - best).max() for _, point in known) < 0.005:
-            break
+        alike = worst - least < 1e-4 and max(np.abs(point - best).max() for _, point in known) < 0.005
+        if evaluated >= most or alike:
+            return best
         centre = np.mean([point for _, point in known[:-1]], axis=0)
-
-        def tried(factor: float, centre: Array = centre, last: Array = last) -> tuple[float, Array]:
-            point = centre + factor * (centre - last)
-            return function(point), point
-
-        found = tried(1)
+        found = (function(point := 2 * centre - last), point)
         evaluated += 1
         if found[0] < least or found[0] >= known[-2][0]:
-            further = tried(2 if found[0] < least else 0.5 if found[0] < worst else -0.5)
+            factor = 2 if found[0] < least else 0.5 if found[0] < worst else -0.5
+            further = (function(point := centre + factor * (centre - last)), point)
             evaluated += 1
             found = min(found, further, key=lambda each: each[0])
         if found[0] < worst:
@@ -94,18 +90,15 @@ def nelder_mead(function: Callable[[Array], float], start: Array, size: float, m
         else:
             known[1:] = [(function(point := (each + best) / 2), point) for _, each in known[1:]]
             evaluated += len(start)
-    lowest: Array = min(known, key=lambda each: each[0])[1]
-    return lowest
 
 
 def error_of(specs: Mapping[str, SimSpec], traces: Sequence[Calls]) -> float:
     """Mean of |ln(simulated / recorded)| over the calls that only recorded calls met; see `recorded.undisturbed`."""
-    return float(np.abs(np.concatenate([logs for calls in traces for logs in _logs(specs, calls)])).mean())
-
-
-def _logs(specs: Mapping[str, SimSpec], calls: Calls) -> list[Array]:
-    simulated, counted = simulate(specs, calls), undisturbed(calls)
-    return [np.log(simulated[role][counted[role]] / durations(calls[role])[counted[role]]) for role in simulated]
+    logs = list[Array]()
+    for calls in traces:
+        counted = undisturbed(calls)
+        logs += (np.log(took[counted[role]] / durations(calls[role])[counted[role]]) for role, took in simulate(specs, calls).items())
+    return float(np.abs(np.concatenate(logs)).mean())
 
 
 def simulate(specs: Mapping[str, SimSpec], calls: Calls) -> dict[str, Array]:

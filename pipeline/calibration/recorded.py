@@ -57,7 +57,15 @@ THOUGHTS = "SELECT 'thought' AS role, steps AS length FROM chains WHERE finished
 ANSWERS = "SELECT avg(output_tokens) FROM calls WHERE error_type IS NULL AND list_contains($stages::VARCHAR[], stage)"
 CORRELATION = 0.5
 """Assumed correlation of a step's candidates (`SimTextSpec`) where there is but one of each."""
-CANDIDATES = "SELECT candidate_tokens FROM steps WHERE len(candidate_tokens) > 1 AND list_min(candidate_tokens) > 0"
+ALIKE = """
+WITH logs AS (
+    SELECT list_transform(candidate_tokens, lambda tokens: ln(tokens)) AS logs FROM steps
+    WHERE len(candidate_tokens) > 1 AND list_min(candidate_tokens) > 0
+)
+SELECT coalesce(1 - avg(list_var_samp(logs)) / nullif((SELECT var_pop(one) FROM logs, unnest(logs) AS every(one)), 0), 1) FROM logs
+HAVING count(*) > 0
+"""
+"""What of the variance of the logarithms of candidates' lengths is not within steps."""
 
 
 class TimedCall(Struct, frozen=True):
@@ -127,7 +135,8 @@ def read_texts(run: Path, plan: Plan, roles: Iterable[str]) -> dict[str, SimText
         [(verified, accepted, drafted)] = db.stream(f"{STEPS} {VERDICTS}", drafters=drafters)
         thoughts = _moments(db, THOUGHTS)
         step_tokens = _moments(db, f"{STEPS} SELECT role, tokens AS length FROM written", drafters=drafters)
-        answer_tokens, correlation = db.scalar(ANSWERS, stages=answering), _correlation(db)
+        answer_tokens, alike = db.scalar(ANSWERS, stages=answering), next(iter(db.stream(ALIKE)), (CORRELATION,))[0]
+    correlation = min(max(alike, 0.0), 1.0)
     common: dict[str, Any] = {"step_correlation": round(correlation, 6)}
     for mean, sigma in thoughts.values():
         common |= {"steps_mean": mean, "steps_sigma": min(sigma, 3.0)}
@@ -144,15 +153,6 @@ def read_texts(run: Path, plan: Plan, roles: Iterable[str]) -> dict[str, SimText
             own |= {"step_accuracy": accuracy, "verifier_accuracy": 1.0}
         texts[role] = SimTextSpec(**own)
     return texts
-
-
-def _correlation(db: Query) -> float:
-    """What of the variance of the logarithms is not within steps."""
-    logs = [np.log(tokens) for (tokens,) in db.stream(CANDIDATES)]
-    if not logs:
-        return CORRELATION
-    whole = np.concatenate(logs).var()
-    return float(np.clip(1 - np.mean([each.var(ddof=1) for each in logs]) / whole, 0, 1)) if whole else 1.0
 
 
 def _moments(db: Query, lengths: str, **params: Any) -> dict[str, tuple[float, float]]:
