@@ -1,7 +1,6 @@
 """Whole sweeps on simulated engines: which runs are made, that a sweep goes on where it ended, and processes."""
 
 import os
-import pickle
 import shutil
 import signal
 from pathlib import Path
@@ -110,12 +109,6 @@ def test_a_dead_engine_ends_the_sweep_and_leaves_its_points(tmp_path: Path, faul
     assert result.exit_code == 1
     assert isinstance(result.error, EngineDead)
     assert result.error.role == "draft"
-
-
-def test_an_error_travels_as_what_it_is() -> None:
-    error = EngineDead("draft", "it was closed")
-    again = pickle.loads(pickle.dumps(error))
-    assert (type(again), str(again), again.__dict__) == (EngineDead, str(error), {"role": "draft", "exit_reason": "it was closed"})
 
 
 def test_points_in_processes_are_those_of_this_one_and_a_killed_process_is_a_sentence(whole: SweepResult, tmp_path: Path) -> None:
