@@ -29,12 +29,12 @@ TAIL = """
 WITH changes AS (SELECT start_unix_ns AS t, 1 AS change FROM chains UNION ALL SELECT end_unix_ns, -1 FROM chains),
      lives AS (SELECT sum(sum(change)) OVER (ORDER BY t) AS live, lead(t, 1, t) OVER (ORDER BY t) AS until FROM changes GROUP BY t),
      filled AS (SELECT max(until) AS t FROM lives WHERE live >= least($batch_size, (SELECT max(live) FROM lives)))
-SELECT (max(end_unix_ns) - any_value(t)) / 1e9 FROM chains, filled
+SELECT (max(end_unix_ns) - any_value(t)) / 1e9 AS tail_s, count(*) FILTER (finished AND end_unix_ns <= t) AS before FROM chains, filled
 """
 """The tail begins when for the last time as many chains live as the batch size, or as ever did."""
 NOTE = (
     "* the best baseline. problems/s: medians over repeats, in brackets their least and greatest; x baseline: over the best baseline's; "
-    "tail: share of the time in which fewer chains live than the batch size."
+    "steady: before the tail, - where fewer than a batch ended there; tail: share of the time in which fewer chains live than the batch size."
 )
 
 
@@ -86,6 +86,8 @@ class Measured(Struct, frozen=True, kw_only=True):
     label: Label
     run: Run
     tail_s: float
+    steady_problems_per_s: float | None
+    """Problems that ended before the tail, over the time before it; null where fewer than a batch did."""
 
 
 Curve = Mapping[int, Sequence[Measured]]
@@ -127,9 +129,12 @@ def read_points(folder: Path) -> dict[str, list[Measured]]:
 
 
 def _measured(label: Label, run: Run) -> Measured:
+    batch_size = run.file.options.max_live
     with Query(run.folders[0]) as db:
-        [(tail_s,)] = db.stream(TAIL, batch_size=run.file.options.max_live)
-    return Measured(label=label, run=run, tail_s=tail_s)
+        [(tail_s, before)] = db.stream(TAIL, batch_size=batch_size)
+    steady_s = (run.wall_time_s or 0.0) - tail_s
+    steady = before / steady_s * run.problems / run.ends.finished if steady_s > 0 and before >= batch_size else None
+    return Measured(label=label, run=run, tail_s=tail_s, steady_problems_per_s=steady)
 
 
 def curves(points: Iterable[Measured]) -> dict[str, dict[int, list[Measured]]]:
@@ -230,7 +235,7 @@ def sweep_table(points: Sequence[Measured], title: str = "") -> Table:
             label, ratio = (f"{name} *", None) if name == best else (name, over[name].get(size))
             rows.append((str(size), label, *_cells(runs, ratio)))
     simulated = [facts for point in points if point.run.file.virtual_time for facts in point.run.facts.values()]
-    columns = ("batch size", "system", "problems/s", "x baseline", "tail", "accuracy")
+    columns = ("batch size", "system", "problems/s", "x baseline", "steady", "tail", "accuracy")
     note = f"{NOTE} {stated(simulated)}" if simulated else NOTE
     return Table(title or "Throughput by batch size", columns, tuple(rows), note, tuple(bold))
 
@@ -239,9 +244,11 @@ def _cells(points: Sequence[Measured], ratio: Spread | None) -> tuple[str, ...]:
     first, failed = points[0].run, sum(point.run.ends.failed for point in points)
     right = of_answers(first.figures["accuracy"].value, first.answers)
     tail = spread(point.tail_s / point.run.wall_time_s if point.run.wall_time_s else None for point in points)
+    steady = spread(point.steady_problems_per_s for point in points)
     return (
         ranged(speed(points)),
         "-" if ratio is None else f"{ratio.median:.2f}",
+        plain(steady.median if steady else None),
         plain_percent(tail.median if tail else None),
         f"{right} ({failed} chains failed)" if failed else right,
     )

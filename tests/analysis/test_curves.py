@@ -36,7 +36,7 @@ def point(rate: float, size: int = 8, *, system: str = "speccot", engines: str =
     ends = Ends(finished=10, failed=failed, lost=failed)
     made = {"draft": {"model": "small"}, "target": {}} if system != "target" else ALONE
     run = run_of(system, [1.0] * 10, engines=made, batch_size=size, mean_wall_time_s=10 / rate, ends=ends)
-    return Measured(label=label, run=run, tail_s=1.0)
+    return Measured(label=label, run=run, tail_s=1.0, steady_problems_per_s=None)
 
 
 def alone(*rates: tuple[int, float], engines: str = "") -> list[Measured]:
@@ -61,7 +61,7 @@ def test_sizes_that_the_baseline_lacks_and_points_with_failed_chains_are_not_com
     points = [point(3.0, 8), point(3.0, 16), point(3.0, 32, failed=2), *alone((8, 1.0), (32, 1.0))]
     assert list(ratios("speccot", curves(points))) == [8]
     rows = {row[:2]: row[2:] for row in sweep_table(points).rows}
-    assert rows["32", "speccot"] == ("-", "-", "-", "100.0% (2 chains failed)")
+    assert rows["32", "speccot"] == ("-", "-", "-", "-", "100.0% (2 chains failed)")
     assert rows["16", "speccot"][:2] == ("3", "-")
     facts = {"target": {"answers": "simulated"}}
     made = [
@@ -114,17 +114,20 @@ def test_a_system_is_compared_with_the_best_baseline_that_it_could_be_replaced_b
 def test_the_tail(tmp_path: Path, lives: list[tuple[int, int]], batch_size: int, tail_s: float) -> None:
     rows = [chain(f"{place}", *life) for place, life in enumerate(lives)]
     with Query(write(tmp_path, chains=rows)) as db:
-        [(found,)] = db.stream(TAIL, batch_size=batch_size)
+        [(found, _)] = db.stream(TAIL, batch_size=batch_size)
     assert found == tail_s
 
 
 @pytest.mark.slow
 def test_a_point_is_what_its_run_was(tmp_path: Path) -> None:
+    """Before its tail as many chains lived as the batch size."""
     folder = sweep(tmp_path, batch_sizes=(4,)).folder
     [points] = read_points(folder).values()
     for each in points:
+        before = 12 - 3  # when the tail begins, three chains are live: the fourth has just ended
         assert each.run.wall_time_s is not None
         assert each.run.problems_per_s == pytest.approx(12 / each.run.wall_time_s)
+        assert each.steady_problems_per_s == pytest.approx(before / (each.run.wall_time_s - each.tail_s))
     assert np.array_equal(points[0].run.sums["problem"], points[1].run.sums["problem"])
     (folder / "runs/speccot_b4_r0/run.json").unlink()
     assert [[each.label.system for each in points] for points in read_points(folder).values()] == [["target"]]

@@ -53,7 +53,7 @@ def graded(point: Measured, right: list[int], rate: float) -> Measured:
     sums = point.run.sums | {"graded": np.ones(len(right)), "right": np.array(right, float), "problem": np.arange(len(right))}
     values = {name: getattr(point.run, name) for name in point.run.__struct_fields__}
     run = type(point.run)(**values | {"sums": sums, "mean_wall_time_s": 12 / rate})
-    return Measured(label=point.label, run=run, tail_s=0.0)
+    return Measured(label=point.label, run=run, tail_s=0.0, steady_problems_per_s=None)
 
 
 @pytest.mark.slow
