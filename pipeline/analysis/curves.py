@@ -34,7 +34,7 @@ SELECT (max(end_unix_ns) - any_value(t)) / 1e9 AS tail_s, count(*) FILTER (finis
 """The tail begins when for the last time as many chains live as the batch size, or as ever did."""
 NOTE = (
     "* the best baseline. problems/s: medians over repeats, in brackets their least and greatest; x baseline: over the best baseline's; "
-    "steady: before the tail, - where fewer than a batch ended there; tail: share of the time in which fewer chains live than the batch size."
+    "steady: before the tail, unless fewer than a batch ended there; tail: share of the time with fewer live chains than the batch size."
 )
 
 
