@@ -5,8 +5,7 @@ Engines state them as `pipeline.engine.Engine.facts` says.
 """
 
 import math
-from collections.abc import Collection, Iterable, Mapping
-from typing import Any
+from collections.abc import Collection, Iterable
 
 import msgspec
 from msgspec import Struct
@@ -39,7 +38,7 @@ class EngineFacts(Struct, frozen=True, kw_only=True):
     cores: int = 0
     """Number of CPU cores that it computes on."""
     flops_per_s: float | None = None
-    """Compute rate of a simulated device; infinite where it has no bound; null for real devices."""
+    """Compute rate of a simulated device; null where it has no bound, and for real devices."""
     servers: tuple[str, ...] = ()
     """Addresses of the servers that it sends requests to."""
     replay: str | None = None
@@ -74,25 +73,18 @@ class Resources(Struct, frozen=True, order=True):
     @property
     def label(self) -> str:
         """A short text to print, such as `2 GPUs (NVIDIA H200)`."""
-        amounts = [_count(self.gpus, "GPU"), _count(self.servers, "server"), _count(self.cores, "core"), _count(self.replays, "replay")]
-        amounts += [f"{self.flops_per_s / 1e12:,.0f} TFLOP/s, simulated"] if self.flops_per_s else []
-        named = f" ({', '.join(self.names)})" if self.names else ""
-        return " + ".join(filter(None, amounts)) + named or "unknown"
+        counts = {"GPU": self.gpus, "server": self.servers, "core": self.cores, "replay": self.replays}
+        said = [f"{count} {noun}{'s' * (count > 1)}" for noun, count in counts.items() if count]
+        said += [f"{self.flops_per_s / 1e12:,.0f} TFLOP/s, simulated"] if self.flops_per_s else []
+        return " + ".join(said) + (f" ({', '.join(self.names)})" if self.names else "") or "unknown"
 
 
 def engine_facts(run: RunFile) -> dict[str, EngineFacts]:
-    """The facts of the engines of `run`, by role; raises `InputError`."""
-    return facts_of({role: run.engine_facts.get(role, {}) for role in run.engines})
-
-
-def facts_of(stated: Mapping[str, Mapping[str, Any]]) -> dict[str, EngineFacts]:
-    """The facts that engines stated, by role; raises `InputError`."""
+    """What the engines of `run` stated, by role; raises `InputError`."""
     found = {}
-    for role, each in stated.items():
+    for role in run.engines:
         with boundary(InputError, f"run.json: $.engine_facts.{role}", foreign=msgspec.ValidationError):
-            facts = msgspec.convert(each, EngineFacts)
-        unbound = facts.answers == "simulated" and facts.flops_per_s is None
-        found[role] = msgspec.structs.replace(facts, flops_per_s=math.inf) if unbound else facts  # JSON has no infinity
+            found[role] = msgspec.convert(run.engine_facts.get(role, {}), EngineFacts)
     return found
 
 
@@ -106,26 +98,23 @@ def resources(engines: Iterable[EngineFacts], replicas: int = 1) -> Resources:
 
     Each of several `replicas` has such engines on its own devices; servers and recorded runs are the same ones.
     """
-    gpus: set[str] = set()
-    servers: set[str] = set()
-    rates: dict[str, float] = {}
-    names: set[str] = set()
-    replays: set[str] = set()
-    cores: dict[tuple[str, ...] | int, int] = {}
-    for place, each in enumerate(engines):
-        named = (each.device_model,) if each.device_model else ()
-        if each.replay is not None:
-            replays.add(each.replay)
-            names.update(named or each.devices)
-        elif each.flops_per_s is not None:
-            rates |= dict.fromkeys(each.devices, each.flops_per_s)
-        elif each.accelerators:
-            gpus.update(each.devices)
-            names.update(named)
-        servers.update(each.servers)
-        cores[each.devices or place] = each.cores
-    own = (len(gpus) * replicas, len(servers), sum(cores.values()) * replicas, sum(rates.values()) * replicas, len(replays))
-    return Resources(*own, tuple(sorted(names | rates.keys())))
+    given = tuple(engines)
+    replayed = {each for each in given if each.replay is not None}
+    rated = {each for each in given if each.answers == "simulated" or each.flops_per_s is not None} - replayed
+    on_gpus = {each for each in given if each.accelerators} - replayed - rated
+    rates = {
+        name: math.inf if each.flops_per_s is None else each.flops_per_s for each in rated for name in each.devices
+    }  # JSON has no infinity
+    models = {name for each in replayed for name in ((each.device_model,) if each.device_model else each.devices)}
+    models |= {each.device_model for each in on_gpus if each.device_model}
+    return Resources(
+        gpus=len({name for each in on_gpus for name in each.devices}) * replicas,
+        servers=len({url for each in given for url in each.servers}),
+        cores=sum({each.devices or place: each.cores for place, each in enumerate(given)}.values()) * replicas,
+        flops_per_s=sum(rates.values()) * replicas,
+        replays=len({each.replay for each in replayed}),
+        names=tuple(sorted(models | rates.keys())),
+    )
 
 
 def answers(engines: Iterable[EngineFacts]) -> str | None:
@@ -155,10 +144,6 @@ def of_answers(value: float | None, made: str | None, said: str = "") -> str:
 def devices_of(role: str, engine: EngineFacts) -> tuple[str, ...]:
     """Names of the devices of the engine `role`, such as `GPU 0`; its role where they are not known, as a separate device."""
     return engine.devices or (role,)
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'s' * (number > 1)}" if number else ""
 
 
 def sentence(median_error: float, own_text_error: float | None) -> str:

@@ -3,19 +3,16 @@ each leave. They may continue meanwhile, in any process."""
 
 import os
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.compute as pc
 from msgspec import Struct
 
 from pipeline.analysis.facts import answers, engine_facts, made_up
 from pipeline.store.folder import FILE, is_held
-from pipeline.store.rows import UNFINISHED, counted
+from pipeline.store.query import Query
 from pipeline.store.run_file import RunFile
-from pipeline.store.store import read_batches
 
 WINDOW_S = 30.0
 """Seconds that rates are over."""
@@ -23,22 +20,10 @@ LEAST_ENDED = 8.0
 """Chains that must have ended in the window by which the end of the run is estimated; where fewer did, it is longer than `WINDOW_S`."""
 APART_S = 0.5
 """Seconds between two counts that are kept, at least."""
-COLUMNS = ("stop_reason", "correct", "reference_answer")
-
-
-def chains_so_far(folder: Path) -> tuple[int, int, int, int]:
-    """How many chains of a run are done, failed, graded (see `rows.counted`) and right, by their rows."""
-    done = failed = graded = correct = 0
-    for batch in read_batches(folder, "chains", COLUMNS):
-        has_reference = pc.is_valid(batch.column("reference_answer"))
-        kinds = pa.table({"reason": batch.column("stop_reason"), "right": batch.column("correct"), "has_reference": has_reference})
-        for kind in kinds.group_by(["reason", "right", "has_reference"]).aggregate([([], "count_all")]).to_pylist():
-            count, verdict = kind["count_all"], counted(kind["right"], kind["reason"], "" if kind["has_reference"] else None)
-            done += count * (kind["reason"] not in UNFINISHED)
-            failed += count * (kind["reason"] == "error")
-            graded += count * (verdict is not None)
-            correct += count * bool(verdict)
-    return done, failed, graded, correct
+ENDS = """
+SELECT count(*) FILTER (finished), count(*) FILTER (stop_reason = 'error'), count(counted), count(*) FILTER (counted) FROM chains
+"""
+"""How many chains are done, failed, graded and right, by their rows."""
 
 
 def state_of(folder: Path, run: RunFile) -> str:
@@ -85,21 +70,15 @@ class RunState(Struct, frozen=True, kw_only=True):
 
 def run_folders(folder: Path, depth: int) -> list[Path]:
     """The run folders in `folder`, at most `depth` levels down, latest first. What is in a run folder is not looked at."""
-    found = dict(_run_files(folder, depth))
-    return sorted(found, key=lambda run: found[run], reverse=True)
-
-
-def _run_files(folder: Path, depth: int) -> Iterator[tuple[Path, float]]:
-    """The run folders, and when the `run.json` of each was written."""
-    with suppress(OSError), os.scandir(folder) as entries:
-        for entry in sorted(entries, key=lambda each: each.name):
+    found: dict[Path, float] = {}
+    for place, below, _ in os.walk(folder, followlinks=True):
+        inner = [Path(place, name) for name in below]
+        for card in (run / FILE for run in inner):
             with suppress(OSError):
-                if not entry.is_dir():
-                    continue
-                if (card := Path(entry.path, FILE)).exists():
-                    yield Path(entry.path), card.stat().st_mtime
-                elif depth > 1:
-                    yield from _run_files(Path(entry.path), depth - 1)
+                found[card.parent] = card.stat().st_mtime
+        deeper = len(Path(place).relative_to(folder).parts) + 1 < depth
+        below[:] = [run.name for run in inner if deeper and run not in found]
+    return sorted(found, key=lambda run: (-found[run], run))
 
 
 def run_state(folder: Path, name: str = "") -> RunState:
@@ -110,7 +89,8 @@ def run_state(folder: Path, name: str = "") -> RunState:
     state, seconds = state_of(folder, run), run.wall_time_s
     unsure = state in ("running", "killed")
     if unsure:  # `run.json` has the totals and the time of sessions that ended by themselves
-        (done, failed, graded, correct), seconds = chains_so_far(folder), None
+        with Query(folder) as db:
+            [(done, failed, graded, correct)], seconds = db.stream(ENDS), None
     return RunState(
         folder=name or folder.resolve().name,
         graph=run.plan.name,
@@ -165,11 +145,6 @@ class RecentRates:
         kept.append((now, dict(counts)))
         while len(kept) > 2 and now - kept[1][0] >= WINDOW_S and counts[self._slowest] - kept[1][1][self._slowest] >= LEAST_ENDED:
             kept.popleft()
-
-    @property
-    def kept(self) -> int:
-        """The number of looks that are kept."""
-        return len(self._kept)
 
     def per_s(self, name: str) -> float | None:
         """By how much this count grew a second; None before the second look at it."""

@@ -1,11 +1,14 @@
 """What a run had to compute on, from the facts that engines state."""
 
 import math
+from pathlib import Path
 
 import pytest
 
-from pipeline.analysis.facts import EngineFacts, Resources, answers, devices_of, facts_of, resources
+from pipeline.analysis.facts import EngineFacts, Resources, answers, devices_of, engine_facts, resources
 from pipeline.errors import InputError
+from pipeline.store.run_file import RunFile
+from tests.support.run_files import write_run_json
 
 
 def test_each_replica_has_devices_of_its_own_and_all_ask_the_same_servers() -> None:
@@ -32,11 +35,7 @@ def gpus(*numbers: int, model: str | None = None) -> EngineFacts:
         ([gpus(0), gpus(0)], Resources(gpus=1), "1 GPU"),
         ([gpus(0, model="H200"), gpus(0, 1)], Resources(gpus=2, names=("H200",)), "2 GPUs (H200)"),
         ([EngineFacts(servers=(f"http://{each}",)) for each in "xyx"], Resources(servers=2), "2 servers"),
-        (
-            [EngineFacts(devices=("one",), flops_per_s=5.9e14)] * 2,
-            Resources(flops_per_s=5.9e14, names=("one",)),
-            "590 TFLOP/s, simulated (one)",
-        ),
+        ([EngineFacts(devices=("a",), flops_per_s=5.9e14)] * 2, Resources(flops_per_s=5.9e14, names=("a",)), "590 TFLOP/s, simulated (a)"),
         ([EngineFacts(replay="/runs/mine", device_model="H200")] * 2, Resources(replays=1, names=("H200",)), "1 replay (H200)"),
         ([EngineFacts()], Resources(), "unknown"),
     ],
@@ -46,13 +45,15 @@ def test_engines_that_share_a_device_share_it_here(engines: list[EngineFacts], e
     assert (found, found.label) == (expected, label)
 
 
-def test_facts_are_read_as_engines_state_them() -> None:
-    simulated = facts_of({"a": {"answers": "simulated", "devices": ["fast"], "more": 1}})
+def test_facts_are_read_as_engines_state_them(tmp_path: Path) -> None:
+    def facts_of(**stated: dict[str, object]) -> dict[str, EngineFacts]:
+        return engine_facts(RunFile.read(write_run_json(tmp_path, engines={role: {} for role in stated}, engine_facts=stated)))
+
+    simulated = facts_of(a={"answers": "simulated", "devices": ["fast"], "more": 1})
     assert (resources(simulated.values()).flops_per_s, answers(simulated.values())) == (math.inf, "simulated")
-    recorded = facts_of({"a": {"answers": "recorded", "replay": "/runs/mine", "devices": ["one"], "flops_per_s": 5.0}, "b": {}})
+    recorded = facts_of(a={"answers": "recorded", "replay": "/runs/mine", "devices": ["one"], "flops_per_s": 5.0}, b={})
     assert (resources(recorded.values()), answers(recorded.values())) == (Resources(replays=1, names=("one",)), "recorded")
     assert answers([*recorded.values(), *simulated.values()]) == "simulated"
-    assert answers([EngineFacts()]) is None
     assert [devices_of(role, each) for role, each in recorded.items()] == [("one",), ("b",)]
     with pytest.raises(InputError, match=r"engine_facts\.a: .*Expected `array`"):
-        facts_of({"a": {"devices": 7}})
+        facts_of(a={"devices": 7})
