@@ -16,7 +16,7 @@ from pipeline.analysis.figures import Estimate
 from pipeline.analysis.progress import duration, state_of
 from pipeline.analysis.rules import EXITS, Rules, differences
 from pipeline.analysis.steps import LOW
-from pipeline.analysis.summary import Baseline, Left, Summary, summarize
+from pipeline.analysis.summary import Baseline, Summary, summarize
 from pipeline.analysis.tables import TOO_FEW, Table, plain
 from pipeline.errors import InputError, UsageError
 from pipeline.store.folder import FILE
@@ -109,15 +109,20 @@ def _unmet(ours: Rules, theirs: Rules, stop_reasons: Collection[str]) -> set[str
     return {clause for name, clause in differences(ours, theirs).items() if name in EXITS and name not in stop_reasons}
 
 
-def headline(found: Summary, place: str = "") -> Headline:
+def headline(s: Summary, place: str = "") -> Headline:
     """The summary in ten lines. `place`: the run folder as commands name it; empty: suggest no command."""
-    rows = (*_failed(found, place), *_accuracy(found), *_empty(found), *_drafting(found), *_tokens(found))
-    rows = (*rows, *_engines(found), *_baseline(found, place), *_limits(found))
-    return Headline(about=_about(found), head=_head(found), rows=rows, commands=_commands(found, place) if place else ())
+    rows = (*_ends(s, place), *_accuracy(s), *_drafting(s), *_engines(s), *_baseline(s, place))
+    limits = (Row("bottleneck", "", limit(s) or ""), Row("simulated", "", s.simulator.removeprefix("Simulated; ")))
+    return Headline(
+        about=about(s.graph, s.planned // s.samples, s.planned, s.models, s.batch_size, toy=s.has_toy_models),
+        head=_head(s),
+        rows=tuple(row for row in (*rows, *limits) if row.text),
+        commands=_commands(s, place) if place else (),
+    )
 
 
 def _commands(s: Summary, place: str) -> tuple[tuple[str, str], ...]:
-    stopped = s.status not in (None, "finished", "running") and s.resumable
+    stopped = s.status not in ("finished", "running") and s.resumable
     return (
         *([("resume", f"pipeline resume {place}")] if stopped else []),
         ("answers", f"pipeline export {place} -o answers.csv"),
@@ -133,25 +138,19 @@ def about(graph: str, problems: int, chains: int, models: Mapping[str, str], bat
     return ", ".join(filter(None, (f"{graph}: {counted}", named, f"up to {batch_size:,} at once" if batch_size else "")))
 
 
-def _about(s: Summary) -> str:
-    chains = s.chains if s.planned is None else s.planned
-    return about(s.graph or s.run, chains // s.samples, chains, s.models, s.batch_size, toy=s.has_toy_models)
-
-
 def _head(s: Summary) -> str:
-    planned = s.chains if s.planned is None else s.planned
     chains = "" if s.samples < 2 else f" chains ({s.samples} samples a problem)"
-    state = "" if s.status in (None, "finished") else f"{s.status}: "
-    said = f"{state}{s.done:,} of {planned:,}{chains} solved"
-    if not s.wall_time_s:
-        return said
-    rate = "" if s.problems_per_s is None else f": {plain(s.problems_per_s)} problems/s"
-    return f"{said} in {_seconds(s.wall_time_s)}{' of simulated time' if s.simulated else ''}{rate}"
+    said = f"{'' if s.status == 'finished' else f'{s.status}: '}{s.done:,} of {s.planned:,}{chains} solved"
+    if s.wall_time_s:
+        rate = f"{plain(s.problems_per_s)} problems/s"
+        said += f" in {_seconds(s.wall_time_s)}{' of simulated time' if s.simulated else ''}: {rate}"
+    return said
 
 
-def _failed(s: Summary, place: str) -> Iterator[Row]:
-    if s.status == "failed" and s.error:
-        yield Row("stopped", "", s.error)
+def _ends(s: Summary, place: str) -> Iterator[Row]:
+    """How chains ended, and what had to be done again."""
+    if s.status == "failed":
+        yield Row("stopped", "", s.error or "")
     if s.failed:
         causes = ", ".join(f"{count:,} {kind}" for kind, count in s.errors.items())
         example = next(iter(s.error_examples.values()), "")
@@ -159,49 +158,41 @@ def _failed(s: Summary, place: str) -> Iterator[Row]:
         remedy = f"; mend that, then:  pipeline resume {place} --retry-failed" if alike else ""
         yield Row("failed", _percent(s.failed / s.chains), f"{s.failed:,} of {s.chains:,} chains: {causes}; for example: {example}{remedy}")
     if s.left is not None:
-        yield Row("left", f"{s.left.chains:,}", f"chains, {s.left.begun:,} of them begun: {_rest(s.left)}")
+        time = "" if s.left.time_s is None else f", {_seconds(s.left.time_s)}"
+        unknown = "none is over, so that it is not known what they take"
+        rest = unknown if s.left.tokens is None else f"about {s.left.tokens:,} tokens{time} more, as the chains so far"
+        yield Row("left", f"{s.left.chains:,}", f"chains, {s.cancelled:,} of them begun: {rest}")
     elif s.cancelled:
         yield Row("cancelled", f"{s.cancelled:,}", "chains" + (", which `pipeline resume` solves" if s.resumable else ""))
-    if (retried := sum(engine.retried_calls for engine in s.engines.values())) > 0:
+    if retried := sum(engine.retried_calls for engine in s.engines.values()):
         yield Row("retries", f"{retried:,}", "failed attempts at a call were repeated")
     if crashed := {name: engine.restarts for name, engine in s.engines.items() if engine.restarts}:
         said = ", ".join(f"{name} {'once' if count == 1 else f'{count} times'}" for name, count in crashed.items())
         yield Row("restarts", "", f"engines crashed and were restarted: {said}")
 
 
-def _rest(left: Left) -> str:
-    """What the rest of a run would take."""
-    if left.tokens is None:
-        return "none is over, so that it is not known what they take"
-    time = "" if left.time_s is None else f", {_seconds(left.time_s)}"
-    return f"about {left.tokens:,} tokens{time} more, as the chains so far"
-
-
 def _accuracy(s: Summary) -> Iterator[Row]:
+    ungraded, reasons = sum(s.grading_errors.values()), list(s.grading_errors)
+    missing = f"{ungraded:,} not graded: {reasons[0]}{', for example' * (len(reasons) > 1)}" if reasons else ""
     if not s.graded:
-        missing = "no reference answers" if s.done else "no chain finished"
-        yield Row("accuracy", "-", f"not graded; `pipeline grade` can do it later: {_ungraded(s)}" if s.grading_errors else missing)
-        return
-    if made_up(s.answers, s.accuracy):
+        why = (
+            f"not graded; `pipeline grade` can do it later: {missing}"
+            if missing
+            else "no reference answers"
+            if s.done
+            else "no chain finished"
+        )
+        yield Row("accuracy", "-", why)
+    elif made_up(s.answers, s.accuracy):
         yield Row("accuracy", "-", "answers are simulated")
-        return
-    of = f" {s.answers} answers" if s.answers else ""
-    bounds = s.accuracy_interval
-    interval = f"95 % CI {100 * bounds.low:.1f}-{100 * bounds.high:.1f}" if bounds else f"{TOO_FEW} problems for an interval"
-    yield Row("accuracy", _percent(s.accuracy), f"{s.correct:,} of {s.graded:,}{of}, {interval}")
-    if s.grading_errors:
-        yield Row("grading", "", _ungraded(s))
-    if s.samples > 1:
-        powers = ", ".join(f"pass@{k} {_percent(share)}" for k, share in s.pass_at.items())
-        yield Row("samples", f"{s.samples}", f"{powers}; majority vote {_percent(s.majority_accuracy)}")
-
-
-def _ungraded(s: Summary) -> str:
-    """How many answers were not compared, and what kept most of them."""
-    return f"{sum(s.grading_errors.values()):,} not graded: {next(iter(s.grading_errors))}{', for example' * (len(s.grading_errors) > 1)}"
-
-
-def _empty(s: Summary) -> Iterator[Row]:
+    else:
+        bounds, of = s.accuracy_interval, f" {s.answers} answers" if s.answers else ""
+        interval = f"95 % CI {100 * bounds.low:.1f}-{100 * bounds.high:.1f}" if bounds else f"{TOO_FEW} problems for an interval"
+        yield Row("accuracy", _percent(s.accuracy), f"{s.correct:,} of {s.graded:,}{of}, {interval}")
+        yield Row("grading", "", missing)
+        if s.samples > 1:
+            powers = ", ".join(f"pass@{k} {_percent(share)}" for k, share in s.pass_at.items())
+            yield Row("samples", f"{s.samples}", f"{powers}; majority vote {_percent(s.majority_accuracy)}")
     if s.done and s.empty_answers == s.done:
         yield Row("empty", "", "all answers are empty; does the server take the text out, as reasoning or as a call of a tool?")
 
@@ -209,60 +200,51 @@ def _empty(s: Summary) -> Iterator[Row]:
 def _drafting(s: Summary) -> Iterator[Row]:
     written = "" if s.draft_share is None else f", {_percent(s.draft_share)} of the reasoning is the draft's"
     if s.unverified_steps:
-        yield Row(
-            "unverified", _percent(s.unverified_steps / s.steps), f"of {s.steps:,} steps were drafted and verified by nothing{written}"
-        )
-        written = ""
+        unverified = f"of {s.steps:,} steps were drafted and verified by nothing{written}"
+        yield Row("unverified", _percent(s.unverified_steps / s.steps), unverified)
+        written = ""  # is said once
     if s.verified_steps:
         rewritten = f"; {s.fallback_steps:,} rewritten by the target" if s.fallback_steps else ""
         yield Row("drafting", _percent(s.acceptance_rate), f"of {s.verified_steps:,} steps accepted{written}{rewritten}")
-        if (s.doubtful_share or 0) > DOUBTFUL:
-            what = f"of the verifications gave over {1 - LOW:.0%} of the probability to something other than a valid option"
-            yield Row("options", _percent(s.doubtful_share), f"{what}: check the judge's prompt (`pipeline graph prompt`)")
-
-
-def _tokens(s: Summary) -> Iterator[Row]:
-    if not s.output_tokens or s.kept_tokens is None:
-        return
-    speeds = f": {plain(s.kept_tokens_per_s)} kept tokens/s" if s.kept_tokens_per_s else ""
-    discarded = f"; {_percent(s.wasted_draft_tokens / s.draft_tokens)} of the drafted ones were discarded" if s.draft_tokens else ""
-    yield Row("tokens", _percent(s.kept_tokens / s.output_tokens), f"of {s.output_tokens:,} generated were kept{speeds}{discarded}")
+    if (s.doubtful_share or 0) > DOUBTFUL:
+        what = f"of the verifications gave over {1 - LOW:.0%} of the probability to something other than a valid option"
+        yield Row("options", _percent(s.doubtful_share), f"{what}: check the judge's prompt (`pipeline graph prompt`)")
 
 
 def _engines(s: Summary) -> Iterator[Row]:
-    busy = {role: engine for role, engine in s.engines.items() if engine.calls}
-    if busy:
-        said = ", ".join(f"{role} {_percent(engine.busy_share)}" for role, engine in busy.items())
-        yield Row("busy", "", said + (f", on any of {s.replicas} replicas" if s.replicas > 1 else ""))
-    for role, engine in busy.items():
+    """What became of the tokens, and of the engines' time."""
+    if s.output_tokens:
+        speeds = f": {plain(s.kept_tokens_per_s)} kept tokens/s" if s.kept_tokens_per_s else ""
+        discarded = f"; {_percent(s.wasted_draft_tokens / s.draft_tokens)} of the drafted ones were discarded" if s.draft_tokens else ""
+        yield Row("tokens", _percent(s.kept_tokens / s.output_tokens), f"of {s.output_tokens:,} generated were kept{speeds}{discarded}")
+    busy = ", ".join(f"{role} {_percent(engine.busy_share)}" for role, engine in s.engines.items())
+    yield Row("busy", "", busy + (f", on any of {s.replicas} replicas" if busy and s.replicas > 1 else ""))
+    for role, engine in s.engines.items():
         if engine.speculated_tokens:
             accepted = (engine.accepted_speculated_tokens or 0) / engine.speculated_tokens
             yield Row("speculation", _percent(accepted), f"of {engine.speculated_tokens:,} tokens that {role} proposed to itself accepted")
 
 
 def _baseline(s: Summary, place: str) -> Iterator[Row]:
-    found = s.baseline
-    command = f"pipeline resume {place} --baseline" if place and s.resumable else ""
+    found, command = s.baseline, f":  pipeline resume {place} --baseline" if place and s.resumable else ""
     if found is None:
         if command and s.drafters:
-            yield Row("baseline", "not run", f"to compare with the target alone:  {command}")
-    elif found.times_as_fast is None or s.problems_per_s is None:
-        unfinished = f"the run of the target alone is {found.status}"
-        why = "; ".join(found.flags) or ("no time to compare" if found.status == "finished" else unfinished)
-        yield Row("baseline", "-", f"{why}{f':  {command}' if command and found.status != 'finished' else ''}")
+            yield Row("baseline", "not run", f"to compare with the target alone{command}")
+    elif found.times_as_fast is None:
+        unfinished = f"the run of the target alone is {found.status}{command}"
+        yield Row("baseline", "-", unfinished if found.status != "finished" else "; ".join(found.flags) or "no time to compare")
     else:
         each = f"; per problem {_factor(found.speed_up)}" if found.speed_up.value else ""
         rates = f"{plain(s.problems_per_s)} against {plain(found.problems_per_s)} problems/s"
         yield Row("baseline", f"{found.times_as_fast:.2f}x", f"the target alone: {rates}{each}")
-        also = []
-        if s.accuracy is not None and found.accuracy is not None and s.answers != "simulated":
-            also.append(f"accuracy {_percent(s.accuracy)} against {_percent(found.accuracy)}")
-        also += ["both are simulated"] if s.simulated else []
-        also += [f"a loss is expected of toy models, see {WHEN_TO_USE}"] if s.has_toy_models and found.times_as_fast < 1 else []
-        if also:
-            yield Row("", "", "; ".join(also))
-        if found.flags:
-            yield Row("note", "", "; ".join(found.flags))
+        graded = None not in (s.accuracy, found.accuracy) and s.answers != "simulated"
+        also = {
+            f"accuracy {_percent(s.accuracy)} against {_percent(found.accuracy)}": graded,
+            "both are simulated": s.simulated,
+            f"a loss is expected of toy models, see {WHEN_TO_USE}": s.has_toy_models and found.times_as_fast < 1,
+        }
+        yield Row("", "", "; ".join(said for said, holds in also.items() if holds))
+        yield Row("note", "", "; ".join(found.flags))
 
 
 def _factor(speed_up: Estimate) -> str:
@@ -273,13 +255,6 @@ def _factor(speed_up: Estimate) -> str:
     if value < 1:
         value, low, high, said = 1 / value, 1 / high, 1 / low, "slower"
     return f"{value:.2f}x {said} (95 % CI {low:.2f}-{high:.2f})"
-
-
-def _limits(s: Summary) -> Iterator[Row]:
-    if (said := limit(s)) is not None:
-        yield Row("bottleneck", "", said)
-    if s.simulator:
-        yield Row("simulated", "", s.simulator.removeprefix("Simulated; "))
 
 
 def limit(s: Summary) -> str | None:
@@ -296,8 +271,13 @@ def limit(s: Summary) -> str | None:
     if not busy or s.replicas > 1:
         return None
     first, *others = sorted(busy, key=lambda role: -busy[role])
+    most = f"{first} {busy[first]:.0%} busy"
     if 0 < busy[first] < BUSY and s.status == "finished":
-        return _few_in_flight(s, f"{first} {busy[first]:.0%} busy")
+        if s.schedule != "pipelined":
+            return f"schedule {s.schedule} ({most}); try --schedule pipelined"
+        if s.batch_size < s.chains:
+            return f"the batch size ({most}); try more than {s.batch_size} (--batch-size)"
+        return f"too few problems to keep the engines busy ({s.chains:,} in flight)"
     if busy[first] < BUSY or not others:
         return None
     if busy[first] - busy[others[0]] <= ALIKE:
@@ -305,43 +285,31 @@ def limit(s: Summary) -> str | None:
     return f"the {first} ({busy[first]:.0%} busy; {others[0]} {busy[others[0]]:.0%})"
 
 
-def _few_in_flight(s: Summary, most: str) -> str:
-    if s.schedule not in (None, "pipelined"):
-        return f"schedule {s.schedule} ({most}); try --schedule pipelined"
-    if s.batch_size is not None and s.batch_size < s.chains:
-        return f"the batch size ({most}); try more than {s.batch_size} (--batch-size)"
-    return f"too few problems to keep the engines busy ({s.chains:,} in flight)"
-
-
-def facts_table(s: Summary) -> Table:
-    """Further figures of a run, one row each."""
-    rows = (
+def tables(s: Summary) -> tuple[Table, Table, Table]:
+    """Further figures of a run; its engines; its stages: a row for each."""
+    facts = (
         ("wall time", f"{plain(s.wall_time_s)} s"),
         ("steps", f"{s.steps:,}"),
         ("stop reasons", ", ".join(f"{reason} {count}" for reason, count in s.stop_reasons.items())),
         *((kind, f"for example: {message}") for kind, message in s.error_examples.items()),
     )
-    return Table("Facts", ("", ""), rows)
-
-
-def engines_table(s: Summary) -> Table:
-    """A row for each engine: its calls, tokens and busy time."""
-    columns = ("engine", "calls", "input tokens", "cached", "output tokens", "generated tokens/s", "busy", "in flight")
-    rows = []
-    for name, e in s.engines.items():
-        speed = (plain(e.output_tokens / s.wall_time_s if s.wall_time_s else None), _percent(e.busy_share), f"{e.mean_in_flight:.1f}")
-        rows.append((name, f"{e.calls:,}", f"{e.input_tokens:,}", _percent(e.cached_share), f"{e.output_tokens:,}", *speed))
-    return Table("Engines", columns, tuple(rows))
-
-
-def stages_table(s: Summary) -> Table:
-    """A row for each stage: its calls, tokens and times."""
-    columns = ("stage", "calls", "failed", "input tokens", "output tokens", "total s", "mean ms", "queued s")
-    rows = []
-    for name, stage in s.stages.items():
-        counts = (f"{each:,}" for each in (stage.calls, stage.failed_calls, stage.input_tokens, stage.output_tokens))
-        rows.append((name, *counts, f"{stage.in_flight_s:,.1f}", f"{1000 * stage.in_flight_s / stage.calls:.1f}", f"{stage.wait_s:,.1f}"))
-    return Table("Stages", columns, tuple(rows))
+    engines = [
+        (
+            *(name, f"{e.calls:,}", f"{e.input_tokens:,}", _percent(e.cached_share), f"{e.output_tokens:,}"),
+            *(plain(e.output_tokens / s.wall_time_s if s.wall_time_s else None), _percent(e.busy_share), f"{e.mean_in_flight:.1f}"),
+        )
+        for name, e in s.engines.items()
+    ]
+    stages = [
+        (
+            *(name, f"{e.calls:,}", f"{e.failed_calls:,}", f"{e.input_tokens:,}", f"{e.output_tokens:,}"),
+            *(f"{e.in_flight_s:,.1f}", f"{1000 * e.in_flight_s / e.calls:.1f}", f"{e.wait_s:,.1f}"),
+        )
+        for name, e in s.stages.items()
+    ]
+    shown = ("engine", "calls", "input tokens", "cached", "output tokens", "generated tokens/s", "busy", "in flight")
+    timed = ("stage", "calls", "failed", "input tokens", "output tokens", "total s", "mean ms", "queued s")
+    return Table("Facts", ("", ""), facts), Table("Engines", shown, tuple(engines)), Table("Stages", timed, tuple(stages))
 
 
 def _percent(share: float | None) -> str:

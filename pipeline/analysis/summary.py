@@ -3,12 +3,12 @@
 Works on a run that is in progress or cut short: it counts what is on disk, in parts or write-ahead files. Nothing is written.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
-from msgspec import Struct, structs
+from msgspec import Struct
 
 from pipeline.analysis.choices import Sample, majority
 from pipeline.analysis.facts import answers, engine_facts, of_engines, replica_count
@@ -16,22 +16,21 @@ from pipeline.analysis.figures import NOTHING, Estimate, outcomes, pass_at
 from pipeline.analysis.steps import LOW, STEP_SUMS
 from pipeline.analysis.time.occupancy import Occupancy, occupancy
 from pipeline.analysis.time.work import RunTimes, read_work
-from pipeline.errors import InputError
 from pipeline.graph.spec import OpenSpec
-from pipeline.store.folder import FILE
 from pipeline.store.query import Query
 from pipeline.store.run_file import RunFile
 
-TABLES = ("calls", "steps", "chains")
 SUMS = """
 WITH of_chains AS (
-    SELECT count(*) AS chains, count(DISTINCT input_row) AS problems, count(DISTINCT input_row) FILTER (finished) AS done_problems,
-           count(*) FILTER (finished) AS done, count(*) FILTER (stop_reason = 'error') AS failed,
+    SELECT count(*) AS chains, count(*) FILTER (finished) AS done, count(*) FILTER (stop_reason = 'error') AS failed,
            count(*) FILTER (stop_reason = 'cancelled') AS cancelled, count(counted) AS graded, count(*) FILTER (counted) AS correct,
            count(*) FILTER (finished AND coalesce(answer_text, '') !~ '\\S') AS empty_answers,
            coalesce(sum(thought_tokens) FILTER (finished), 0)::BIGINT AS kept_of_thoughts,
            (max(end_unix_ns) - min(start_unix_ns)) / 1e9 AS span_of_chains_s, arg_min(problem_id, input_row) FILTER (finished) AS example
     FROM chains),
+of_problems AS (
+    SELECT count(*) AS problems, count(*) FILTER (done) AS done_problems
+    FROM (SELECT bool_or(finished) AS done FROM chains GROUP BY input_row)),
 of_steps AS (
     SELECT coalesce(sum(steps), 0)::BIGINT AS steps, coalesce(sum(steps) FILTER (verify_kind IS NOT NULL), 0)::BIGINT AS verified_steps,
            coalesce(sum(steps) FILTER (decision = 'accepted'), 0)::BIGINT AS accepted_steps,
@@ -44,29 +43,39 @@ of_steps AS (
            (SELECT avg((score_mass < $low)::INT) FROM steps WHERE len(score_probs) > 0) AS doubtful_share
     FROM step_sums)
 SELECT *, accepted_steps / nullif(verified_steps, 0) AS acceptance_rate, drafted_tokens / nullif(thought_tokens, 0) AS draft_share
-FROM of_chains, of_steps
+FROM of_chains, of_problems, of_steps
 """
 """One row, most of whose columns are fields of `Summary`. `kept_of_thoughts`: tokens of the thoughts of the chains that are done;
 `finishing_tokens`: of thoughts within whole responses."""
 CALLS = """
-SELECT coalesce(engine, '') AS engine, coalesce(stage, '') AS stage, count(*) AS calls, count(error_type) AS failed_calls,
-       count(*) FILTER (attempt > 0) AS retried_calls, sum(input_tokens)::BIGINT AS input_tokens,
-       sum(output_tokens)::BIGINT AS output_tokens,
-       coalesce(sum(output_tokens) FILTER (purpose = 'draft'), 0)::BIGINT AS draft_tokens,
-       sum(cached_input_tokens) / nullif(sum(input_tokens) FILTER (cached_input_tokens IS NOT NULL), 0) AS cached_share,
-       sum(client_wait_s) + coalesce(sum(queue_time_s), 0) AS wait_s, sum("end" - submit) / 1e9 AS in_flight_s,
-       min(submit) AS first, max("end") AS last
-FROM flights GROUP BY GROUPING SETS ((engine), (stage)) ORDER BY min(end_unix_ns), engine, stage
+WITH told AS (
+    SELECT engine, stage, count(*) AS calls, count(error_type) AS failed_calls, count(*) FILTER (attempt > 0) AS retried_calls,
+           sum(input_tokens) AS input_tokens, sum(output_tokens) AS output_tokens,
+           sum(output_tokens) FILTER (purpose = 'draft') AS draft_tokens,
+           sum(output_tokens) FILTER (list_contains($finishing, stage)) AS ending_tokens,
+           sum(cached_input_tokens) AS cached, sum(input_tokens) FILTER (cached_input_tokens IS NOT NULL) AS stated,
+           sum(client_wait_s) + coalesce(sum(queue_time_s), 0) AS wait_s, sum("end" - submit) AS in_flight_ns,
+           min(submit) AS first, max("end") AS last, min(end_unix_ns) AS ended
+    FROM flights GROUP BY engine, stage)
+SELECT coalesce(engine, '') AS engine, coalesce(stage, '') AS stage, coalesce(sum(COLUMNS('calls|_tokens$')), 0)::BIGINT AS '\\0',
+       sum(cached) / nullif(sum(stated), 0) AS cached_share, sum(wait_s) AS wait_s, sum(in_flight_ns) / 1e9 AS in_flight_s,
+       (max(last) - min(first)) / 1e9 AS span_s
+FROM told GROUP BY GROUPING SETS ((), (engine), (stage))
+ORDER BY grouping(engine) + grouping(stage) DESC, nullif(list_position($stages, stage), 0), min(ended), engine, stage
 """
-"""A row for each engine, with an empty stage, and one for each stage, with an empty engine."""
+"""A row of the whole run, then one for each engine, with an empty stage, and one for each stage, with an empty engine, in the order of the
+graph; those that are not in it last. `ending_tokens`: of calls that end a chain. Grouping sets over all calls would take much memory."""
 OUTCOMES = 'SELECT count(*) AS graded, count(*) FILTER (counted) AS "right" FROM chains WHERE counted IS NOT NULL GROUP BY input_row'
 VOTES = """
 SELECT list({'correct': counted, 'answer': answer} ORDER BY sample_index) FROM chains WHERE counted IS NOT NULL GROUP BY input_row
 """
-ERROR_EXAMPLES = """
-SELECT error_type, coalesce(arg_min(error_message, end_unix_ns), '') FROM chains WHERE error_type IS NOT NULL
-GROUP BY error_type ORDER BY min(end_unix_ns), error_type
+ENDS = """
+SELECT field, ending, count(*), coalesce(arg_min(error_message, end_unix_ns), '') FROM (
+    SELECT stop_reason AS stop_reasons, error_type AS errors, grading_error AS grading_errors, error_message, end_unix_ns FROM chains)
+UNPIVOT (ending FOR field IN (stop_reasons, errors, grading_errors))
+WHERE ending <> '' GROUP BY field, ending ORDER BY count(*) DESC, min(end_unix_ns), ending
 """
+"""How chains ended, by fields of `Summary`, most frequent first; with the first message of each."""
 
 
 class Interval(Struct, frozen=True):
@@ -135,8 +144,7 @@ class Left(Struct, frozen=True, kw_only=True):
     """The work left when a run ended before its chains did, and its cost if the rest is like the chains so far. Null: unknown."""
 
     chains: int
-    begun: int
-    """Those of `chains` that continue from a recorded call."""
+    """Those that were cancelled continue from a recorded call."""
     tokens: int | None = None
     """Tokens that the engines would sample."""
     time_s: float | None = None
@@ -148,21 +156,20 @@ class Summary(Struct, frozen=True, kw_only=True):
 
     run: str
     """Name of the run folder."""
-    status: str | None
-    """As in `run.json`: `finished`, for example; null where there is none."""
+    status: str
+    """As in `run.json`: `finished`, for example."""
     error: str | None = None
     """What ended it early, as in `run.json`; null where nothing did, or a person."""
-    graph: str = ""
-    """Name of the graph; empty where `run.json` does not say, as the fields up to `answers` are."""
-    models: dict[str, str] = {}
+    graph: str
+    models: dict[str, str]
     """By role, without their folders."""
     has_toy_models: bool = False
     """Whether all of them are the bundled toy models."""
     drafters: tuple[str, ...] = ()
     """Roles that draft."""
-    planned: int | None = None
+    planned: int
     """Chains of the run, those that have not started included."""
-    schedule: str | None = None
+    schedule: str
     resumable: bool = True
     """Whether the command line can resume it: not where its graph or its engines were given as values in Python."""
     simulated: bool = False
@@ -170,19 +177,19 @@ class Summary(Struct, frozen=True, kw_only=True):
     simulator: str = ""
     """How far simulated speeds are from measured ones; empty where they are measured."""
     answers: str | None = None
-    """`simulated` or `recorded` where models did not give the answers; see `resources.answers`."""
+    """`simulated` or `recorded` where models did not give the answers; see `facts.answers`."""
     example: str | None = None
     """A problem of which a chain gave an answer."""
     baseline: Baseline | None = None
     """The run of the target alone (`run --baseline`), where `headline.summary_of` has read it."""
-    batch_size: int | None
-    """As in `run.json`: the most chains in flight at once, on each replica where there are several."""
+    batch_size: int
+    """The most chains in flight at once, on each replica where there are several."""
     pauses: int | None = None
     """Times that a chain had to pause for room in a cache; null where the run does not say."""
     left: Left | None = None
     """Null where all chains are over."""
     wall_time_s: float | None
-    """As in `run.json`; without one, from the first chain's start until the last one's end."""
+    """As in `run.json`; without one, from the first chain's start until the last one's end. Null where no session and no chain ended."""
     problems: int
     """Distinct input rows that have a chain."""
     chains: int
@@ -218,8 +225,9 @@ class Summary(Struct, frozen=True, kw_only=True):
     """Committed steps, guidance included."""
     output_tokens: int
     """Generated tokens: those that all engines sampled, whatever became of them."""
-    kept_tokens: int | None
-    """Tokens of the thoughts and answers of the chains that are done; null where the graph is not known."""
+    kept_tokens: int
+    """Tokens of the thoughts and answers of the chains that are done. What a stage samples that ends its chain is an answer, but for the
+    thought in it."""
     kept_tokens_per_s: float | None
     verified_steps: int
     """Committed steps whose candidates were verified."""
@@ -255,8 +263,6 @@ class Summary(Struct, frozen=True, kw_only=True):
 
 def summarize(run: Path) -> Summary:
     """The summary of the run folder `run`; raises `InputError` when that is not a run folder or its tables cannot be read."""
-    if not any((run / table).is_dir() for table in TABLES) and not (run / FILE).is_file():
-        raise InputError(str(run), f"is not a run folder; expected {', '.join(TABLES[:2])} and {TABLES[2]} in it")
     with Query(run) as db:
         return summarize_work(read_work(db))
 
@@ -264,89 +270,70 @@ def summarize(run: Path) -> Summary:
 def summarize_work(work: RunTimes, over_time: Occupancy | None = None) -> Summary:
     """The same of a run that is open; `over_time` where that is known already."""
     db, file = work.db, work.run
+    over_time, finishing = over_time or occupancy(work, 1), list(file.plan.finishing)
     db.execute(STEP_SUMS)
-    [sums] = db.arrow(SUMS, finishing=list(file.plan.finishing), low=LOW).to_pylist()
-    calls, over_time = db.arrow(CALLS).to_pylist(), over_time or occupancy(work, 1)
-    wall_s, engines = file.wall_time_s or sums["span_of_chains_s"] or None, [each for each in calls if each["engine"]]
-    span_s = (max((each["last"] for each in engines), default=0) - min((each["first"] for each in engines), default=0)) / 1e9
-    tokens, drafted = (sum(each[name] for each in engines) for name in ("output_tokens", "draft_tokens"))
-    kept = _kept(file, sums, calls)
-    return Summary(
-        **{name: value for name, value in sums.items() if name in Summary.__struct_fields__},
-        run=db.folders[0].resolve().name,
-        status=file.status,
-        **_decided(file, sums),
-        batch_size=file.options.batch_size,
-        pauses=file.totals.pauses,
-        left=_left(file, sums, tokens, wall_s),
-        wall_time_s=wall_s,
-        problems_per_s=_over(sums["done_problems"], wall_s),
-        **_chain_figures(db, file.input.samples),
-        draft_tokens=drafted,
-        wasted_draft_tokens=drafted - sums["kept_draft_tokens"],
-        output_tokens=tokens,
-        kept_tokens=kept,
-        kept_tokens_per_s=None if kept is None else _over(kept, wall_s),
-        replicas=replica_count(file),
-        engines={each["engine"]: _engine(each, file, over_time, span_s) for each in engines},
-        stages={each["stage"]: msgspec.convert(each, StageSummary) for each in _in_order(calls, file)},
-        error_examples=dict(db.stream(ERROR_EXAMPLES)) if sums["failed"] else {},
-    )
+    [sums] = db.arrow(SUMS, finishing=finishing, low=LOW).to_pylist()
+    total, *calls = db.arrow(CALLS, finishing=finishing, stages=[node.name for node in file.plan.stages()]).to_pylist()
+    wall_s = file.wall_time_s or sums["span_of_chains_s"] or None
+    kept = int(sums["kept_of_thoughts"] + total["ending_tokens"] - sums["finishing_tokens"])
+    found = {
+        "run": db.folders[0].resolve().name,
+        "left": _left(file, sums, total["output_tokens"], wall_s),
+        "wall_time_s": wall_s,
+        "problems_per_s": _over(sums["done_problems"], wall_s),
+        "wasted_draft_tokens": total["draft_tokens"] - sums["kept_draft_tokens"],
+        "kept_tokens": kept,
+        "kept_tokens_per_s": _over(kept, wall_s),
+        "engines": {each["engine"]: _engine(each, file, over_time, total["span_s"]) for each in calls if each["engine"]},
+        "stages": {each["stage"]: each for each in calls if each["stage"]},
+    }
+    return msgspec.convert(total | sums | _decided(file, sums["chains"]) | _chain_figures(db, file.input.samples) | found, Summary)
 
 
-def _decided(run: RunFile, sums: Mapping[str, Any]) -> dict[str, Any]:
+def _decided(run: RunFile, chains: int) -> dict[str, Any]:
     """What `run.json` says of the run.
 
     A run that was resumed with a smaller limit has more chains than its input by now.
     """
     facts, plan = engine_facts(run), run.plan
     return {
+        "status": run.status,
         "error": run.error,
         "graph": plan.name,
         "models": plan.models,
         "has_toy_models": plan.has_toy_models,
         "drafters": tuple(dict.fromkeys(plan.drafters)),
-        "planned": max(run.input.chains, sums["chains"]),
+        "planned": max(run.input.chains, chains),
         "schedule": run.options.schedule,
         "resumable": not (run.options.served or any(isinstance(spec, OpenSpec) for spec in plan.engines.values())),
         "simulated": run.virtual_time,
         "simulator": of_engines(facts.values()) if run.virtual_time else "",
         "answers": answers(facts.values()),
+        "batch_size": run.options.batch_size,
+        "pauses": run.totals.pauses,
+        "samples": run.input.samples,
+        "replicas": replica_count(run),
     }
-
-
-def _kept(run: RunFile, sums: Mapping[str, Any], calls: Iterable[Mapping[str, Any]]) -> int | None:
-    """Tokens of the thoughts and answers of the chains that are done. What a stage samples that ends its chain is an answer, but for the
-    thought in it."""
-    if not run.plan.engines:
-        return None
-    ending = sum(each["output_tokens"] for each in calls if each["stage"] in run.plan.finishing)
-    return int(sums["kept_of_thoughts"] + ending - sums["finishing_tokens"])
 
 
 def _left(run: RunFile, sums: Mapping[str, Any], tokens: int, wall_s: float | None) -> Left | None:
     """What is left of a run that sampled that many `tokens`: as much for each chain as so far, where one that has begun counts as half.
     None where nothing is left, or the run goes on."""
-    over, begun = sums["done"] + sums["failed"], sums["cancelled"]
+    over = sums["done"] + sums["failed"]
     if run.input.chains <= over or run.status == "running":
         return None
-    left = Left(chains=run.input.chains - over, begun=begun)
-    if not over or not tokens:
-        return left
-    share = run.input.chains / (over + begun / 2) - 1
-    return structs.replace(left, tokens=round(tokens * share), time_s=None if wall_s is None else wall_s * share)
+    share = run.input.chains / (over + sums["cancelled"] / 2) - 1 if over and tokens else None
+    return Left(
+        chains=run.input.chains - over,
+        tokens=None if share is None else round(tokens * share),
+        time_s=None if share is None or wall_s is None else wall_s * share,
+    )
 
 
-def _in_order(calls: Iterable[dict[str, Any]], run: RunFile) -> list[dict[str, Any]]:
-    """The stages in the order of the graph; those that are not in it last."""
-    places = {node.name: place for place, node in enumerate(run.plan.stages())}
-    return sorted((each for each in calls if each["stage"]), key=lambda each: places.get(each["stage"], len(places)))
-
-
-def _engine(sums: dict[str, Any], run: RunFile, over_time: Occupancy, span_s: float) -> EngineSummary:
+def _engine(sums: dict[str, Any], run: RunFile, over_time: Occupancy, span_s: float) -> dict[str, Any]:
     busy_s, own = over_time.engines[sums["engine"]].total_busy_s, run.engine_statistics.get(sums["engine"])
     speculation = own.speculation if own else None
-    figures = {
+    return sums | {
         "busy_s": busy_s,
         "busy_share": _over(busy_s, span_s) or 0.0,
         "mean_in_flight": _over(sums["in_flight_s"], span_s) or 0.0,
@@ -354,28 +341,22 @@ def _engine(sums: dict[str, Any], run: RunFile, over_time: Occupancy, span_s: fl
         "speculated_tokens": speculation.draft_tokens if speculation else None,
         "accepted_speculated_tokens": speculation.accepted_tokens if speculation else None,
     }
-    return msgspec.convert(sums | figures, EngineSummary)
 
 
 def _chain_figures(db: Query, samples: int) -> dict[str, Any]:
     graded, right = db.columns(OUTCOMES).values()
-    accuracy = outcomes(right, graded)
+    accuracy, ends = outcomes(right, graded), list(db.stream(ENDS))
     return {
-        "grading_errors": _counts(db, "grading_error"),
+        **{
+            field: {ending: chains for of, ending, chains, _ in ends if of == field}
+            for field in ("stop_reasons", "errors", "grading_errors")
+        },
         "accuracy": accuracy.value,
-        "accuracy_interval": None if accuracy.low is None or accuracy.high is None else Interval(accuracy.low, accuracy.high),
-        "stop_reasons": _counts(db, "stop_reason"),
-        "errors": _counts(db, "error_type"),
-        "samples": samples,
+        "accuracy_interval": None if accuracy.low is None else {"low": accuracy.low, "high": accuracy.high},
+        "error_examples": {ending: example for of, ending, _, example in ends if of == "errors"},
         "pass_at": {str(k): share for k, share in pass_at(graded, right).items()},
         "majority_accuracy": majority([Sample(**each) for each in row] for (row,) in db.stream(VOTES)) if samples > 1 else None,
     }
-
-
-def _counts(db: Query, column: str) -> dict[str, int]:
-    """The number of chains by each value of a column, most frequent first."""
-    sql = f"SELECT {column}, count(*) FROM chains WHERE {column} <> '' GROUP BY ALL ORDER BY count(*) DESC, min(end_unix_ns), {column}"
-    return dict(db.stream(sql))
 
 
 def _over(over: float, under: float | None) -> float | None:

@@ -19,7 +19,7 @@ from rich.live import Live
 from rich.text import Text
 
 from pipeline.analysis.facts import of_answers
-from pipeline.analysis.headline import engines_table, facts_table, headline, stages_table, summary_of
+from pipeline.analysis.headline import headline, summary_of, tables
 from pipeline.analysis.progress import RecentRates, RunState, duration, run_folders, run_state
 from pipeline.analysis.tables import Table, plain, plain_percent, size
 from pipeline.cli.console import WIDTH, PlainConsole, print_table
@@ -131,8 +131,8 @@ def print_summary(run: Located, *, with_about: bool = False, as_json: bool = Fal
     ]
     print_page("\n\n".join("\n".join(map(one_line, block)) for block in blocks))
     if out.verbose:
-        print_page("".join(f"\n{name:<14} {one_line(text)}" for name, text in facts_table(found).rows))
-        for table in (engines_table(found), stages_table(found)):
+        print_page("".join(f"\n{name:<14} {one_line(text)}" for name, text in tables(found)[0].rows))
+        for table in tables(found)[1:]:
             print_table(table, PlainConsole())
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from msgspec import Struct, structs
 
 from pipeline.analysis.facts import engine_facts, made_up, of_engines
-from pipeline.analysis.headline import Headline, engines_table, facts_table, headline, limit, stages_table, summary_of
+from pipeline.analysis.headline import Headline, headline, limit, summary_of, tables
 from pipeline.analysis.ledger import read_ledger
 from pipeline.analysis.steps import count_steps
 from pipeline.analysis.summary import Summary, summarize_work
@@ -71,7 +71,7 @@ def run_figures(folder: Path, db: Query) -> RunFigures:
     summary = summary_of(folder, summarize_work(work, over_time))
     told, sections = headline(summary), []
     head = Table(told.head, ("", "", ""), tuple(map(structs.astuple, told.rows)))
-    tables = [head, facts_table(summary), engines_table(summary), stages_table(summary), charts.latency_table(latencies(db), stages)]
+    shown = [head, *tables(summary), charts.latency_table(latencies(db), stages)]
     if any(each.total_busy_s for each in over_time.engines.values()):
         sections = [
             Section(title="Every problem over time", charts=[chains_chart(db, stages)]),
@@ -83,10 +83,10 @@ def run_figures(folder: Path, db: Query) -> RunFigures:
     warnings = [f"{row.name}: {f'{row.figure}, ' if row.figure else ''}{row.text}" for row in told.rows if row.name in WARNINGS]
     return RunFigures(
         about=told.about,
-        notices=[*notices(run, summary.status or run.status), *warnings],
+        notices=[*notices(run, summary.status), *warnings],
         tiles=list(_tiles(summary, told)),
         sections=sections,
-        facts=Section(title="Facts", tables=tables, folded=True),
+        facts=Section(title="Facts", tables=shown, folded=True),
     )
 
 

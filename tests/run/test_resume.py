@@ -185,7 +185,7 @@ def test_a_run_that_is_interrupted_says_what_is_left_and_goes_on(recorded: Recor
     assert 4 < result.done < 24
     found = summarize(result.folder)
     assert found.left is not None
-    assert (found.left.chains, found.left.begun) == (24 - result.done, found.cancelled)
+    assert found.left.chains == 24 - result.done
     total = sum(row["output_tokens"] for row in rows(whole, "calls"))
     assert (found.left.tokens or 0) + found.output_tokens == pytest.approx(total, rel=0.3)
     result = run(resume_options(tmp_path / "run"))
