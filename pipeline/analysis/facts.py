@@ -102,9 +102,7 @@ def resources(engines: Iterable[EngineFacts], replicas: int = 1) -> Resources:
     replayed = {each for each in given if each.replay is not None}
     rated = {each for each in given if each.answers == "simulated" or each.flops_per_s is not None} - replayed
     on_gpus = {each for each in given if each.accelerators} - replayed - rated
-    rates = {
-        name: math.inf if each.flops_per_s is None else each.flops_per_s for each in rated for name in each.devices
-    }  # JSON has no infinity
+    rates = {name: each.flops_per_s or math.inf for each in rated for name in each.devices}  # JSON has no infinity
     models = {name for each in replayed for name in ((each.device_model,) if each.device_model else each.devices)}
     models |= {each.device_model for each in on_gpus if each.device_model}
     return Resources(

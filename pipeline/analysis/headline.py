@@ -175,14 +175,8 @@ def _accuracy(s: Summary) -> Iterator[Row]:
     ungraded, reasons = sum(s.grading_errors.values()), list(s.grading_errors)
     missing = f"{ungraded:,} not graded: {reasons[0]}{', for example' * (len(reasons) > 1)}" if reasons else ""
     if not s.graded:
-        why = (
-            f"not graded; `pipeline grade` can do it later: {missing}"
-            if missing
-            else "no reference answers"
-            if s.done
-            else "no chain finished"
-        )
-        yield Row("accuracy", "-", why)
+        why = "no reference answers" if s.done else "no chain finished"
+        yield Row("accuracy", "-", f"not graded; `pipeline grade` can do it later: {missing}" if missing else why)
     elif made_up(s.answers, s.accuracy):
         yield Row("accuracy", "-", "answers are simulated")
     else:
