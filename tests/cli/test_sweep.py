@@ -37,7 +37,7 @@ def test_a_sweep_prints_one_table_and_where_it_pays(tmp_path: Path, capfd: pytes
     assert run_command(arguments) == 0
     out, err = capfd.readouterr()
     assert out.count("Throughput by batch size") == 1
-    assert "target on sim-2xh100-eagle3 *" in out
+    assert "sim-2xh100-eagle3 *" in out, "the best baseline"
     assert "|" not in out, "Markdown is for files"
     assert "speccot against target on sim-2xh100-eagle3: " in " ".join(out.split())
     assert "this simulator is off by a median of" in " ".join(out.split())
