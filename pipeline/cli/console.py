@@ -59,11 +59,14 @@ def print_parts(parts: Iterable[str | Table]) -> None:
 def print_table(table: Table, console: PlainConsole) -> None:
     """Print a table, names on the left, numbers on the right. Where it is too wide, rows become columns, or else the other columns follow
     below, each time after the first one: nothing is cut."""
-    if _fits(table, console) or not _fits(around := turned(table), console):
-        for part in _parts(table, console):
-            console.print(_drawn(part))
+    if _fits(table, console):
+        parts = [table]
+    elif _fits(around := turned(table), console):
+        parts = [around]
     else:
-        console.print(_drawn(around))
+        parts = [*_parts(table, console)]
+    for part in parts:
+        console.print(_drawn(part))
 
 
 def _fits(table: Table, console: PlainConsole) -> bool:

@@ -100,6 +100,7 @@ def test_what_cannot_be_compared(ask: Ask, folders: Path, arguments: list[str], 
 def test_a_query_prints_a_table_or_json_or_writes_a_file(run: Path, tmp_path: Path) -> None:
     rows = [line.split() for line in pipeline("query", run, SQL).stdout.splitlines() if line]
     assert (rows[0], *rows[2:]) == (["decision", "n", "mean"], ["fallback", "1", "7"], ["accepted", "2", "7"])
+    assert pipeline("query", run, "SELECT count(*) AS n FROM steps").stdout.split()[::2] == ["n", "3"]
     (tmp_path / "mine.sql").write_text(SQL + ";")
     found = json.loads(pipeline("query", run, tmp_path / "mine.sql", "--json").stdout)
     assert found == [{"decision": "fallback", "n": 1, "mean": 7.0}, {"decision": "accepted", "n": 2, "mean": 7.0}]
