@@ -40,7 +40,7 @@ def rows_of(path: Path) -> Iterator[Record]:
         raise InputError(str(path), f"unknown file type `{path.suffix}`; expected {', '.join(FORMS)}, or packed text ({', '.join(PACKED)})")
     try:
         yield from FORMS[form](path)
-    except (pa.ArrowException, OSError, EOFError, ValueError, RecursionError, csv.Error) as error:
+    except (pa.ArrowException, OSError, EOFError, ValueError, OverflowError, RecursionError, csv.Error) as error:
         raise InputError(str(path), reason(error)) from error
 
 
