@@ -1,4 +1,4 @@
-"""A package of other people, `tests/plugin`: a verifier that asks its own question and an engine that computes in the worker
+"""A package of other people, `tests/support/plugin`: a verifier that asks its own question and an engine that computes in the worker
 process. It goes through every command as the built-in kinds and engines do, and roles are those of its graph."""
 
 import json
@@ -17,7 +17,7 @@ from tests.support.killed import cut
 from tests.support.paths import ROOT
 from tests.support.runs import rows
 
-PLUGIN = ROOT / "tests/plugin"
+PLUGIN = ROOT / "tests/support/plugin"
 GRAPH = PLUGIN / "critic.yaml"
 ROLES = ("apprentice", "master", "referee")
 
@@ -90,11 +90,9 @@ def test_totals_of_all_roles_are_those_of_the_engines(solved: Path) -> None:
 
 def test_its_run_is_reported_compared_drawn_and_exported(solved: Path, tmp_path: Path) -> None:
     other = solved.parent / "other"
-    if not other.exists():
-        with installed(PLUGIN):
-            settings = ("--set", "engines.master.max_in_flight=1", "--batch-size", "8")
-            command("run", GRAPH, "--input", solved.parent / "problems.jsonl", "--output", other, *settings)
     with installed(PLUGIN):
+        settings = ("--set", "engines.master.max_in_flight=1", "--batch-size", "8")
+        command("run", GRAPH, "--input", solved.parent / "problems.jsonl", "--output", other, *settings)
         command("view", solved, "-o", tmp_path / "report.html")
         page = (tmp_path / "report.html").read_text()
         assert all(name in page for name in (*ROLES, "probability of Y", "propose", "judge", "rewrite", "verifier&#39;s value (critic)"))

@@ -16,35 +16,35 @@ from pipeline.engine import Engine, PrefixCacheReset, Request, Restartable
 from pipeline.engines.process.engine import WorkerEngine
 from pipeline.engines.sim.tokenizer import SimTokenizer
 from pipeline.errors import ContextOverflow, EngineDead, GraphError, RequestRefused
-from tests.engines.echo_engine import EchoSpec, open_echo
 from tests.support.paths import ROOT
+from tests.support.plugin.scribe import ScribeSpec, open_scribe
 
 pytestmark = pytest.mark.slow  # each test starts an interpreter
-PROMPT = SimTokenizer().encode("Say this again and then once more")
+PROMPT = SimTokenizer().encode("What is 2 and 2?")
 
 
 def asked(**options: Any) -> Request:
-    return Request(**{"request_id": "r", "prompt_ids": PROMPT, "max_tokens": 3} | options)
+    return Request(**{"request_id": "r", "prompt_ids": PROMPT, "max_tokens": 50} | options)
 
 
 def talk_to(talk: Callable[[WorkerEngine], Awaitable[None]] | None, **options: Any) -> None:
     """None: the engine does not even start."""
 
     async def main() -> None:
-        async with open_echo({"echo": EchoSpec(**options)}) as engines:
+        async with open_scribe({"scribe": ScribeSpec(model="m", max_model_len=99, **options)}) as engines:
             assert talk is not None
-            await talk(engines["echo"])
+            await talk(engines["scribe"])
 
     anyio.run(main)
 
 
 def test_an_engine_of_another_package_answers_refuses_and_counts() -> None:
     async def talk(engine: Engine) -> None:
-        assert (engine.role, engine.max_model_len, engine.facts) == ("echo", 99, {"answers": "simulated", "devices": ("echo",)})
+        assert (engine.role, engine.max_model_len, engine.facts["devices"]) == ("scribe", 99, ("desk",))
         answer = await engine.generate(asked(n=2))
-        assert [candidate.ids for candidate in answer.candidates] == [tuple(PROMPT[:3]), tuple(PROMPT[1:4])]
-        assert answer.candidates[0].text == engine.tokenizer.decode(PROMPT[:3])
-        with pytest.raises(RequestRefused, match=r"^request 'r': an echo chooses nothing$"):
+        assert [candidate.text for candidate in answer.candidates] == ["Step 1, wrong.\n\n", "Step 1, right.\n\n"]
+        assert [engine.tokenizer.decode(candidate.ids) for candidate in answer.candidates] == [each.text for each in answer.candidates]
+        with pytest.raises(RequestRefused, match=r"^request 'r': a scribe chooses between two$"):
             await engine.generate(asked(option_ids=(1,), max_tokens=1))
         with pytest.raises(ContextOverflow):
             await engine.generate(asked(prompt_ids=PROMPT * 99))
@@ -56,8 +56,8 @@ def test_an_engine_of_another_package_answers_refuses_and_counts() -> None:
         assert isinstance(engine, PrefixCacheReset)
         await engine.reset_prefix_cache()
         assert (await engine.generate(asked(n=4))).usage.cached_input_tokens == 0
-        found = engine.statistics()
-        assert (found.requests, found.input_tokens, found.output_tokens) == (3, 3 * len(PROMPT), 21)
+        found, written = engine.statistics(), len(answer.candidates[0].ids)
+        assert (found.requests, found.input_tokens, found.output_tokens) == (3, 3 * len(PROMPT), 7 * written)
 
     talk_to(talk)
 
@@ -90,10 +90,10 @@ def test_it_is_killed_found_dead_started_again_and_closed_for_good() -> None:
 
 
 def test_what_cannot_be_loaded_or_takes_too_long_says_why_and_is_gone() -> None:
-    with pytest.raises(GraphError, match=r"^engine 'echo': cannot load the model 'echo': there is no echo here$"):
+    with pytest.raises(GraphError, match=r"^engine 'scribe': cannot load the model 'm': there is no scribe here$"):
         talk_to(None, loads="not")
     before = set(psutil.Process().children(recursive=True))
-    with pytest.raises(EngineDead, match=r"^engine 'echo' died: it did not start within startup_timeout_s=0\.5; increase it if"):
+    with pytest.raises(EngineDead, match=r"^engine 'scribe' died: it did not start within startup_timeout_s=0\.5; increase it if"):
         talk_to(None, loads="never", startup_timeout_s=0.5)
     assert psutil.wait_procs(set(psutil.Process().children(recursive=True)) - before, timeout=10)[1] == []
 
