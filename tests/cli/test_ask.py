@@ -1,7 +1,6 @@
 """`pipeline compare`, `query` and `export`: what runs hold as tables, answers to questions and files; wrong input is one sentence."""
 
 import json
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -19,7 +18,6 @@ from tests.support.commands import pipeline
 from tests.support.paths import TEST_SET
 from tests.support.rows import blank
 from tests.support.run_files import write_run_json
-from tests.support.runs import solve, write_problems
 
 Ask = Callable[..., CompletedProcess[str]]
 SQL = "SELECT decision, count(*) AS n, avg(draft_tokens) AS mean FROM steps GROUP BY decision ORDER BY n"
@@ -82,18 +80,12 @@ def test_a_table_of_a_paper_is_a_query_over_runs(ask: Ask, folders: Path) -> Non
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["nowhere"], "nowhere: no such directory; expected a run folder"),
-        (["damaged"], "damaged/chains/part-00000.parquet: "),
-        (["target", "--table", "none"], "none"),
         (["target", "--table", "speccot-3", "--baseline", "x"], "--table and --baseline cannot be combined"),
         (["target", "--output", "nowhere/x.md"], "--output nowhere/x.md: cannot be written: no such file or directory"),
         (["target", "--output", "tables.xlsx"], "--output tables.xlsx: its name must end in .md, .csv or .json"),
     ],
 )
-def test_what_cannot_be_compared(ask: Ask, folders: Path, arguments: list[str], says: str) -> None:
-    (folders / "damaged/chains").mkdir(parents=True, exist_ok=True)
-    shutil.copy(folders / "target/run.json", folders / "damaged")
-    (folders / "damaged/chains/part-00000.parquet").write_bytes(b"PAR1")
+def test_what_cannot_be_compared(ask: Ask, arguments: list[str], says: str) -> None:
     refused(ask("compare", *arguments), says)
 
 
@@ -199,20 +191,6 @@ def test_options_that_do_not_fit_what_is_exported(source: Path, tmp_path: Path, 
     words = [source / "two" if word == "two" else word for word in options]
     refused(pipeline("export", source / "one", *words, cwd=tmp_path), says)
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("command", ["compare", "export -o -", "show --failed", "grade", "resume"])
-def test_a_folder_with_a_part_of_another_run_is_refused(tmp_path: Path, command: str) -> None:
-    problems = write_problems(tmp_path, 12)
-    for name in ("run", "other"):
-        solve(tmp_path, name, input=problems, limit=5)
-        solve(tmp_path, name, input=problems, resume=True)
-    part = tmp_path / "run/chains/part-00001.parquet"
-    shutil.copy(tmp_path / "other/chains/part-00001.parquet", part)
-    done = pipeline(*command.split(), tmp_path / "run")
-    says = f"error: {part}: is not of this run; "
-    assert (done.returncode, done.stderr.splitlines()[-1].startswith(says)) == (2, True), done.stderr
 
 
 @pytest.mark.parametrize(("width", "first"), [(80, "run system models speed"), (45, "run first-run second-run"), (30, "run system")])

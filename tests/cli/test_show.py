@@ -106,7 +106,6 @@ def test_pages_are_written_to_a_file(source: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["nowhere", "-o", "x.html"], "nowhere: no such directory; expected a run folder"),
         ([".", "-o", "x.html"], ".: holds no run; expected a run folder"),
         (["."], ".: contains no runs; name the folder"),
         ([".", "."], "several runs are compared in a file: add -o FILE, or name one folder"),

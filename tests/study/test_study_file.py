@@ -139,13 +139,10 @@ def test_a_run_of_two_parts_is_made_once_and_engines_files_tell_systems_apart(st
         ({"systems": ["specot"]}, "no graph is named `specot`"),
         ({"systems": [{"graph": "speccot", "sets": {}}]}, "line 4: $.systems[0]: unknown key `sets`; did you mean `set`?"),
         ({"params": {"treshold": [3]}}, "treshold"),
-        ({"params": {"candidates": [0]}}, "candidates"),
         ({"set": {"nothing": 1}}, "no graph or engines file here has `nothing`"),
         ({"systems": [{"graph": "speccot", "set": {"nothing": 1}}]}, "speccot has no param `nothing`"),
-        ({"engines": ["nothere"]}, "no engines file is named `nothere`"),
         ({"random": "2:0"}, "has both `limit` and `random`; give only one of them"),
         ({"data": [{"data": "arith", "limit": 2, "random": "2:0"}]}, "data arith: has both `limit` and `random`"),
-        ({"preset": "nothere"}, "no preset is named `nothere`"),
         ({"tables": ["speccot-22"]}, "--table speccot-22: no such table; did you mean"),
         (
             {"parts": {"one": {}, "two": {"set": {"candidates": 2}}}},
