@@ -16,7 +16,7 @@ from pipeline.runtime.virtual_loop import VirtualLoop
 from tests.support.paths import SHARED
 from tests.support.runs import solve, write_problems
 
-pytest_plugins = ["tests.support.browser", "tests.support.installed", "tests.support.open_engines"]
+pytest_plugins = ["tests.support.installed", "tests.support.open_engines"]
 settings.register_profile("suite", max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("quick", settings.get_profile("suite"), max_examples=10, derandomize=True)
 settings.load_profile("suite")  # a machine with other work is slow, and fails nobody; `make check` takes `quick`

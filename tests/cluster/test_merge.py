@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
 import pytest
 from msgspec import structs
 
@@ -12,7 +11,7 @@ from pipeline.cluster.merge import in_order
 from pipeline.errors import UsageError
 from pipeline.store.run_file import RunFile
 from tests.support.commands import pipeline
-from tests.support.runs import solve_short, write_problems
+from tests.support.runs import rows, solve_short, write_problems
 
 pytestmark = pytest.mark.slow  # whole runs
 
@@ -26,8 +25,7 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> dict[str | None, Path]:
 
 
 def said(folder: Path, table: str, *columns: str) -> list[tuple[Any, ...]]:
-    rows = pq.read_table(folder / table, columns=list(columns)).to_pylist()
-    return sorted(tuple(str(row[name]) for name in columns) for row in rows)
+    return sorted(tuple(str(row[name]) for name in columns) for row in rows(folder, table))
 
 
 def test_merged_shards_are_the_run_over_the_whole_input(shards: Mapping[str | None, Path], tmp_path: Path) -> None:
@@ -43,7 +41,7 @@ def test_merged_shards_are_the_run_over_the_whole_input(shards: Mapping[str | No
         assert said(merged, table, *columns) == said(whole, table, *columns)
     one, other = RunFile.read(merged), RunFile.read(whole)
     assert (one.totals.chains, one.totals.steps, one.input.rows) == (other.totals.chains, other.totals.steps, 24)
-    assert set(pq.read_table(merged / "calls")["run_id"].to_pylist()) == {"merged"}
+    assert {row["run_id"] for row in rows(merged, "calls")} == {"merged"}
     assert pipeline("export", merged, "-o", "-").stdout == pipeline("export", whole, "-o", "-").stdout
     assert "is finished" in pipeline("resume", merged).stderr
 

@@ -16,15 +16,27 @@ from pipeline.show.report import report
 from pipeline.store.folder import hold
 from pipeline.store.rows import ChainRow
 from pipeline.store.store import RunStore
+from tests.show.conftest import HOSTILE, SHOWN
 from tests.support.patience import HANGS_S
 from tests.support.rows import blank
-from tests.support.shown_runs import HOSTILE, SHOWN
 
 pytestmark = pytest.mark.browser
 PATHS = ("/", "/run?run=speccot", "/run?run=sweep%2F%3Cb%3Erun", "/chain?run=speccot&chain=p3%230", "/run?run=damaged")
 DRAWN = "all => all.map((each) => each.getBBox()).filter((box) => box.width + box.height > 0)"
 OPEN_ALL = "document.querySelectorAll('details').forEach((each) => { each.open = true; })"
 Open = Callable[..., Any]
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    if CHROMIUM is None:
+        pytest.skip("there is no chromium on PATH")
+    with api.sync_playwright() as play:
+        started = play.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield started
+        started.close()
 
 
 @pytest.fixture(scope="module")

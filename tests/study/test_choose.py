@@ -82,14 +82,11 @@ def test_the_preset_makes_the_plan_of_the_point_again(points: list[Measured], se
 
 @pytest.mark.slow
 def test_several_samples_or_no_answers_are_refused(points: list[Measured]) -> None:
-    target, one, _ = points
+    target, *_ = points
+    twice = [graded(point, [1] * 40, 1) for point in points]
+    for point in twice:
+        point.run.sums["graded"] *= 2
     with pytest.raises(UsageError, match="--max-loss: needs one sample a problem"):
-        choose([_doubled(each) for each in (target, one)], 0.01)
+        choose(twice, 0.01)
     with pytest.raises(UsageError, match="no point finished beside the target alone"):
         choose([target], 0.01)
-
-
-def _doubled(point: Measured) -> Measured:
-    point = graded(point, [1] * 40, 1)
-    point.run.sums["graded"] *= 2
-    return point

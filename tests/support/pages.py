@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from contextlib import chdir
 from functools import cached_property
 from pathlib import Path
+from textwrap import dedent
 
 from msgspec import Struct
 
@@ -36,13 +37,12 @@ class Block(Struct, frozen=True):
     body: str
     title: str | None = None
     """The file that it is written into."""
-    left_out: str | None = None
-    """Why it is not run."""
+    left_out: bool = False
 
     @property
     def is_run(self) -> bool:
         """True if something is executed."""
-        return self.language in ("sh", "python") and self.title is None and self.left_out is None
+        return self.language in ("sh", "python") and not (self.title or self.left_out)
 
     def lines(self) -> list[str]:
         """The commands of a block `sh`."""
@@ -80,21 +80,16 @@ class Page(Struct, frozen=True, dict=True):
 
 
 def _blocks(text: str) -> Iterator[Block]:
-    reason, behind = None, -1
+    behind = -1
     for piece in PIECE.finditer(text):
         if piece["remark"] == "run first":
             yield Block("sh", piece["said"])
         elif piece["remark"]:
-            reason, behind = piece["said"], piece.end()
+            behind = piece.end()
         else:
             language, _, rest = piece["info"].strip().partition(" ")
             title = re.search(r'title="([^"]+)"', rest)
-            left_out = reason if behind == piece.start() else None
-            yield Block(language, _dedented(piece["body"], piece["indent"]), title and title[1], left_out)
-
-
-def _dedented(body: str, indent: str) -> str:
-    return "".join(line.removeprefix(indent) for line in body.splitlines(keepends=True))
+            yield Block(language, dedent(piece["body"]), title and title[1], left_out=behind == piece.start())
 
 
 def newcomers_folder(folder: Path) -> Path:

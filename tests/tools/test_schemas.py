@@ -8,9 +8,10 @@ from typing import Any
 import jsonschema
 import pytest
 import yaml
-from schemas import schemas
+from schemas import field_docs, schemas
 
 from pipeline.graph.files import FOLDERS
+from pipeline.training.config import DraftConfig, LoraSpec, SelectConfig
 from tests.support.paths import ROOT
 
 KINDS = {"graph": "graph", "engines file": "engines", "prompts file": "prompts", "study file": "study"}
@@ -62,3 +63,4 @@ def test_the_schemas_beside_the_graphs_are_these() -> None:
 def test_keys_are_described() -> None:
     described = known()["graph"]["$defs"]["DraftSpec"]["properties"]
     assert "context" in described["when"]["description"] or "verdict" in described["when"]["description"]
+    assert [name for struct in (SelectConfig, DraftConfig, LoraSpec) for name, said in field_docs(struct).items() if not said] == []

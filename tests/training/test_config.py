@@ -1,21 +1,14 @@
 """Training files: strict, with the papers' values as defaults."""
 
-import sys
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from pipeline.errors import GraphError
 from pipeline.graph.files import bundled_files
-from pipeline.training.config import CONFIGS, DraftConfig, LoraSpec, SelectConfig, TrainConfig, load_config
-from tests.support.paths import ROOT
+from pipeline.training.config import CONFIGS, DraftConfig, SelectConfig, TrainConfig, load_config
 from tests.support.training_data import write_config
-
-sys.path.insert(0, str(ROOT / "tools"))
-
-from schemas import field_docs
 
 LEAST: dict[str, Any] = {"model": "bundled:tiny-target", "data": ["choices.jsonl"], "output": "out"}
 
@@ -57,8 +50,3 @@ def test_what_is_wrong_in_a_file_or_a_setting_is_one_sentence(tmp_path: Path, wr
         loaded(tmp_path, **wrong) if isinstance(wrong, dict) else loaded(tmp_path, *wrong)
     assert says in str(caught.value)
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("struct", [SelectConfig, DraftConfig, LoraSpec])
-def test_every_field_is_explained(struct: type[msgspec.Struct]) -> None:
-    assert [name for name, said in field_docs(struct).items() if not said] == []
