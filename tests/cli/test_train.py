@@ -38,8 +38,3 @@ def test_what_does_not_fit_is_said_before_the_model_is_loaded(tmp_path: Path, se
     config = write_config(tmp_path / "train.yaml", model="bundled:tiny-target", data=[str(tmp_path / "data.jsonl")], output="out")
     done = pipeline("train", "select", config, "--set", setting)
     assert (done.returncode, says in done.stderr) == (2, True), done.stderr
-
-
-def test_an_unknown_config_names_the_nearest() -> None:
-    done = pipeline("train", "draft", "scot-draf")
-    assert (done.returncode, "did you mean `scot-draft`?" in done.stderr) == (2, True)
