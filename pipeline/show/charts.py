@@ -1,6 +1,7 @@
 """The charts of a run: figures over time, tokens and counts of steps enter, charts and tables leave. Pure."""
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
 import numpy as np
 
@@ -11,7 +12,7 @@ from pipeline.analysis.tables import Table, plain, plain_percent
 from pipeline.analysis.time.latency import QUANTITIES, Latency
 from pipeline.analysis.time.occupancy import Occupancy
 from pipeline.analysis.time.work import Array
-from pipeline.show.plot import Chart, ChartAxis, Mark, Panel, Shares, stacked, up_to
+from pipeline.show.plot import Chart, ChartAxis, Mark, Panel, stacked, up_to
 
 SERIES = ("blue", "teal", "purple", "orange", "pink", "brown", "cyan", "sand")
 """Colours of names that have none of their own, in order."""
@@ -103,7 +104,7 @@ def _time(occupancy: Occupancy) -> ChartAxis:
     return ChartAxis(title="seconds since the start", high=occupancy.span_s or 1.0)
 
 
-def tokens(ledger: Ledger) -> list[Shares]:
+def tokens(ledger: Ledger) -> list[Chart]:
     """What became of the tokens that each engine sampled, and where the prompt tokens that it read came from."""
     engines = ledger.engines
     shares = (("useful", USEFUL), ("verification", ("verification",)), ("wasted", WASTED))
@@ -116,9 +117,19 @@ def tokens(ledger: Ledger) -> list[Shares]:
     ]
 
 
-def _of_engines(title: str, words: Mapping[str, tuple[str, str]], rows: Mapping[str, Mapping[str, int]], note: str = "") -> Shares:
-    named = {role: {words[outcome][0]: count for outcome, count in counts.items()} for role, counts in rows.items()}
-    return Shares(title=title, rows=named, hues=dict(words.values()), note=note)
+def _of_engines(title: str, words: Mapping[str, tuple[str, str]], rows: Mapping[str, Mapping[str, int]], note: str = "") -> Chart:
+    """A bar for each engine, its parts one after the other."""
+    panels = []
+    for role, counts in rows.items():
+        parts, whole = [(*words[outcome], count) for outcome, count in counts.items() if count], sum(counts.values()) or 1
+        edges = np.cumsum([0, *(count for _, _, count in parts)]) / whole
+        marks = [
+            Mark(kind="bars", name=name, hue=hue, x=[begin], until=[end], y=[1], low=[0])
+            for (name, hue, _), (begin, end) in zip(parts, pairwise(edges), strict=True)
+        ]
+        said = "; ".join(f"{name} {count:,} ({plain_percent(count / whole)})" for name, _, count in parts)
+        panels.append(Panel(y=ChartAxis(title=f"{role}: {said or 'none'}", at=(-1,)), marks=marks, height=26))
+    return Chart(title=title, x=ChartAxis(title="share of its tokens", form=SHARE, high=1.04), panels=panels, note=note)
 
 
 def latency_table(latencies: Sequence[Latency], stages: Sequence[str]) -> Table:

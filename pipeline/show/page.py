@@ -23,7 +23,7 @@ from pipeline.analysis.tables import Table, plain, plain_percent
 from pipeline.files import sanitize
 from pipeline.show.charts import DECISIONS
 from pipeline.show.maths import answer, with_maths
-from pipeline.show.plot import Shares, path
+from pipeline.show.plot import path
 from pipeline.show.problems import ORDERS, VERDICTS
 
 _HERE = Path(__file__).parent
@@ -82,6 +82,5 @@ def _environment() -> Environment:
     environment.filters |= {"numeric": numeric, "prose": prose, "maths": with_maths, "answer": answer, "plain": plain}
     environment.filters |= {"percent": plain_percent, "duration": duration}
     environment.filters |= {"json": json.dumps, "moment": moment}
-    environment.tests |= {"active": lambda state: state == "running", "shares": lambda chart: isinstance(chart, Shares)}
     environment.finalize = lambda value: sanitize(value) if type(value) is str else value
     return environment

@@ -5,7 +5,7 @@ variables in `page.css`, so that light and dark pages have their own.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -89,22 +89,6 @@ class Chart(Struct, frozen=True, kw_only=True):
     def legend(self) -> dict[str, str]:
         """The names of its marks and their colours."""
         return {mark.name: mark.hue for panel in self.panels for mark in panel.marks if mark.name}
-
-
-class Shares(Struct, frozen=True, kw_only=True):
-    """A bar of parts for each name."""
-
-    title: str
-    rows: Mapping[str, Mapping[str, int]]
-    """Counts by part, by name."""
-    hues: Mapping[str, str]
-    """The colour of each part, in their order."""
-    note: str = ""
-
-    @property
-    def legend(self) -> dict[str, str]:
-        """The parts that there are, and their colours."""
-        return {part: hue for part, hue in self.hues.items() if any(row.get(part) for row in self.rows.values())}
 
 
 def path(mark: Mark, x: ChartAxis, y: ChartAxis) -> str:

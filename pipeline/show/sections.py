@@ -18,7 +18,7 @@ from pipeline.analysis.time.occupancy import occupancy
 from pipeline.analysis.time.work import read_work
 from pipeline.show import charts
 from pipeline.show.gantt import chains_chart
-from pipeline.show.plot import Chart, Shares
+from pipeline.show.plot import Chart
 from pipeline.store.query import Query
 from pipeline.store.run_file import RunFile
 
@@ -46,7 +46,7 @@ class Section(Struct, frozen=True, kw_only=True):
     """Warnings, shown in a box."""
     text: Sequence[str] = ()
     """Paragraphs."""
-    charts: Sequence[Chart | Shares] = ()
+    charts: Sequence[Chart] = ()
     tables: Sequence[Table] = ()
     folded: bool = False
     """Whether it is closed at first."""

@@ -93,9 +93,10 @@ def book(**output: int) -> ledger.EngineLedger:
 def test_tokens_add_up_and_what_is_not_traced_has_a_reason() -> None:
     books = ledger.Ledger(engines={"draft": book(committed=60, rejected=40), "target": book(written=9, unrecorded=1)})
     output, prompts = charts.tokens(books)
-    assert [sum(row.values()) for row in output.rows.values()] == [100, 10]
-    assert list(output.legend) == ["accepted draft", "written", "draft, rejected", "not traced"]
-    assert prompts.rows["draft"] == {"computed": 30, "prefix cache hit": 10, "not traced": 0}
+    assert output.panels[0].y.title == "draft: accepted draft 60 (60.0%); draft, rejected 40 (40.0%)"
+    assert [(mark.x, mark.until) for mark in output.panels[0].marks] == [([0.0], [0.6]), ([0.6], [1.0])]
+    assert list(output.legend) == ["accepted draft", "draft, rejected", "written", "not traced"]
+    assert prompts.panels[0].y.title == "draft: computed 30 (75.0%); prefix cache hit 10 (25.0%)"
     assert output.note == "Of all output tokens 62.7% useful, 0.0% verification, 37.3% wasted. Not traced: an attempt was lost."
 
 
