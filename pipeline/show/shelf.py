@@ -44,7 +44,7 @@ def runs_by_name(shelf: Path) -> dict[str, Path]:
 
 def listed_runs(shelf: Path) -> list[ListedRun]:
     """Every run, latest first; one that cannot be read with the reason."""
-    found = [_listed(name, folder) for name, folder in runs_by_name(shelf).items()]
+    found = [_listed(name, folder, is_held(folder), _files(folder)) for name, folder in runs_by_name(shelf).items()]
     finished = [each.state for each in found if each.state and each.state.state == "finished"]
     rates = {state.folder: state.problems_per_s for state in finished if state.problems_per_s}
     ratios = {name: rates[name] / rates[name + SUFFIX] for name in rates if name + SUFFIX in rates}
@@ -64,13 +64,6 @@ def figures_of(folder: Path) -> RunFigures:
     return _figures(folder, _files(folder))
 
 
-def _listed(name: str, folder: Path) -> ListedRun:
-    try:
-        return ListedRun(name, _state(folder, name, is_held(folder), _files(folder)))
-    except InputError as error:
-        return ListedRun(name, None, str(error))
-
-
 @lru_cache(8)
 def _figures(folder: Path, files: Hashable) -> RunFigures:
     with Query(folder) as db:
@@ -78,9 +71,12 @@ def _figures(folder: Path, files: Hashable) -> RunFigures:
 
 
 @lru_cache(4096)
-def _state(folder: Path, name: str, held: bool, files: Hashable) -> RunState:
+def _listed(name: str, folder: Path, held: bool, files: Hashable) -> ListedRun:
     """A list of a thousand runs is asked for again and again while one of them goes on."""
-    return run_state(folder, name)
+    try:
+        return ListedRun(name, run_state(folder, name))
+    except InputError as error:
+        return ListedRun(name, None, str(error))
 
 
 def _files(folder: Path) -> Hashable:
