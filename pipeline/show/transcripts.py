@@ -92,7 +92,7 @@ class Transcript(Struct, frozen=True, kw_only=True):
 def read_transcripts(db: Query, chains: Sequence[str], made_up: bool = False) -> list[Transcript]:
     """The transcripts of these chains, if they have ended, in their order, as far as they fit into `MAX_TRANSCRIPTS`."""
     rows = {row["chain_id"]: row for row in db.arrow(CHAINS, chains=list(chains), made_up=made_up).to_pylist()}
-    times = ((row["start_unix_ns"] - SLACK_NS, row["end_unix_ns"] + SLACK_NS) for row in rows.values())
+    times = ((row.pop("start_unix_ns") - SLACK_NS, row.pop("end_unix_ns") + SLACK_NS) for row in rows.values())
     within = " OR ".join(f"end_unix_ns BETWEEN {since} AND {until}" for since, until in times) or "false"
     steps: dict[str, list[ShownStep]] = {name: [] for name in chains if name in rows}
     for row in db.arrow(STEPS.format(within=within), chains=list(chains)).to_pylist():
@@ -102,13 +102,8 @@ def read_transcripts(db: Query, chains: Sequence[str], made_up: bool = False) ->
         if left > 0:
             kept.append(name)
             left -= sum(len(step.text) + sum(len(each.text) for each in step.candidates) for step in said)
-    return [Transcript(steps=tuple(steps[name]), **_texts(rows[name])) for name in kept]
-
-
-def _texts(row: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a transcript that are text, as they are shown."""
-    names = (name for name in Transcript.__struct_fields__ if name != "steps")
-    return {name: None if row[name] is None else shown(row[name]) for name in names}
+    texts = ({field: text and shown(text) for field, text in rows[name].items()} for name in kept)
+    return [Transcript(steps=tuple(steps[name]), **fields) for name, fields in zip(kept, texts, strict=True)]
 
 
 def step_of(row: Mapping[str, Any]) -> ShownStep:
