@@ -58,9 +58,8 @@ def prose(text: str) -> Markup:
 
 
 def url(path: str, params: Mapping[str, Any]) -> str:
-    """The URL of a page: `path` with parameters; those that are empty are left out."""
-    given = {name: value for name, value in params.items() if value not in (None, "")}
-    return f"{path}?{urlencode(given)}" if given else path
+    """The URL of a page: `path` with parameters."""
+    return f"{path}?{urlencode(params)}"
 
 
 def moment(unix_ns: int) -> str:

@@ -4,7 +4,7 @@ chain its neighbours."""
 from collections.abc import Mapping
 from typing import Any
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from pipeline.store.query import Query, Row
 
@@ -74,9 +74,9 @@ class AskedChains(Struct, frozen=True, kw_only=True):
         )
 
     def params(self, **others: Any) -> dict[str, Any]:
-        """The parameters of a URL that asks for the same, but for `others`."""
-        given = {"verdict": self.verdict, "order": "" if self.order == "input" else self.order, "search": self.search, "page": self.page}
-        return {name: value for name, value in (given | others).items() if value and (name, value) != ("page", 1)}
+        """The parameters of a URL that asks for the same, but for `others`; defaults and empty ones are left out."""
+        default = structs.asdict(AskedChains())
+        return {name: value for name, value in (structs.asdict(self) | others).items() if value and value != default.get(name)}
 
 
 class ListedChain(Struct, frozen=True):
