@@ -1,5 +1,5 @@
-// Names rows of charts, finds runs and problems, asks for pages anew while runs go on, fetches their slow parts, listens to keys.
-// Pages can be read without it. It inserts text, or parts of this server's own pages, in which all text of runs is text.
+// Names rows of charts, finds runs and problems, asks for pages anew while runs go on, listens to keys.
+// Pages can be read without it. It inserts text, or this server's own pages, in which all text of runs is text.
 "use strict";
 (() => {
   const all = (selector, within = document) => [...within.querySelectorAll(selector)];
@@ -37,27 +37,16 @@
   });
 
   // Finding runs, and problems of a page in a file.
-  const SHOWN = 50;
   const find = () => all("form[data-filters]").forEach((form) => {
-    const list = document.getElementById(form.dataset.filters), more = form.parentElement.querySelector("[data-more]");
+    const list = document.getElementById(form.dataset.filters);
     const { verdict, order, search } = Object.fromEntries(new FormData(form)), wanted = search.trim().toLowerCase();
-    let count = 0;
     [...list.children].sort((a, b) => a.dataset[order] - b.dataset[order] || a.dataset.input - b.dataset.input).forEach((item) => {
       const text = (item.querySelector(".row") || item).textContent.toLowerCase();
       item.hidden = Boolean(verdict && item.dataset.verdict !== verdict) || !text.includes(wanted);
-      if (!item.hidden) item.hidden = ++count > SHOWN && more && !more.dataset.all;
       list.append(item);
     });
-    if (!more) return;
-    more.hidden = count <= SHOWN || Boolean(more.dataset.all);
-    more.textContent = `show all ${count}`;
   });
   document.addEventListener("input", find);
-  document.addEventListener("click", (event) => {
-    if (!("more" in event.target.dataset)) return;
-    event.target.dataset.all = "yes";
-    find();
-  });
   document.addEventListener("change", (event) => {
     const form = event.target.form;
     if (form && !("filters" in form.dataset) && event.target.type !== "search") form.requestSubmit();
@@ -65,19 +54,13 @@
   document.addEventListener("submit", (event) => { if ("filters" in event.target.dataset) event.preventDefault(); });
   window.addEventListener("pageshow", find);
 
-  // Parts that take longer than their page, and pages of runs that go on. Whoever types or reads what they have opened is not disturbed.
-  const EVERY_MS = 2000;
-  const parsed = async (address) => new DOMParser().parseFromString(await (await fetch(address)).text(), "text/html");
-  const fill = async (within) => {
-    for (const place of all("[data-part]", within)) {
-      const part = await parsed(place.dataset.part);
-      place.replaceChildren(...(part.querySelector("main") || part.body).childNodes);
-    }
-    return within;
-  };
+  // Pages of runs that go on, or whose figures take longer. Whoever types or reads what they have opened is not disturbed.
+  const EVERY_MS = 2000, whole = new URL(location);
+  whole.searchParams.set("figures", "yes");
+  const asked = async () => new DOMParser().parseFromString(await (await fetch(whole)).text(), "text/html");
   const isAtRest = () => !document.hidden && document.activeElement === document.body && !document.querySelector("details[open]");
   const follow = async () => {
-    const found = isAtRest() ? await parsed(location.href).then(fill).catch(() => null) : null;
+    const found = isAtRest() ? await asked().catch(() => null) : null;
     if (found && isAtRest()) {
       document.querySelector("main").replaceWith(document.adoptNode(found.querySelector("main")));
       find();
@@ -85,7 +68,6 @@
     }
     setTimeout(follow, EVERY_MS);
   };
-  fill(document).catch(() => {});
   if ("active" in document.body.dataset) setTimeout(follow, EVERY_MS);
 
   // Keys: / searches, j and k or arrows turn pages and chains.

@@ -21,7 +21,7 @@ from pipeline.show.page import page, policy
 from pipeline.show.plot import ChartAxis, Mark, path
 from pipeline.show.problems import AskedChains, chain_page, neighbours
 from pipeline.show.report import RunPage, is_sweep, sweep_sections
-from pipeline.show.sections import clock, settings
+from pipeline.show.sections import clock
 from pipeline.show.shelf import figures_of, folder_of, listed_runs, runs_by_name
 from pipeline.show.transcripts import read_transcripts
 from pipeline.store.query import Query
@@ -37,7 +37,7 @@ HEADERS = {
     "Cache-Control": "no-store",
 }
 AT_ONCE = 20_000
-"""Calls up to which the figures of a run are worked out before its page is shown."""
+"""Calls up to which the figures of a run are worked out before its page is shown; those of a longer one are asked for after that."""
 SPARKS = 30
 """Bars of a run's little chart in the list."""
 _SVG = """<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 10000 10000" preserveAspectRatio="none">
@@ -91,20 +91,15 @@ def _runs(shelf: Path, request: Request) -> Response:
 
 
 def _run(shelf: Path, request: Request) -> Response:
-    """A run: its figures, and a page of its problems."""
+    """A run: its figures, at first without those of a long one, and a page of its problems."""
     name, asked = _given(request, "run"), AskedChains.of(request.query_params)
     folder = folder_of(shelf, name)
     state = run_state(folder, name)
     with Query(folder) as db:
         found = chain_page(db, asked, state.made_up)
-    figures = figures_of(folder) if count_rows(folder, "calls") <= AT_ONCE else None
-    shown = RunPage(name=name, state=state, figures=figures, settings=settings(RunFile.read(folder)), found=found)
-    return _page(shelf, "run.html", name, runs=[shown], first=[], asked=asked, run=name, active=state.state == "running")
-
-
-def _figures(shelf: Path, request: Request) -> Response:
-    """The figures of a run, as a part of its page that takes longer."""
-    return _page(shelf, "part.html", "Figures", it=figures_of(folder_of(shelf, _given(request, "run"))))
+    figures = figures_of(folder) if "figures" in request.query_params or count_rows(folder, "calls") <= AT_ONCE else None
+    shown, active = RunPage(state=state, figures=figures, found=found), state.state == "running" or figures is None
+    return _page(shelf, "run.html", name, runs=[shown], first=[], asked=asked, run=name, active=active)
 
 
 def _chain(shelf: Path, request: Request) -> Response:
@@ -116,8 +111,7 @@ def _chain(shelf: Path, request: Request) -> Response:
         if not (found := read_transcripts(db, [chain], made_up)):
             raise UsageError(f"{name}: no chain {chain!r} that has ended")
         place = neighbours(db, asked, chain, made_up)
-    values: dict[str, Any] = {"it": found[0], "place": place, "asked": asked, "clock": clock(run)}
-    return _page(shelf, "chain.html", f"{chain} of {name}", run=name, chain=chain, **values)
+    return _page(shelf, "chain.html", f"{chain} of {name}", run=name, chain=chain, it=found[0], place=place, asked=asked, clock=clock(run))
 
 
 def _spark(shelf: Path, request: Request) -> Response:
@@ -139,7 +133,6 @@ def _given(request: Request, name: str) -> str:
 PAGES: dict[str, Callable[[Path, Request], Response]] = {
     "/": _runs,
     "/run": _run,
-    "/figures": _figures,
     "/chain": _chain,
     "/spark": _spark,
 }

@@ -14,10 +14,9 @@ from pipeline.errors import UsageError
 from pipeline.show.curves import latency_and_accuracy, sweep_charts
 from pipeline.show.page import page
 from pipeline.show.problems import AskedChains, FoundChains, chain_page, worth_reading
-from pipeline.show.sections import RunFigures, Section, run_figures, settings
+from pipeline.show.sections import RunFigures, Section, run_figures
 from pipeline.show.transcripts import Transcript, read_transcripts
 from pipeline.store.query import Query
-from pipeline.store.run_file import RunFile
 
 LISTED, READ = 1_000, 30
 """Problems of a run that a file lists, and those of them that it has in full."""
@@ -26,11 +25,9 @@ LISTED, READ = 1_000, 30
 class RunPage(Struct, frozen=True, kw_only=True):
     """What the page of a run shows."""
 
-    name: str
     state: RunState
     figures: RunFigures | None
     """Null where the page asks for them later."""
-    settings: Section
     found: FoundChains
     transcripts: Mapping[str, Transcript] = {}
     """Chains to read in the page itself."""
@@ -48,19 +45,19 @@ def report(runs: Sequence[Path]) -> str:
         return page("run.html", title, first=first, runs=[], asked=AskedChains())
     each = [_run_page(run) for run in runs]
     first = [comparison(runs)] if len(runs) > 1 else []
-    title = f"{len(runs)} runs: {', '.join(run.name for run in each)}" if first else f"Run {each[0].name}"
+    title = f"{len(runs)} runs: {', '.join(run.state.folder for run in each)}" if first else f"Run {each[0].state.folder}"
     return page("run.html", title, first=first, runs=each, asked=AskedChains())
 
 
 def _run_page(folder: Path) -> RunPage:
-    run, state = RunFile.read(folder), run_state(folder, folder.resolve().name)
+    state = run_state(folder)
     with Query(folder) as db:
         found = chain_page(db, AskedChains(), state.made_up, LISTED)
         listed = {each.chain_id for each in found.rows}
         chosen = [name for name in worth_reading(db, READ) if name in listed]
         read = dict(zip(chosen, read_transcripts(db, chosen, state.made_up), strict=False))
         figures = run_figures(folder, db)
-    return RunPage(name=state.folder, state=state, figures=figures, settings=settings(run), found=found, transcripts=read)
+    return RunPage(state=state, figures=figures, found=found, transcripts=read)
 
 
 def comparison(runs: Sequence[Path]) -> Section:

@@ -1,4 +1,4 @@
-"""One run as a page: a run folder enters, read in a few passes; tiles, sections of charts, tables and transcripts leave."""
+"""One run as a page: a run folder enters, read in a few passes; tiles, and sections of charts and tables leave."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -60,7 +60,6 @@ class RunFigures(Struct, frozen=True, kw_only=True):
     notices: Sequence[str]
     tiles: Sequence[Tile]
     sections: Sequence[Section]
-    facts: Section
 
 
 def run_figures(folder: Path, db: Query) -> RunFigures:
@@ -81,12 +80,12 @@ def run_figures(folder: Path, db: Query) -> RunFigures:
     if steps := charts.steps(counts):
         sections.append(Section(title="Steps", charts=steps))
     warnings = [f"{row.name}: {f'{row.figure}, ' if row.figure else ''}{row.text}" for row in told.rows if row.name in WARNINGS]
+    sections += [Section(title="Facts", tables=shown, folded=True), settings(run)]
     return RunFigures(
         about=told.about,
         notices=[*notices(run, summary.status), *warnings],
         tiles=list(_tiles(summary, told)),
         sections=sections,
-        facts=Section(title="Facts", tables=shown, folded=True),
     )
 
 

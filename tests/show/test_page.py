@@ -27,7 +27,6 @@ def test_sections_of_any_kind_become_one_page_on_which_only_our_own_script_may_r
     assert html.count("<script") == 1, "ours"
     policy = html.partition('Content-Security-Policy" content="')[2].partition('"')[0]
     assert "default-src &#39;none&#39;" in policy
-    assert policy.count("sha256-") == 1
     assert "unsafe" not in policy.partition("script-src")[2].partition(";")[0]
 
 

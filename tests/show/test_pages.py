@@ -15,7 +15,7 @@ import pytest
 from msgspec import structs
 from starlette.testclient import TestClient
 
-from pipeline.show.pages import view_app
+from pipeline.show import pages
 from pipeline.show.report import report
 from pipeline.show.sections import SIMULATED
 from pipeline.store.folder import hold
@@ -27,7 +27,7 @@ from tests.support.runs import rows
 
 
 def client_of(folder: Path) -> TestClient:
-    return TestClient(view_app(folder), base_url="http://127.0.0.1:8642")
+    return TestClient(pages.view_app(folder), base_url="http://127.0.0.1:8642")
 
 
 @pytest.fixture(scope="module")
@@ -73,11 +73,17 @@ def test_a_run_is_set_against_its_own_baseline(runs: Path, tmp_path: Path) -> No
     assert all(re.fullmatch(r"[\d.]+ simulated", each) for each in cells(client, "problems/s"))
 
 
-def test_parts_of_pages_are_chains_that_ended_over_time_and_figures(client: TestClient) -> None:
+def test_chains_that_ended_over_time_are_a_picture(client: TestClient) -> None:
     answer = client.get("/spark", params={"run": "speccot"})
     assert answer.headers["content-type"] == "image/svg+xml"
     assert answer.text.count("V10000") >= 2
-    assert "of the drafted ones were discarded" in page(client, "/figures", run="speccot")
+
+
+def test_figures_of_a_long_run_come_after_its_problems(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pages, "AT_ONCE", 9)
+    for asked in ({}, {"figures": "yes"}):
+        html = page(client, "/run", run="speccot", **asked)
+        assert ("of the drafted ones were discarded" in html, "<body data-active" in html) == (bool(asked), not asked)
 
 
 def test_simulated_answers_are_no_wrong_ones(client: TestClient) -> None:
@@ -164,7 +170,8 @@ def test_a_page_for_another_host_is_refused_and_each_has_its_policy(client: Test
 
 
 def test_many_chains_have_pages_and_a_small_file(runs: Path, tmp_path: Path) -> None:
-    (folder := tmp_path / "live").mkdir()
+    folder = tmp_path / "live"
+    folder.mkdir()
     shutil.copy(runs / "speccot" / "run.json", folder)
     store = RunStore(folder)
     store.append("chains", [blank(ChainRow, chain_id=f"p{i}#0", stop_reason="end", input_row=i) for i in range(1, 501)])

@@ -47,14 +47,14 @@ def figures(folder: Path) -> RunFigures:
 
 def test_a_small_run_has_all_tiles_and_sections(ran: Path, tmp_path: Path) -> None:
     found = figures(ran)
-    assert [section.title for section in found.sections] == ["Every problem over time", "Engines over time", "Tokens by outcome", "Steps"]
+    assert [section.title.split()[0] for section in found.sections] == ["Every", "Engines", "Tokens", "Steps", "Facts", "Settings"]
     tiles = {tile.label: tile.figure for tile in found.tiles}
     assert list(tiles) == ["accuracy", "problems/s", "speed-up", "acceptance", "bottleneck"]
     assert tiles["accuracy"].endswith("%")
     assert float(tiles["problems/s"]) > 0
     assert tiles["speed-up"] == "-"
     assert found.notices[-1].startswith("failed: "), "the error stands above the figures"
-    assert "on any of 2 replicas" in str(figures(replica_run(tmp_path, 2)).facts.tables[0])
+    assert "on any of 2 replicas" in str(figures(replica_run(tmp_path, 2)).sections[-2].tables[0])
 
 
 @pytest.mark.parametrize("missing", [("chains",), ("chains", "steps", "calls")], ids="+".join)
