@@ -97,7 +97,7 @@ def batches(folder: Path, own: Path | None) -> Alike:
         output = folder / f"{own.stem if own else 'tiny'}-batch-{size}"
         pair.append(whole(run(msgspec.structs.replace(options, batch_size=size, output=output))).folder)
     with Query(*pair) as db:
-        return db.row(ALIKE, Alike, one=db.names[0])
+        return db.rows(ALIKE, Alike, one=db.names[0])[0]
 
 
 COLUMNS: tuple[tuple[str, Callable[[Toll], object]], ...] = (

@@ -20,7 +20,7 @@ from pipeline.cli.terminal import print_json, print_line, print_page
 from pipeline.errors import UsageError, boundary
 from pipeline.export.answers_file import form_of, write_query, write_rows
 from pipeline.files import sanitize, whole_file
-from pipeline.store.query import Query, check_readable, words_of
+from pipeline.store.query import Query, words_of
 from pipeline.store.rows import ROWS
 
 QUERY_SUFFIXES = (".parquet", ".csv", ".json", ".jsonl")
@@ -165,7 +165,7 @@ def export(runs: tuple[Located, ...], output: Path | None, kind: str, thoughts: 
     folders = list(map(one_run, runs))
     output = output or Path(f"{folders[0].resolve().name}-{kind}.{KINDS[kind]}")
     _check(kind, folders, output)
-    check_readable(*folders)
+    Query(*folders).close()
     if str(output) == "-":
         _print_rows(folders[0], kind, thoughts)
         return

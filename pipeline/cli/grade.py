@@ -18,7 +18,7 @@ from pipeline.errors import UsageError, boundary
 from pipeline.files import one_line, whole_file
 from pipeline.rewards import OnProgress, ScoringResult, score_run
 from pipeline.run.regrade import Regrade, regrade
-from pipeline.store.query import check_readable
+from pipeline.store.query import Query
 
 _MEANS = {
     "all": "drafted steps",
@@ -39,7 +39,7 @@ def grade(run: Located, dry_run: bool, as_json: bool) -> None:
 
     Changed verdicts are counted by the rule that decided them.
     """
-    check_readable(one_run(run))
+    Query(one_run(run)).close()
     found = regrade(run.path, dry_run=dry_run)
     _print_result(found, _grade_lines(found), as_json)
 
@@ -71,7 +71,7 @@ def score(run: Located, prm: Path, settings: tuple[str, ...], as_json: bool) -> 
 
     The rewards are stored in RUN, in the table rewards/*.parquet. If the command is interrupted, an earlier table is kept.
     """
-    check_readable(one_run(run))
+    Query(one_run(run)).close()
     with watched(str(run)) as watch:
         scored = score_run(run.path, prm, settings=settings, watch=watch)
     _print_result(scored, reward_lines(scored, str(run)), as_json)
@@ -113,7 +113,7 @@ def calibrate(runs: tuple[Located, ...], output: Path | None) -> None:
     printed with every prediction made from it.
     """
     folders = list(map(one_run, runs))
-    check_readable(*folders)
+    Query(*folders).close()
     found = calibrated(folders)
     for line in fit_lines(found):
         print_line(line)

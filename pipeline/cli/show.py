@@ -29,7 +29,7 @@ from pipeline.errors import InputError, UsageError, boundary, did_you_mean, requ
 from pipeline.files import one_line, whole_file
 from pipeline.show.transcripts import ShownCandidate, ShownStep, Transcript, read_transcripts
 from pipeline.store.folder import FILE
-from pipeline.store.query import Query, check_readable
+from pipeline.store.query import Query
 
 STYLES = dict.fromkeys(("accepted", "unverified"), "green") | dict.fromkeys(("fallback", "first_steps"), "yellow")
 STYLES |= {"guidance": "cyan", "interrupted": "magenta"}
@@ -96,7 +96,7 @@ def show(run: Located, problem: str | None, sample: int, candidates: bool, faile
     elif failed:
         _print_failures(failures(run.path), as_json)
     elif problem is None:
-        check_readable(run.path)
+        Query(run.path).close()
         print_summary(run, with_about=True, as_json=as_json)
     else:
         with Query(run.path) as db:
@@ -286,6 +286,6 @@ def write_page(folders: Sequence[Path], output: Path) -> None:
     pages = import_module("pipeline.show.report")
     runs = [run for folder in folders for run in ([folder] if pages.is_sweep(folder) else runs_in(folder))]
     if not any(map(pages.is_sweep, runs)):
-        check_readable(*runs)
+        Query(*runs).close()
     with boundary(UsageError, f"--output {output}: cannot be written", foreign=OSError), whole_file(output) as file:
         file.write(pages.report(runs).encode(errors="backslashreplace"))

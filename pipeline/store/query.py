@@ -97,11 +97,6 @@ class Query:
             names = [column[0] for column in found.description or ()]
             return msgspec.convert([dict(zip(names, row, strict=True)) for row in found.fetchall()], list[kind])  # type: ignore[valid-type]
 
-    def row(self, sql: str | Path, kind: type[Row], **params: Any) -> Row:
-        """The only row of a query."""
-        [row] = self.rows(sql, kind, **params)
-        return row
-
     def scalar(self, sql: str | Path, **params: Any) -> Any:
         """The value of a query with one row and one column."""
         with self._errors_of_files():
@@ -253,11 +248,6 @@ class Query:
 def words_of(sql: str) -> set[str]:
     """The words of a query in lower case, the names of its tables among them."""
     return set(re.findall(r"\w+", sql.lower()))
-
-
-def check_readable(*folders: Path) -> None:
-    """Raise `InputError` where `Query` would."""
-    Query(*folders).close()
 
 
 def query(*runs: str | Path) -> Query:

@@ -126,7 +126,7 @@ def read_resume_state(folder: Path, run: RunFile, samples: int, retry_failed: bo
     sessions = [each.started_unix_ns for each in run.sessions]
     with Query(folder) as query:
         query.execute("CREATE TEMP TABLE ended AS FROM chains WHERE stop_reason NOT IN $again", again=taken_again(retry_failed))
-        counts = query.row(COUNTS, Totals)
+        [counts] = query.rows(COUNTS, Totals)
         places = query.columns("SELECT (input_row - 1) * $samples + sample_index AS place FROM ended ORDER BY 1", samples=samples)
         errors: dict[str, dict[str, int]] = {}
         for error, stage, count in query.stream(FAILURES):

@@ -43,7 +43,7 @@ def test_a_running_run_reads_like_a_finished_one(running: RunStore) -> None:
         assert before.rows(sql, Counts, more="b") == [Counts("it's [1]*", 4, 0.5, ("a", "b"))]
         running.close()
         with Query(running.folder) as after:
-            assert after.row(sql, Counts, more="b") == before.row(sql, Counts, more="b")
+            assert after.rows(sql, Counts, more="b") == before.rows(sql, Counts, more="b")
         assert before.scalar("SELECT list(input_row ORDER BY input_row) FROM chains WHERE finished") == [1, 2, 3]
 
 
