@@ -24,7 +24,7 @@ def latency_and_accuracy(comparison: Comparison) -> Chart | None:
     marks, far = [], [0.0]
     for run, hue in zip(comparison.runs, cycle(SERIES), strict=False):
         across, up = run.figures["latency_s"], run.figures["accuracy"]
-        if up.value is None or across.value is None:
+        if up.value is None or across.value is None or made_up(run.answers, up.value):
             continue
         marks.append(Mark(kind="dots", name=run.name, hue=hue, x=[across.value], y=[up.value], width=10))
         if up.low is not None and up.high is not None:
