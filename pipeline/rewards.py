@@ -151,16 +151,18 @@ def score_run(run: Path, prm: Path, *, settings: Sequence[str] = (), watch: OnPr
 
 
 def steps_to_score(query: Query, plan: Plan, problems: Problems, model: str, thought_end: str = "") -> Iterator[StepToScore]:
-    """All steps of a run about `problems`, chain by chain; `model` is the reward model."""
+    """All steps of a run about `problems`, chain by chain; `model` is the reward model. Raises `InputError` where one is missing."""
     told = {item.problem_id: item.told(plan.prompts) for item in problems if isinstance(item, Problem)}
     found = query.stream(f"SELECT {', '.join(COLUMNS)} FROM steps ORDER BY chain_id, step_index")
     rows = (dict(zip(COLUMNS, row, strict=True)) for row in found)
     for _, of_chain in groupby(rows, key=lambda row: row["chain_id"]):
         thought = Thought(thought_end, plan.prompts)
         for row in of_chain:
+            if (name := row["problem_id"]) not in told:
+                raise InputError(str(problems.name), f"holds no problem {name!r}, of which this run has steps")
             texts = (*row["candidate_texts"], *([row["step_text"]] if row["chosen_candidate"] is None else []))
             yield StepToScore(
-                problem=told[row["problem_id"]],
+                problem=told[name],
                 before=tuple(thought.steps),
                 texts=texts,
                 rows=_rows(row, plan.drafters, model),

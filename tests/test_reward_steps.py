@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from pipeline.data.reading import read_files
+from pipeline.errors import InputError
 from pipeline.rewards import StepToScore, steps_to_score
 from pipeline.store.kept_problems import keep_problems, solved_problems
 from pipeline.store.query import Query
@@ -79,3 +80,8 @@ def test_it_reads_what_a_run_writes(tmp_path: Path, graph: str) -> None:
     assert {row.source_engine for each in found for row in each.rows if row.candidate_index is not None} == {"draft"}
     assert any(each.before for each in found) == (graph != "scot")
     assert any(len(steps) > 1 for each in found for steps in each.steps.values()) == (graph == "scot")
+
+
+def test_a_problem_that_is_nowhere(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"problems.csv: holds no problem 'c', of which this run has steps"):
+        rounds_of(folder_of(tmp_path, row("c", 1, "x")))
