@@ -12,6 +12,7 @@ from msgspec import structs
 
 from pipeline.engine import added
 from pipeline.errors import UsageError
+from pipeline.options import Shard, shard_of
 from pipeline.run.prepare import drift
 from pipeline.store.folder import hold, hold_output
 from pipeline.store.run_file import RunFile, Session
@@ -26,21 +27,19 @@ def merge(runs: Sequence[Path], output: Path) -> RunFile:
     """
     found = {run: RunFile.read(run) for run in runs}
     ordered = in_order(found)
-    with ExitStack() as stack:
-        stack.enter_context(hold_output(output))
+    files = [found[run] for run in ordered]
+    with hold_output(output), ExitStack() as held:
         for run in ordered:
-            stack.enter_context(hold(run))
+            held.enter_context(hold(run))
         store = RunStore(output)
         store.merge(ordered, output.name)
-        files = [found[run] for run in ordered]
-        first = files[0]
         merged = structs.replace(
-            first,
+            files[0],
             folder_id=store.id,
             run_id=output.name,
-            options=structs.replace(first.options, shard=None),
+            options=structs.replace(files[0].options, shard=None),
             input=structs.replace(
-                first.input,
+                files[0].input,
                 rows=sum(file.input.rows for file in files),
                 chains=sum(file.input.chains for file in files),
                 samples=max(file.input.samples for file in files),
@@ -55,41 +54,38 @@ def merge(runs: Sequence[Path], output: Path) -> RunFile:
 
 def in_order(found: Mapping[Path, RunFile]) -> list[Path]:
     """The folders in the order of their shards; raises `UsageError` unless they are all shards of one run, each once, and finished."""
-    (first, about), *others = found.items()
+    first, about = next(iter(found.items()))
     for run, file in found.items():
         if file.options.shard is None:
             raise UsageError(f"{run}: is not a shard: it was not run with --shard")
         if file.status != "finished":
             raise UsageError(f"{run}: is {file.status}; `pipeline resume {run}` first")
-    for run, file in others:
         if differences := [clause for name, clause in drift(about, file) if name != "shard"]:
             raise UsageError(f"{run} and {first}: are not shards of one run: {'; '.join(differences)}")
-    shards = sorted((shard.index, shard.count, run) for run, file in found.items() if (shard := file.options.part.shard) is not None)
-    if [(index, count) for index, count, _ in shards] != [(index, shards[0][1]) for index in range(shards[0][1])]:
-        given = ", ".join(f"{index}/{count}" for index, count, _ in shards)
-        raise UsageError(f"expected the folders of all shards of one number, each once; these are {given}")
-    return [run for _, _, run in shards]
+    shards = {run: shard_of(str(file.options.shard)) for run, file in found.items()}
+    ordered = sorted(shards, key=lambda run: (shards[run].index, shards[run].count))
+    given = [shards[run] for run in ordered]
+    if given != [Shard(index, given[0].count) for index in range(given[0].count)]:
+        raise UsageError(f"expected the folders of all shards of one number, each once; these are {', '.join(map(str, given))}")
+    return ordered
 
 
 def merged_sessions(files: Sequence[RunFile]) -> tuple[Session, ...]:
     """The times in which any shard was at work, as sessions one after the other: those that overlap become one."""
     merged: list[Session] = []
     for session in sorted((session for file in files for session in file.sessions), key=lambda each: each.started_unix_ns):
-        overlaps = merged and session.started_unix_ns <= _end(merged[-1])
-        merged.append(_together(merged.pop(), session) if overlaps else session)
+        if not merged or session.started_unix_ns > _end(merged[-1]):
+            merged.append(session)
+            continue
+        one, last = merged[-1], max(merged[-1], session, key=_end)
+        merged[-1] = structs.replace(
+            one,
+            status=last.status,
+            ended_unix_ns=_end(last),
+            orchestrator_cpu_s=added(one.orchestrator_cpu_s, session.orchestrator_cpu_s),
+            engine_statistics=added(one.engine_statistics, session.engine_statistics),
+        )
     return tuple(merged)
-
-
-def _together(one: Session, other: Session) -> Session:
-    """Two sessions that overlap as one, which began when `one` did."""
-    last = max(one, other, key=_end)
-    return structs.replace(
-        one,
-        status=last.status,
-        ended_unix_ns=_end(last),
-        orchestrator_cpu_s=added(one.orchestrator_cpu_s, other.orchestrator_cpu_s),
-        engine_statistics=added(one.engine_statistics, other.engine_statistics),
-    )
 
 
 def _end(session: Session) -> int:

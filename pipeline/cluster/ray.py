@@ -6,8 +6,8 @@ An actor is a process on one node with the GPUs that the engines file asks for. 
 import logging
 import os
 import warnings
-from collections.abc import AsyncIterator, Iterator
-from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -17,37 +17,32 @@ import ray
 from ray.exceptions import RayError
 
 from pipeline.cluster.replicas import Launch, Poll
-from pipeline.cluster.worker import CLOSE_S, ShardJob, ShardReport, ShardWorker
-from pipeline.errors import ReplicaLost, UsageError, reason
+from pipeline.cluster.worker import CLOSE_S, ShardReport, ShardWorker
+from pipeline.errors import ReplicaLost, UsageError, boundary
 from pipeline.graph.plan import Plan
 from pipeline.options import RunOptions
+from pipeline.run.prepare import Prepared
 
 
 @asynccontextmanager
 async def actors(plan: Plan, options: RunOptions) -> AsyncIterator[Launch]:
     """What starts workers as actors of the cluster that the options name. Raises `UsageError` where that cannot be."""
-    with ExitStack() as stack:
-        await anyio.to_thread.run_sync(stack.enter_context, _connected(str(options.cluster)))
+    connects = not ray.is_initialized()
+    if connects:
+        await anyio.to_thread.run_sync(_connect, str(options.cluster))
+    try:
         yield partial(_actor, await anyio.to_thread.run_sync(check_room, plan, options))
+    finally:
+        if connects:
+            ray.shutdown()
 
 
-@contextmanager
-def _connected(cluster: str) -> Iterator[None]:
-    """Connect this process to a cluster until the block ends, unless it is connected already. Raises `UsageError` where that fails."""
-    if ray.is_initialized():
-        yield
-        return
+def _connect(cluster: str) -> None:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     logging.getLogger("ray").setLevel(logging.CRITICAL)  # what a person should know of it, the run says itself
-    try:
-        with warnings.catch_warnings(action="ignore"):  # `ray`: that which `RAY_ADDRESS` names, or that runs here
-            ray.init(address="auto" if cluster == "ray" else cluster, log_to_driver=False, configure_logging=False)
-    except Exception as error:  # Ray raises errors of many kinds
-        raise UsageError(f"--cluster {cluster}: cannot connect: {reason(error)}") from error
-    try:
-        yield
-    finally:
-        ray.shutdown()
+    # Ray raises errors of many kinds. `ray` is the cluster that `RAY_ADDRESS` names, or that runs here.
+    with boundary(UsageError, f"--cluster {cluster}: cannot connect", foreign=Exception), warnings.catch_warnings(action="ignore"):
+        ray.init(address="auto" if cluster == "ray" else cluster, log_to_driver=False, configure_logging=False)
 
 
 def check_room(plan: Plan, options: RunOptions) -> int:
@@ -61,11 +56,10 @@ def check_room(plan: Plan, options: RunOptions) -> int:
 
 
 @asynccontextmanager
-async def _actor(gpus_each: int, job: ShardJob, place: int) -> AsyncIterator[Poll]:
+async def _actor(gpus_each: int, shard: Prepared, place: int) -> AsyncIterator[Poll]:
     """A worker on whatever node has room for it."""
-    options = {"num_cpus": 1, "num_gpus": gpus_each, "max_restarts": 0, "max_task_retries": 0, "scheduling_strategy": "SPREAD"}
-    kind: Any = ray.remote(ShardWorker)
-    actor = kind.options(**options).remote(job)
+    remote: Any = ray.remote(num_cpus=1, num_gpus=gpus_each, max_restarts=0, max_task_retries=0, scheduling_strategy="SPREAD")
+    actor = remote(ShardWorker).remote(shard)
     placed = False
 
     async def ask() -> ShardReport:
@@ -82,6 +76,6 @@ async def _actor(gpus_each: int, job: ShardJob, place: int) -> AsyncIterator[Pol
         yield ask
     finally:
         with anyio.move_on_after(CLOSE_S if placed else 0, shield=True), suppress(RayError):
-            await actor.abort.remote()
+            await actor.close.remote()
         with anyio.CancelScope(shield=True):
             await anyio.to_thread.run_sync(partial(ray.kill, actor, no_restart=True))

@@ -11,7 +11,7 @@ import os
 import shutil
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing, suppress
 from functools import partial, reduce
 from importlib import import_module
 from multiprocessing.connection import Connection
@@ -22,7 +22,7 @@ import anyio.to_thread
 from msgspec import structs
 
 from pipeline.cluster.merge import merged_sessions
-from pipeline.cluster.worker import CLOSE_S, ShardJob, ShardReport, ShardWorker
+from pipeline.cluster.worker import CLOSE_S, ShardReport, ShardWorker
 from pipeline.engine import added
 from pipeline.errors import EngineDead, Interrupted, OutOfMemory, PipelineError, ReplicaLost, RunError, UsageError, require
 from pipeline.graph.spec import EngineSpec
@@ -32,6 +32,7 @@ from pipeline.run.prepare import Prepared, is_over
 from pipeline.run.run import Observer, SessionResult, finish
 from pipeline.runtime.clock import backoff_s
 from pipeline.store.folder import FILE
+from pipeline.store.resume import ResumeState
 from pipeline.store.run_file import RunFile, Session
 from pipeline.store.store import SHARDS, RunStore, shards_of
 from pipeline.system.machine import Machine, look
@@ -39,8 +40,8 @@ from pipeline.system.worker_process import Program, WorkerProcess, end_with_pare
 
 Poll = Callable[[], Awaitable[ShardReport]]
 """Asks a worker for its report. Raises `ReplicaLost`."""
-Launch = Callable[[ShardJob, int], AbstractAsyncContextManager[Poll]]
-"""`launch(job, place)` starts a worker on the devices of a place, and ends it with the context; raises `ReplicaLost`."""
+Launch = Callable[[Prepared, int], AbstractAsyncContextManager[Poll]]
+"""`launch(shard, place)` starts a worker on the devices of a place, and ends it with the context; raises `ReplicaLost`."""
 POLL_S = 0.2
 """Seconds between two reports of a worker."""
 MAX_DEATHS = 3
@@ -70,15 +71,13 @@ async def solve_on_replicas(ready: Prepared, observer: Observer, stop: Stop | No
     options = ready.options
     if options.cluster is not None:
         require(f"--cluster {options.cluster}", "ray", "ray")
-        actors = import_module("pipeline.cluster.ray").actors
-        async with actors(ready.plan, options) as launch:
-            return await Fleet(launch, ready, observer).run(options.replicas, stop)
+        async with import_module("pipeline.cluster.ray").actors(ready.plan, options) as launch:
+            return await Fleet(launch, ready, observer).run(options.replicas, stop or Stop())
     machine = await anyio.to_thread.run_sync(look)
-    if ready.record.virtual_time:  # it makes no difference then how many of them compute at once
-        parts = [machine] * min(options.replicas, len(machine.cores))
-    else:
+    parts = [machine] * min(options.replicas, len(machine.cores))  # of simulated ones it is all the same how many compute at once
+    if not ready.record.virtual_time:
         parts = divided(ready.plan.engines, machine, options.replicas)
-    return await Fleet(partial(worker_process, parts), ready, observer).run(len(parts), stop)
+    return await Fleet(partial(worker_process, parts), ready, observer).run(len(parts), stop or Stop())
 
 
 class Fleet:
@@ -90,14 +89,13 @@ class Fleet:
         self._shards = shards_of(self._folder) or _divided(self._folder, min(ready.options.replicas, ready.record.input.rows))
         self._left = [shard for shard in self._shards if not self._is_over(shard, ready.options.retry_failed)]
         self._over = {shard: RunFile.read(shard).totals.chains if (shard / FILE).exists() else 0 for shard in self._shards}
-        self._started_unix_ns = ready.begins_unix_ns()
+        self._starts_unix_ns = ready.begins_unix_ns()
         self._begun = False
         """Whether the engines of a shard are open."""
         self._error: PipelineError | None = None
 
-    async def run(self, places: int, stop: Stop | None = None) -> SessionResult:
+    async def run(self, places: int, stop: Stop) -> SessionResult:
         """Solve all shards on the places, and merge them. Raises what keeps any chain from starting."""
-        stop = stop or Stop()
         if self._left:
             with stop.guard():
                 async with anyio.create_task_group() as tasks:
@@ -126,8 +124,8 @@ class Fleet:
 
     async def _keep(self, shard: Path, place: int) -> None:
         """Solve a shard; a worker that dies is started again, unless that happens again and again."""
-        ready, deaths = self._ready, 0
-        job = ShardJob(self._options(shard), ready.plan, ready.problems, ready.record.virtual_time, self._started_unix_ns)
+        own = {"options": self._options(shard), "starts_unix_ns": self._starts_unix_ns, "resume_state": ResumeState()}
+        job, deaths = structs.replace(self._ready, **own), 0
         while True:
             before = self._over[shard]
             try:
@@ -148,8 +146,6 @@ class Fleet:
                 self._observer.tell(f"replica {shard.name}: {sentence}")
             if report.over is not None:
                 self._count(shard, report.over)
-                if not self._begun:
-                    self._begin(RunFile.read(shard))
             if report.error is not None:
                 raise report.error
             if report.ended:
@@ -157,18 +153,15 @@ class Fleet:
             await anyio.sleep(POLL_S)
 
     def _count(self, shard: Path, over: int) -> None:
-        """Tell every tenth of the chains that is over."""
-        chains, before = self._ready.record.input.chains, sum(self._over.values())
+        """Tell every tenth of the chains that is over; the run has begun with the first shard whose engines are open."""
+        record, before = self._ready.record, sum(self._over.values())
         self._over[shard] = over
-        tenths = 10 * sum(self._over.values()) // chains
-        if tenths > 10 * before // chains:
-            self._observer.tell(f"{10 * tenths} % of {chains:,} chains are over")
-
-    def _begin(self, shard: RunFile) -> None:
-        """The engines of the first shard are open."""
-        record, self._begun = self._ready.record, True
-        sessions = (*record.sessions, Session(started_unix_ns=self._started_unix_ns))
-        structs.replace(record, engine_facts=shard.engine_facts, sessions=sessions).write(self._folder)
+        tenths = 10 * sum(self._over.values()) // record.input.chains
+        if tenths > 10 * before // record.input.chains:
+            self._observer.tell(f"{10 * tenths} % of {record.input.chains:,} chains are over")
+        if not self._begun:
+            self._begun, sessions = True, (*record.sessions, Session(started_unix_ns=self._starts_unix_ns))
+            structs.replace(record, engine_facts=RunFile.read(shard).engine_facts, sessions=sessions).write(self._folder)
 
     def _finish(self) -> SessionResult:
         """Merge the shards where all are finished, and write `run.json`."""
@@ -190,14 +183,12 @@ class Fleet:
 
     def _options(self, shard: Path) -> RunOptions:
         """The options of a shard's own run."""
-        given, index, count = self._ready.options, int(shard.name), len(self._shards)
-        if given.shard is not None:  # whose problems are those of several smaller ones
-            outer = shard_of(given.shard)
-            index, count = outer.index + outer.count * index, outer.count * count
+        given = self._ready.options
+        outer = shard_of(given.shard or "0/1")  # its problems are those of several smaller ones
         return structs.replace(
             self._ready.record.options,
             output=shard.absolute(),
-            shard=f"{index}/{count}",
+            shard=f"{outer.index + outer.count * int(shard.name)}/{outer.count * len(self._shards)}",
             resume=True,
             retry_failed=given.retry_failed,
             replicas=1,
@@ -217,7 +208,7 @@ def _divided(folder: Path, count: int) -> list[Path]:
 
 
 @asynccontextmanager
-async def worker_process(parts: Sequence[Machine], job: ShardJob, place: int) -> AsyncIterator[Poll]:
+async def worker_process(parts: Sequence[Machine], shard: Prepared, place: int) -> AsyncIterator[Poll]:
     """A worker in a process with the devices of its place among the `parts` of this machine."""
     names = ",".join(gpu.cuda_name for gpu in parts[place].gpus)
     program = Program(
@@ -229,7 +220,7 @@ async def worker_process(parts: Sequence[Machine], job: ShardJob, place: int) ->
     process = WorkerProcess(program)
     connection = Connection(os.dup(process.socket.fileno()))
 
-    def exchange(message: ShardJob | None) -> ShardReport:
+    def exchange(message: Prepared | None = None) -> ShardReport:
         process.read_stderr()
         try:
             connection.send(message)
@@ -239,12 +230,9 @@ async def worker_process(parts: Sequence[Machine], job: ShardJob, place: int) ->
             raise ReplicaLost(f"its process ended: {process.exit_reason()}") from error
         return report
 
-    async def ask(message: ShardJob | None = None) -> ShardReport:
-        return await anyio.to_thread.run_sync(exchange, message, abandon_on_cancel=True)
-
     try:
-        await ask(job)
-        yield ask
+        await anyio.to_thread.run_sync(exchange, shard, abandon_on_cancel=True)
+        yield partial(anyio.to_thread.run_sync, exchange, abandon_on_cancel=True)
     finally:
         with anyio.CancelScope(shield=True):
             await anyio.to_thread.run_sync(process.end)
@@ -259,14 +247,10 @@ def main() -> None:
     end_with_parent(CLOSE_S)
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, map(int, sys.argv[2].split(",")))  # before libraries count the cores
-    with suppress(EOFError, OSError):
-        worker = ShardWorker(connection.recv())
-        try:
-            while True:
-                connection.send(worker.poll())
-                connection.recv()
-        finally:
-            worker.abort()
+    with suppress(EOFError, OSError), closing(ShardWorker(connection.recv())) as worker:
+        while True:
+            connection.send(worker.poll())
+            connection.recv()
 
 
 if __name__ == "__main__":

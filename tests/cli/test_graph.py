@@ -24,18 +24,13 @@ def test_a_plan_as_text_as_json_and_as_a_drawing(monkeypatch: pytest.MonkeyPatch
     assert "● target  torch" in chosen.stdout
 
 
-@pytest.mark.parametrize(
-    ("graph", "values", "code", "said"),
-    [
-        ("specreason", "statistic: min, sure: -0.7, threshold: 5", 0, ""),
-        ("target", "temperature: 0.5, threshold: 5", 0, ""),
-        ("specreason", "stages.fallback.temperature: 0.5", 0, ""),
-        ("target", "sure: -0.7, stages.verify.threshold: 5", 2, "sets only `sure`, `stages.verify.threshold`, none of which target has"),
-    ],
-)
-def test_a_preset_that_sets_nothing_of_the_graph_is_refused(tmp_path: Path, graph: str, values: str, code: int, said: str) -> None:
+def test_a_preset_may_set_what_the_graph_has_in_part(tmp_path: Path) -> None:
     preset = tmp_path / "tuned.yaml"
-    preset.write_text(f"set: {{{values}}}\n")
-    done = pipeline("graph", "check", graph, "--preset", preset)
-    assert done.returncode == code
-    assert (f"--preset {preset}: {said}" in done.stderr) if said else (done.stderr == "")
+    for graph, values in (
+        ("specreason", "statistic: min, sure: -0.7, threshold: 5"),
+        ("target", "temperature: 0.5, threshold: 5"),
+        ("specreason", "stages.fallback.temperature: 0.5"),
+    ):
+        preset.write_text(f"set: {{{values}}}\n")
+        done = pipeline("graph", "check", graph, "--preset", preset)
+        assert (done.returncode, done.stderr) == (0, "")

@@ -98,40 +98,21 @@ def test_engines_say_what_they_do_and_when_they_are_ready(verbose: bool, capsys:
     assert capsys.readouterr().err.splitlines() == [f"engine target: {each}" for each in said] + logged
 
 
-def run(tmp_path: Path, *options: str | Path) -> tuple[str, str]:
-    problems = write_problems(tmp_path)
-    done = pipeline("run", "speccot", "--engines", SIM, "--input", problems, "--output", tmp_path / "run", *options)
-    assert done.returncode == 0, done.stderr
-    return done.stdout, done.stderr
-
-
 @pytest.mark.slow
-def test_a_quiet_command_prints_its_result_and_errors_alone(tmp_path: Path) -> None:
-    out, error = run(tmp_path, "--quiet")
-    assert (error, out.count("\n"), out.startswith("12 of 12 solved in ")) == ("", 1, True)
-    done = pipeline("run", "speccot", "--input", tmp_path / "nothing.jsonl", "--quiet", "--log-file", tmp_path / "x.log")
-    assert (done.returncode, done.stderr.startswith("error: ")) == (2, True)
-    assert (tmp_path / "x.log").read_text().partition(" ")[2] == done.stderr
+def test_what_a_command_says_is_in_its_log_file_and_unless_it_is_quiet_on_stderr(tmp_path: Path) -> None:
+    log, other = tmp_path / "run.log", tmp_path / "other.log"
+    words = ("run", "speccot", "--engines", SIM, write_problems(tmp_path), "--output")
+    said = pipeline(*words, tmp_path / "run", "--log-file", log).stderr.splitlines()
+    logged = log.read_text().splitlines()
+    assert [re.sub(r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[+-]\d\d:\d\d ", "", line) for line in logged] == said != []
+    assert set(logged).isdisjoint(said)
+    quiet = pipeline("resume", tmp_path / "run", "--quiet", "--log-file", log)
+    assert (quiet.stderr, quiet.stdout.count("\n"), quiet.stdout.startswith("12 of 12 solved in ")) == ("", 1, True)
+    assert log.read_text().splitlines()[: len(logged)] == logged
+    failed = pipeline("run", "speccot", tmp_path / "nothing.jsonl", "--quiet", "--log-file", other)
+    assert (failed.returncode, failed.stderr.startswith("error: ")) == (2, True)
+    assert other.read_text().partition(" ")[2] == failed.stderr
     (tmp_path / "run/run.json").write_text("{}")
     assert pipeline("show", tmp_path).stderr.startswith(f"{tmp_path}/run/run.json: "), "the next command is not quiet"
-
-
-@pytest.mark.slow
-def test_lines_are_with_their_times_in_a_file(tmp_path: Path) -> None:
-    _, error = run(tmp_path, "--log-file", tmp_path / "run.log")
-    logged = (tmp_path / "run.log").read_text().splitlines()
-    assert [re.sub(r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[+-]\d\d:\d\d ", "", line) for line in logged] == error.splitlines() != []
-    assert set(logged).isdisjoint(error.splitlines())
-    run_again = pipeline("resume", tmp_path / "run", "--quiet", "--log-file", tmp_path / "run.log")
-    assert run_again.stderr == ""
-    assert (tmp_path / "run.log").read_text().splitlines()[: len(logged)] == logged
-
-
-@pytest.mark.slow
-def test_a_log_file_that_cannot_be_written(tmp_path: Path) -> None:
-    """A full disk does not end the run; a file that cannot be made keeps it from starting."""
-    out, error = run(tmp_path, "--log-file", "/dev/full")
-    assert (error.count("no longer written"), "12 of 12 solved" in out) == (1, True)
-    words = ("run", "speccot", "--engines", SIM, write_problems(tmp_path), "--output", tmp_path / "new")
-    done = pipeline(*words, "--log-file", tmp_path / "no/x.log")
-    assert (done.returncode, "not writable" in done.stderr, (tmp_path / "new").exists()) == (2, True, False)
+    full = pipeline(*words, tmp_path / "full", "--log-file", "/dev/full")
+    assert (full.returncode, full.stderr.count("no longer written"), "12 of 12 solved" in full.stdout) == (0, 1, True), "a full disk"

@@ -102,13 +102,6 @@ def test_a_folder_that_cannot_be_made_is_named_before_an_engine_starts(tmp_path:
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_a_folder_that_was_made_to_see_is_taken_back(tmp_path: Path) -> None:
-    """The run is refused for another reason: nothing of it is left."""
-    done = pipeline("run", "speccot", "--input", tmp_path / "missing.csv", "--output", tmp_path / "new/deep/run")
-    assert done.returncode == 2
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_a_working_folder_that_is_gone_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "gone").mkdir()
     problems = write_problems(tmp_path, 2)

@@ -47,24 +47,6 @@ def test_a_run_is_found_by_its_name_in_the_folder_of_runs(source: Path, tmp_path
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (["one", "p33"], "one: no finished chain of problem 'p33'; did you mean `p3`?"),
-        (["one", "p3", "--sample", "1"], "one: no finished sample 1 of problem 'p3', but 0"),
-        (["one", "--sample", "1"], "--sample: only with CHAIN; name a problem"),
-        (["one", "p1", "--follow"], "CHAIN and --follow: give one of them"),
-        (["one", "p1", "--json"], "--json: not with CHAIN; for its steps as data use `pipeline export --as steps`"),
-        ([".", "--failed"], ".: a folder of runs; name one of them, such as two"),
-        (["nothing"], "nothing: no such directory; expected a run folder"),
-    ],
-)
-def test_what_cannot_be_shown(source: Path, arguments: list[str], says: str) -> None:
-    done = pipeline("show", *arguments, cwd=source)
-    assert (done.returncode, done.stdout, done.stderr) == (2, "", f"error: {says}\n")
-
-
-@pytest.mark.slow
 def test_a_table_of_runs(source: Path) -> None:
     done = pipeline("show", source)
     named = {"run", "graph", "state", "chains", "accuracy", "problems/s", "size", "models", "one", "two"}
@@ -101,20 +83,6 @@ def test_pages_are_written_to_a_file(source: Path, tmp_path: Path) -> None:
     assert "<title>Run one</title>" in page.read_text()
     assert pipeline("view", source, "-o", page).returncode == 0
     assert "<h2>Comparison</h2>" in page.read_text(), "the runs in a folder"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        ([".", "-o", "x.html"], ".: holds no run; expected a run folder"),
-        (["."], ".: contains no runs; name the folder"),
-        ([".", "."], "several runs are compared in a file: add -o FILE, or name one folder"),
-    ],
-)
-def test_what_has_no_page_is_one_sentence(tmp_path: Path, arguments: list[str], says: str) -> None:
-    done = pipeline("view", *arguments, cwd=tmp_path)
-    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
-    assert says in done.stderr
 
 
 @pytest.mark.slow

@@ -14,11 +14,10 @@ import pytest
 from msgspec import structs
 
 from pipeline.cluster.replicas import Fleet, Poll, divided, worker_process
-from pipeline.cluster.worker import ShardJob
 from pipeline.errors import ReplicaLost, RunFolderError, UsageError
 from pipeline.options import Shard
 from pipeline.run.loop import Stop
-from pipeline.run.prepare import load_plan, resume_options
+from pipeline.run.prepare import Prepared, load_plan, resume_options
 from pipeline.run.run import Observer, SessionResult, run
 from pipeline.store.query import Query
 from pipeline.store.rows import ChainRow
@@ -116,10 +115,10 @@ class TestProcesses:
         told: list[str] = []
         start = partial(worker_process, [look()] * 2)
 
-        def launch(job: ShardJob, place: int) -> AbstractAsyncContextManager[Poll]:
-            if job.options.shard == "1/2":
+        def launch(shard: Prepared, place: int) -> AbstractAsyncContextManager[Poll]:
+            if shard.options.shard == "1/2":
                 raise ReplicaLost("there is no room for it")
-            return start(job, place)
+            return start(shard, place)
 
         on_two = partial(_solve_by, launch, 2)
         failed = in_real_time(waiting(folder, "failed", replicas=2), Observer(tell=told.append), on_two)
