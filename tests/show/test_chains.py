@@ -8,11 +8,11 @@ from msgspec.structs import asdict
 
 from pipeline.analysis.time.work import read_work
 from pipeline.reasoning.chain import Scale
-from pipeline.show import transcripts as transcripts_module
+from pipeline.show import transcripts
 from pipeline.show.gantt import ALIVE, FAILED, QUEUED, WAITING, chains_chart
 from pipeline.show.plot import Chart
 from pipeline.show.problems import worth_reading
-from pipeline.show.transcripts import MAX_TEXT, Transcript, option_probabilities, read_transcripts, shown, step_of
+from pipeline.show.transcripts import MAX_TEXT, option_probabilities, read_transcripts, shown, step_of
 from pipeline.store.query import Query
 from pipeline.store.rows import StepRow
 from tests.support.rows import blank
@@ -21,41 +21,32 @@ from tests.support.traces import CHOOSE, SCORE, call, chain, verdict_columns, wr
 pytestmark = pytest.mark.slow  # whole runs
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """Four chains that ended: `b` is wrong, `c` failed, `late` was taken up again; and one that has not."""
-    return write(
-        tmp_path,
-        chains=[
-            chain("b", 1, 31, correct=False, calls=2, input_row=2),
-            chain("c", 2, 3, stop_reason="error", error_type="RequestRefused", calls=1, input_row=3),
-            chain("a", 0, 10, correct=True, calls=2, input_row=1),
-            chain("late", 20, 45, correct=True, calls=1),
-        ],
-        calls=[
-            call("b", "draft", 1, 2, 5, queue_time_s=0.5),
-            call("b", "verify", 5, 5, 6, queue_time_s=0.0),
-            call("c", "draft", 2, 2, 3, error_type="RequestRefused"),
-            call("a", "draft", 1, 1, 9, queue_time_s=9.0),
-            call("late", "draft", 40, 40, 41),
-            call("open", "draft", 40, 40, 41),
-        ],
-    )
-
-
 def drawn(folder: Path, *limit: int) -> Chart:
     with Query(folder) as db:
         read_work(db)
         return chains_chart(db, ["by draft", "by verify"], *limit)
 
 
-def test_worth_reading_is_what_failed_what_is_wrong_and_what_took_longest(folder: Path) -> None:
+def test_chains_worth_reading_are_told_from_others_and_an_even_sample_is_drawn_by_what_its_time_was_spent_on(tmp_path: Path) -> None:
+    """Four chains that ended: `b` is wrong, `c` failed, `late` was taken up again; and one that has not."""
+    chains = [
+        chain("b", 1, 31, correct=False, calls=2, input_row=2),
+        chain("c", 2, 3, stop_reason="error", error_type="RequestRefused", calls=1, input_row=3),
+        chain("a", 0, 10, correct=True, calls=2, input_row=1),
+        chain("late", 20, 45, correct=True, calls=1),
+    ]
+    calls = [
+        call("b", "draft", 1, 2, 5, queue_time_s=0.5),
+        call("b", "verify", 5, 5, 6, queue_time_s=0.0),
+        call("c", "draft", 2, 2, 3, error_type="RequestRefused"),
+        call("a", "draft", 1, 1, 9, queue_time_s=9.0),
+        call("late", "draft", 40, 40, 41),
+        call("open", "draft", 40, 40, 41),
+    ]
+    folder = write(tmp_path / "run", chains=chains, calls=calls)
     with Query(folder) as db:
         assert [worth_reading(db, most) for most in (0, 3)] == [[], ["c", "b", "late"]]
         assert len(worth_reading(db, 30)) == 4
-
-
-def test_spans_are_waiting_queueing_and_stages_of_an_even_sample(folder: Path, tmp_path: Path) -> None:
     chart = drawn(folder)
     [panel] = chart.panels
     assert (chart.title, chart.x.high, panel.rows) == ("All 4 chains that ended", 45.0, ["a", "b", "c", "late"])
@@ -77,18 +68,12 @@ def choice(**fields: Any) -> dict[str, Any]:
     return asdict(row) | {"tokens": row.step_tokens}
 
 
-def test_candidates_get_their_probabilities_and_repeated_ones_point_back() -> None:
+def test_candidates_get_their_probabilities_where_the_trace_tells_them_and_repeated_ones_point_back() -> None:
     texts = {"candidate_texts": ("x", "x", "y"), "candidate_tokens": (1, 1, 2), "num_distinct_candidates": 2}
     step = step_of(choice(score_probs=(0.2, 0.5, 0.3), score_label="1", chosen_candidate=0, **texts))
-    assert [(each.text, each.probability, each.chosen, each.same_as) for each in step.candidates] == [
-        ("x", 0.5, True, None),
-        ("", 0.5, False, 0),
-        ("y", 0.3, False, None),
-    ]
+    found = [(each.text, each.probability, each.chosen, each.same_as) for each in step.candidates]
+    assert found == [("x", 0.5, True, None), ("", 0.5, False, 0), ("y", 0.3, False, None)]
     assert step.verdict == "choose: candidate 1 of 2, 50.0%"
-
-
-def test_options_are_told_only_where_the_trace_tells_them() -> None:
     one_must_be_chosen = choice(score_probs=(0.6, 0.4), num_distinct_candidates=2)
     same_texts_of_other_tokens = choice(score_probs=(0.2, 0.5, 0.2, 0.1), num_distinct_candidates=3)
     digits_are_no_candidates = choice(**SCORE, score_probs=(0.1,) * 10, num_distinct_candidates=2)
@@ -103,8 +88,8 @@ BELOW = {"score_options": ("0", "1", "2"), "num_distinct_candidates": 2, "thresh
 @pytest.mark.parametrize(
     ("judged", "fields", "expected"),
     [
-        (CHOOSE, {"score_label": "0", "num_distinct_candidates": 4}, "choose: none of the candidates, 50.0%"),
         (CHOOSE, {"score_label": "5", "num_distinct_candidates": 4}, "choose: none of the candidates, 50.0%"),
+        (CHOOSE, {"score_label": "0", **BELOW}, "choose: none of the candidates, 50.0% against a threshold of 0.8"),
         (CHOOSE, {"score_label": "2", **BELOW}, "choose: candidate 2 of 2, 50.0% against a threshold of 0.8"),
         (
             SCORE,
@@ -119,29 +104,20 @@ def test_what_a_verifier_said_is_told_by_its_scale(judged: dict[str, Any], field
     assert step_of(choice(**judged, **{"chosen_candidate": None} | fields)).verdict == expected
 
 
-def test_a_long_text_loses_its_middle_and_says_so() -> None:
-    said = shown("a" * MAX_TEXT + "b" * 10)
-    assert "10 characters left out" in said
-    assert (said[:3], said[-3:]) == ("aaa", "bbb")
-
-
-def read(folder: Path, most: int = 6) -> list[Transcript]:
-    with Query(folder) as db:
-        return read_transcripts(db, worth_reading(db, most))
-
-
-def test_transcripts_hold_every_step_in_order_and_the_problem_as_far_as_the_page_has_room(
+def test_transcripts_hold_every_step_in_order_and_long_texts_and_problems_as_far_as_there_is_room(
     ran: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    failed, *others = read(ran)
+    with Query(ran) as db:
+        failed, *others = read_transcripts(db, worth_reading(db, 6))
+        monkeypatch.setattr(transcripts, "MAX_TRANSCRIPTS", 2000)
+        assert 0 < len(read_transcripts(db, worth_reading(db, 20))) < 20
     assert (failed.verdict, failed.steps) == ("failed", ())
     assert failed.ended.startswith("BadRow")
     for transcript in others:
-        assert transcript.problem is not None
-        assert transcript.problem.startswith("What is")
+        assert (transcript.problem or "").startswith("What is")
         assert [step.index for step in transcript.steps] == list(range(len(transcript.steps)))
         assert transcript.steps[0].decision == "guidance"
         assert {step.decision for step in transcript.steps} <= {"guidance", "accepted", "fallback"}
         assert all(sum(each.chosen for each in step.candidates) == (step.decision == "accepted") for step in transcript.steps)
-    monkeypatch.setattr(transcripts_module, "MAX_TRANSCRIPTS", 2000)
-    assert 0 < len(read(ran, most=20)) < 20
+    said = shown("a" * MAX_TEXT + "b" * 10)
+    assert ("10 characters left out" in said, said[:3], said[-3:]) == (True, "aaa", "bbb")

@@ -1,4 +1,4 @@
-"""The pages of `pipeline view` as a browser gets them: what they list, find and refuse."""
+"""Pages of any sections, and those of `pipeline view` as a browser gets them: what they list, find and refuse."""
 
 import os
 import re
@@ -12,18 +12,54 @@ from urllib.parse import parse_qs, urlsplit
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from msgspec import structs
 from starlette.testclient import TestClient
 
+from pipeline.analysis.tables import Table
 from pipeline.show import pages
+from pipeline.show.page import numeric, prose
+from pipeline.show.page import page as made
+from pipeline.show.plot import Chart, ChartAxis, Mark, Panel
+from pipeline.show.problems import AskedChains
 from pipeline.show.report import report
-from pipeline.show.sections import SIMULATED
+from pipeline.show.sections import SIMULATED, Section
 from pipeline.store.folder import hold
-from pipeline.store.rows import ChainRow
 from pipeline.store.run_file import RunFile
-from pipeline.store.store import RunStore, write_part
-from tests.support.rows import blank
+from pipeline.store.store import write_part
+from tests.support.run_files import write_run_json
 from tests.support.runs import rows
+from tests.support.traces import chain, write
+
+TAG = "</script><i>"
+
+
+def test_sections_of_any_kind_become_one_page_on_which_only_our_own_script_may_run() -> None:
+    mark = Mark(kind="spans", name=TAG, hue="blue", x=[0], until=[1], y=[0])
+    panel = Panel(y=ChartAxis(), marks=[mark], rows=[f"{TAG}'\""], height=321)
+    charts = [Chart(title="A chart", x=ChartAxis(title=TAG), panels=[panel])]
+    tables = [Table("A table", ("name", "number"), (("<x>", "12"),), "its note")]
+    one = Section(title="One <b>", notices=["Careful & slow"], text=["Some text."], charts=charts, tables=tables)
+    html = made("run.html", "Title <1>", first=[one, Section(title="Two", folded=True)], runs=[], asked=AskedChains())
+    for part in (
+        "<title>Title &lt;1&gt;</title>",
+        "<h2>One &lt;b&gt;</h2>",
+        "<summary>Two</summary>",
+        '<p class="notice">Careful &amp; slow</p>',
+        '<th scope="row">&lt;x&gt;</th><td class="number">12</td>',
+        'style="height: 321px" data-rows="[&#34;&lt;/script&gt;&lt;i&gt;&#39;\\&#34;&#34;]"',
+        'd="M0 10000H10000"',
+    ):
+        assert part in html
+    assert ("<i>" in html, html.count("<script")) == (False, 1), "the script is ours"
+    policy = html.partition('Content-Security-Policy" content="')[2].partition('"')[0]
+    assert "default-src &#39;none&#39;" in policy
+    assert "unsafe" not in policy.partition("script-src")[2].partition(";")[0]
+
+
+def test_columns_of_numbers_are_known_and_backticks_are_code() -> None:
+    cells = (("a", "1,000", "-", "baseline", "x 1"), ("b", "-0.5%", "-", "+3", "2"))
+    assert numeric(Table("", ("",) * 5, cells)) == [False, True, True, True, False]
+    assert numeric(Table("", ("", ""), ())) == [False, False]
+    assert prose("a `b<i>` <b>\u202e") == "a <code>b&lt;i&gt;</code> &lt;b&gt;\\u202e"
 
 
 def client_of(folder: Path) -> TestClient:
@@ -57,24 +93,20 @@ def listed(html: str, part: str = "problem") -> list[str]:
 
 def test_every_run_is_listed_and_one_that_cannot_be_read_says_why(client: TestClient) -> None:
     names = ["alone", "damaged", "real/made up", "speccot", "sweep/&lt;b&gt;run"]
-    found = sorted(" ".join(each.split()[: 3 if "made" in each else 2]) for each in cells(client, "run"))
+    found = sorted(re.sub(" +(finished|damaged) .*", r" \1", each) for each in cells(client, "run"))
     assert found == [*(f"{name} finished" for name in names), "unreadable damaged"]
     html = page(client, "/")
-    assert "unreadable/run.json" in html
-    assert html.count('<td colspan="7" class="bad">') == 1
+    assert ("unreadable/run.json" in html, html.count('<td colspan="7" class="bad">')) == (True, 1)
 
 
-def test_a_run_is_set_against_its_own_baseline(runs: Path, tmp_path: Path) -> None:
+def test_a_run_is_set_against_its_own_baseline_and_has_a_picture_of_its_chains(runs: Path, tmp_path: Path) -> None:
     for name, of in (("mine", "speccot"), ("mine-target", "alone")):
         shutil.copytree(runs / of, tmp_path / name)
     mine, target = (RunFile.read(tmp_path / name).wall_time_s or 0 for name in ("mine", "mine-target"))
     client = client_of(tmp_path)
     assert sorted(cells(client, "speed-up")) == ["-", f"{target / mine:.2f}x"]
     assert all(re.fullmatch(r"[\d.]+ simulated", each) for each in cells(client, "problems/s"))
-
-
-def test_chains_that_ended_over_time_are_a_picture(client: TestClient) -> None:
-    answer = client.get("/spark", params={"run": "speccot"})
+    answer = client.get("/spark", params={"run": "mine"})
     assert answer.headers["content-type"] == "image/svg+xml"
     assert answer.text.count("V10000") >= 2
 
@@ -90,16 +122,16 @@ def test_simulated_answers_are_no_wrong_ones(client: TestClient) -> None:
     html = page(client, "/run", run="real/made up")
     assert set(listed(html, "badge simulated")) == {"simulated"}
     assert "answers are simulated" in html
-    chain = page(client, "/chain", run="real/made up", chain="q0#0")
-    assert f">{SIMULATED.partition(':')[0]}" in chain
-    assert '<span class="badge simulated">' in chain
+    html = page(client, "/chain", run="real/made up", chain="q0#0")
+    assert f">{SIMULATED.partition(':')[0]}" in html
+    assert '<span class="badge simulated">' in html
     accuracy = cells(client, "accuracy")
     assert "- simulated" in accuracy
     assert [text for text in accuracy if re.fullmatch(r"\d+\.\d% simulated", text)], "some answers of the others are right"
 
 
-def test_chains_are_ordered_and_found_by_verdict_problem_answer_and_id(client: TestClient, runs: Path) -> None:
-    chains = rows(runs / "speccot", "chains")
+def test_chains_are_ordered_and_found_by_verdict_problem_answer_and_id(client: TestClient, ran: Path) -> None:
+    chains = rows(ran, "chains")
 
     def found(part: str = "problem", **asked: Any) -> list[str]:
         return listed(page(client, "/run", run="speccot", **asked), part)
@@ -108,8 +140,7 @@ def test_chains_are_ordered_and_found_by_verdict_problem_answer_and_id(client: T
         ordered = sorted(chains, key=lambda row: (-row[column], row["input_row"]))
         assert found(order=order) == [row["chain_id"] for row in ordered]
     assert set(found(verdict="wrong")) == {row["chain_id"] for row in chains if row["correct"] is False}
-    assert found(verdict="failed") == ["(row 21)#0"]
-    assert found(search="IS 7 +") == ["p7#0"]
+    assert (found(verdict="failed"), found(search="IS 7 +")) == (["(row 21)#0"], ["p7#0"])
     assert "p3#0" in found(search="P3#")
     answer = next(row["answer"] for row in chains if row["answer"])
     said = found("said", search=answer)
@@ -118,27 +149,26 @@ def test_chains_are_ordered_and_found_by_verdict_problem_answer_and_id(client: T
     assert "No chain is like that" in page(client, "/run", run="speccot", search="100%_")
 
 
-def test_a_chain_has_its_steps_and_its_neighbours_in_the_list(client: TestClient, runs: Path) -> None:
-    chains = sorted(rows(runs / "speccot", "chains"), key=lambda row: (-row["fallback_steps"], row["input_row"]))
-    names = [row["chain_id"] for row in chains]
-    html = page(client, "/chain", run="speccot", chain=names[1], order="rejected")
+def test_a_chain_has_its_steps_and_its_neighbours_in_the_list(client: TestClient, ran: Path) -> None:
+    chains = sorted(rows(ran, "chains"), key=lambda row: (-row["fallback_steps"], row["input_row"]))
+    before, name, after = (row["chain_id"] for row in chains[:3])
+    html = page(client, "/chain", run="speccot", chain=name, order="rejected")
     links = {rel: parse_qs(urlsplit(unescape(url)).query) for rel, url in re.findall(r'rel="(prev|next)" href="(.*?)"', html)}
-    assert {rel: (found["chain"], found["order"]) for rel, found in links.items()} == {
-        "prev": ([names[0]], ["rejected"]),
-        "next": ([names[2]], ["rejected"]),
-    }
-    steps = [row for row in rows(runs / "speccot", "steps") if row["chain_id"] == names[1]]
+    asked = {"run": ["speccot"], "order": ["rejected"]}
+    assert links == {"prev": asked | {"chain": [before]}, "next": asked | {"chain": [after]}}
     texts = re.findall(r'<div class="step (\w+)".*?<div class="text">(.*?)</div>', html, re.S)
-    assert [(kind, unescape(text)) for kind, text in texts] == [(row["decision"], row["step_text"].strip()) for row in steps]
+    steps = [(row["decision"], row["step_text"].strip()) for row in rows(ran, "steps") if row["chain_id"] == name]
+    assert [(kind, unescape(text)) for kind, text in texts] == steps
     right = next(row["chain_id"] for row in chains if row["correct"])
     elsewhere = page(client, "/chain", run="speccot", chain=right, verdict="wrong")
     assert not re.findall(r"\d+ of \d+ wrong", elsewhere), "it is not in that list"
 
 
-def test_links_and_forms_send_names_as_they_are(runs: Path, tmp_path: Path) -> None:
+def test_links_and_forms_send_names_as_they_are(tmp_path: Path) -> None:
     names = ["plain", "esc\x1b[2J", "turned\u202e"]
-    for name in (*names, os.fsdecode(b"caf\xe9")):
-        shutil.copytree(runs / "alone", tmp_path / name)
+    write(tmp_path / "plain", chains=[chain("p#0", 0, 1)])
+    for name in (*names[1:], os.fsdecode(b"caf\xe9")):
+        shutil.copytree(tmp_path / "plain", tmp_path / name)
     client = client_of(tmp_path)
     links = [parse_qs(urlsplit(unescape(each)).query)["run"][0] for each in re.findall(r'href="(/run.*?)"', page(client, "/"))]
     assert sorted(links) == sorted([*names, "caf\\udce9"])
@@ -169,59 +199,55 @@ def test_a_page_for_another_host_is_refused_and_each_has_its_policy(client: Test
     assert (client.get("/nothing").status_code, client.post("/").status_code) == (404, 405)
 
 
-def test_many_chains_have_pages_and_a_small_file(runs: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "live"
-    folder.mkdir()
-    shutil.copy(runs / "speccot" / "run.json", folder)
-    store = RunStore(folder)
-    store.append("chains", [blank(ChainRow, chain_id=f"p{i}#0", stop_reason="end", input_row=i) for i in range(1, 501)])
-    store.close()
-    client = client_of(folder)
-    assert listed(page(client, "/run", run="live", page=2))[0] == "p51#0"
-    last = page(client, "/run", run="live", page=99)
-    assert listed(last) == [f"p{i}#0" for i in range(451, 501)]
-    assert "451 to 500 of 500" in last
-    assert len(listed(html := report([folder]))) == 500
-    assert len(html) < 1e6
+def test_the_list_follows_its_runs(tmp_path: Path) -> None:
+    client, folder = client_of(tmp_path), tmp_path / "run"
 
-
-def test_the_list_follows_its_runs(runs: Path, tmp_path: Path) -> None:
-    client, folder = client_of(tmp_path), tmp_path / "alone"
-    shutil.copytree(runs / "alone", folder)
-    run = RunFile.read(folder)
-
-    def state() -> list[str]:
+    def state(status: str) -> list[str]:
+        write_run_json(folder, status=status)
         return [each.split()[1] for each in cells(client, "run")]
 
-    assert (state(), state()) == (["finished"], ["finished"])
+    assert (state("finished"), state("finished")) == (["finished"], ["finished"])
     with hold(folder):
-        assert state() == ["running"]
-    assert state() == ["finished"]
-    structs.replace(run, status="interrupted").write(folder)
-    assert state() == ["interrupted"]
-    structs.replace(run, status="running").write(folder)
-    assert "This run is killed: figures" in page(client, "/run", run="alone"), "nobody is at work there"
+        assert state("finished") == ["running"]
+    assert (state("finished"), state("interrupted"), state("running")) == (["finished"], ["interrupted"], ["killed"])
+    assert "This run is killed: figures" in page(client, "/run", run="run"), "nobody is at work there"
     shutil.rmtree(folder)
-    assert state() == []
+    assert cells(client, "run") == []
 
 
 @pytest.mark.slow
-def test_a_run_of_100_000_chains_opens_in_two_seconds(runs: Path, tmp_path: Path) -> None:
+def test_a_run_of_100_000_chains_has_pages_that_open_in_two_seconds_and_a_small_file(ran: Path, tmp_path: Path) -> None:
     """Processor time is measured, which does not depend on what else runs."""
-    folder = tmp_path / "long"
-    folder.mkdir()
-    shutil.copy(runs / "speccot" / "run.json", folder)
-    (folder / "chains").mkdir()
-    for table, file, counts in (("chains", "chains/part-00000.parquet", ("steps", "calls")), ("problems.parquet", "problems.parquet", ())):
-        few = pq.read_table(runs / "speccot" / table)
-        many = pa.concat_tables([few] * (100_000 // len(few) + 1)).slice(0, 100_000).combine_chunks()
-        for name in ("input_row", *counts):
-            values = pa.array(range(1, 100_001) if name == "input_row" else [0] * 100_000, pa.int64())
-            many = many.set_column(many.schema.get_field_index(name), few.schema.field(name), values)
+    folder, count = tmp_path / "long", 100_000
+    (folder / "chains").mkdir(parents=True)
+    shutil.copy(ran / "run.json", folder)
+    columns = {
+        "input_row": range(1, count + 1),
+        "chain_id": map("p{}#0".format, range(1, count + 1)),
+        "steps": [0] * count,
+        "calls": [0] * count,
+    }
+    for table, file in (("chains", "chains/part-00000.parquet"), ("problems.parquet", "problems.parquet")):
+        few = pq.read_table(ran / table)
+        many = pa.concat_tables([few] * (count // len(few) + 1)).slice(0, count).combine_chunks()
+        for name in columns.keys() & {*few.column_names}:
+            place, field = few.schema.get_field_index(name), few.schema.field(name)
+            many = many.set_column(place, field, pa.array(columns[name], field.type))
         write_part(folder / file, many)
     page(client_of(folder), "/run", run="long", search="nothing is like this")  # what is loaded once, modules and templates, is loaded
-    for asked in ({}, {"order": "rejected"}, {"search": "is 7 +"}, {"page": 1500}):
+    firsts = [
+        ({}, "p1#0"),
+        ({"order": "rejected"}, "p"),
+        ({"search": "is 7 +"}, "p8#0"),
+        ({"page": 2}, "p51#0"),
+        ({"page": 9999}, "p99951#0"),
+    ]
+    for asked, first in firsts:
         began = time.process_time()
         html = page(client_of(folder), "/run", run="long", **asked)
         assert time.process_time() - began < 2, asked
-        assert len(listed(html)) == 50
+        assert len(found := listed(html)) == 50
+        assert found[0].startswith(first)
+    assert "99,951 to 100,000 of 100,000" in html
+    assert len(listed(html := report([folder]))) == 1000
+    assert len(html) < 1.5e6
