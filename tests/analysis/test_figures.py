@@ -1,6 +1,8 @@
-"""Figures against plain loops over the rows of runs, and intervals against resampling and closed forms."""
+"""Figures against plain loops over the rows of random runs, and intervals against resampling and closed forms."""
 
 import math
+import random
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from itertools import combinations
 from pathlib import Path
@@ -27,62 +29,114 @@ from pipeline.analysis.figures import (
     share,
     wilson,
 )
+from pipeline.analysis.steps import count_steps
+from pipeline.analysis.time.latency import QUANTITIES, latencies
+from pipeline.cli.show import failures
 from pipeline.store.query import Query
-from pipeline.store.rows import StepRow
-from pipeline.store.run_file import RunFile
-from tests.analysis.conftest import score_drafts
-from tests.support.golden import whole
+from pipeline.store.rows import RewardRow, StepRow
+from pipeline.store.store import RunStore
+from tests.analysis.conftest import STAGES
 from tests.support.rows import blank
-from tests.support.runs import solve_short, write_problems
-from tests.support.traces import S, T, call, chain, write
+from tests.support.run_files import RESPONSE
+from tests.support.traces import CHOOSE, SCORE, at, call, card, chain, write
 
-ANSWERED = {"answer": {"kind": "answer", "engine": "target"}}
-RESPONSE = {"response": {"kind": "generate", "engine": "target", "unit": "response", "max_tokens": 100}}
+SESSIONS = (0, 40), (50, 100)
+"""Seconds of the two sessions of a run."""
+Rows = dict[str, list[Any]]
 
 
-def by_hand(folder: Path) -> dict[str, Any]:
-    """The figures of a run, and by problem its right chains, tokens and seconds, from all rows at once."""
-    plan = RunFile.read(folder).plan
-    chains, calls, steps, rewards = (whole(folder, table).to_pylist() for table in ("chains", "calls", "steps", "rewards"))
-    finishing = plan.finishing
-    responses = {node.name for node in plan.stages() if node.spec.finishes and not node.spec.answers}
+def random_rows(draw: random.Random, whole: bool) -> Rows:
+    """The rows of a run of nine problems with up to three samples, drafted and verified, or with responses as a whole."""
+    rows: Rows = {"chains": [], "steps": [], "calls": [], "rewards": []}
+    for number in range(24):
+        name, began = f"p{number % 9}#{number // 9}", draw.uniform(0, 60)
+        steps = [random_step(draw, name, index, whole) for index in range(1, draw.randint(1, 5) + whole)]
+        counts, tokens = Counter(step.decision for step in steps), sum(step.step_tokens for step in steps)
+        stage = [("target", "response", "write")] if whole else [("draft", "draft", "draft"), ("target", "verify", "judge")]
+        stages = stage + [draw.choice([*stage, ("target", "answer", "answer")]) for _ in range(0 if whole else draw.randint(0, 6))]
+        for engine, name_of, purpose in stages:
+            ready, wait, length = began + draw.uniform(0, 30), draw.uniform(0, 2), draw.uniform(1, 9)
+            times = {"queue_time_s": draw.choice([None, draw.random()]), "decode_time_s": draw.choice([None, draw.random()])}
+            told = times | {"error_type": draw.choice([None, None, "CallTimeout"]), "output_tokens": tokens + draw.randint(1, 9)}
+            rows["calls"].append(call(name, engine, ready, ready + wait, ready + wait + length, stage=name_of, purpose=purpose, **told))
+        reason = draw.choice(["thought_closed"] * 4 + ["error", "cancelled"])
+        graded = {"reference_answer": draw.choice([None, "1"]), "correct": draw.choice([True, False, None])}
+        if reason == "error":
+            error = draw.choice(["BadRow", "EngineUnavailable"]), draw.choice([None, "draft"]), f"failed after {draw.randint(1, 20)} s"
+            graded |= dict(zip(("error_type", "error_stage", "error_message"), error, strict=True))
+        fields = {f"{decision}_steps": counts[decision] for decision in ("accepted", "fallback", "unverified")}
+        fields |= {
+            "input_row": number % 9 + 1,
+            "problem_id": name[:2],
+            "steps": len(steps),
+            "thought_tokens": tokens,
+            "stop_reason": reason,
+        }
+        rows["chains"].append(chain(name, began, began + draw.uniform(1, 90), **fields | graded))
+        rows["steps"] += steps
+        for step in steps:
+            places = [*range(step.num_candidates), *([None] if draw.random() < 0.2 else [])]
+            rows["rewards"] += [
+                blank(RewardRow, chain_id=name, step_index=step.step_index, candidate_index=place, selected=place == step.chosen_candidate,
+                      reward=draw.choice([None, draw.random()])) for place in places
+            ]  # fmt: skip
+    return rows
+
+
+def random_step(draw: random.Random, chain: str, index: int, whole: bool) -> Any:
+    drafts = 0 if whole else draw.randint(0, 3)
+    decision = draw.choice(["accepted", "fallback", "unverified"]) if drafts else "written"
+    chosen = draw.randrange(drafts) if decision in ("accepted", "unverified") else None
+    verdict: dict[str, Any] = {}
+    if decision in ("accepted", "fallback"):
+        scale, value = draw.choice([(CHOOSE, draw.random()), (SCORE, float(draw.randint(0, 9)))])
+        verdict = scale | {"score_value": value, "threshold": 7.0}
+    fields = {"chain_id": chain, "step_index": index, "stage": "response" if whole else "draft", "step_tokens": draw.randint(0, 6)}
+    fields |= {"candidate_tokens": tuple(draw.randint(0, 6) for _ in range(drafts)), "num_candidates": drafts}
+    return blank(StepRow, decision=decision, chosen_candidate=chosen, **fields | verdict)
+
+
+def worked(instant: float) -> float:
+    """Nanoseconds without the pause between the sessions."""
+    return instant - min(max(instant - at(SESSIONS[0][1]), 0), at(SESSIONS[1][0]) - at(SESSIONS[0][1]))
+
+
+def by_hand(rows: Rows) -> dict[str, list[dict[str, Any]]]:
+    """By problem the figures of its chains, from all rows at once."""
     found: dict[str, list[dict[str, Any]]] = {}
-    for row in chains:
-        own, mine = ([each for each in table if each["chain_id"] == row["chain_id"]] for table in (calls, steps))
-        texts = [tokens for each in mine for tokens in each["candidate_tokens"]]
-        scored = [each for each in rewards if each["chain_id"] == row["chain_id"] and each["reward"] is not None]
-        drafted = [each for each in mine if each["candidate_tokens"]]
-        thought = sum(each["step_tokens"] for each in mine if each["stage"] in finishing)
-        answer = sum(each["output_tokens"] for each in own if each["stage"] in finishing) - thought
+    for row in rows["chains"]:
+        calls, steps, rewards = ([each for each in rows[table] if each.chain_id == row.chain_id] for table in ("calls", "steps", "rewards"))
+        drafted = [step for step in steps if step.candidate_tokens]
+        texts = [tokens for step in drafted for tokens in step.candidate_tokens]
+        within = row.thought_tokens if calls[0].stage == "response" else 0
+        answer = sum(each.output_tokens for each in calls if each.stage in ("answer", "response")) - within
         ends = [
-            each["end_unix_ns"] - (each["decode_time_s"] * 1e9 * (1 - thought / each["output_tokens"]) if each["stage"] in responses else 0)
-            for each in own
-            if each["purpose"] != "answer"
-        ]
-        of_drafts: dict[int, list[float]] = {}
+            each.end_unix_ns - (each.decode_time_s or each.e2e_latency_s + each.client_wait_s) * 1e9 * (1 - within / each.output_tokens)
+            if each.stage == "response" else each.end_unix_ns
+            for each in calls if each.purpose != "answer"
+        ]  # fmt: skip
+        of_drafts, kept = defaultdict[int, list[float]](list), [step.step_tokens for step in steps if step.chosen_candidate is not None]
+        scored = [each for each in rewards if each.candidate_index is not None and each.reward is not None]
         for each in scored:
-            if each["candidate_index"] is not None:
-                of_drafts.setdefault(each["step_index"], []).append(each["reward"])
-        kept = [each["step_tokens"] for each in mine if each["chosen_candidate"] is not None]
-        picked = [each["reward"] for each in scored if each["candidate_index"] is not None and each["selected"]]
+            of_drafts[each.step_index].append(each.reward)
+        picked = [each.reward for each in scored if each.selected]
         values = {
-            "tokens": row["thought_tokens"] + answer,
-            "thought_tokens": row["thought_tokens"],
+            "tokens": row.thought_tokens + answer,
+            "thought_tokens": row.thought_tokens,
             "answer_tokens": answer,
-            "latency_s": row["chain_time_s"],
-            "thinking_s": (max(ends) - min(each["submit_unix_ns"] - each["client_wait_s"] * 1e9 for each in own)) / 1e9 if own else 0.0,
-            "target_thought_tokens": row["thought_tokens"] - sum(kept),
-            "longest_draft_tokens": sum(max(each["candidate_tokens"]) for each in drafted),
+            "latency_s": row.chain_time_s,
+            "thinking_s": (worked(max(ends)) - worked(min(each.submit_unix_ns - each.client_wait_s * 1e9 for each in calls))) / 1e9,
+            "target_thought_tokens": row.thought_tokens - sum(kept),
+            "longest_draft_tokens": sum(max(step.candidate_tokens) for step in drafted),
             "tokens_per_draft": (sum(texts), len(texts)),
-            "fallback_rate": (row["fallback_steps"], row["fallback_steps"] + row["accepted_steps"]),
-            "draft_step_share": (row["accepted_steps"] + row["unverified_steps"], row["steps"]),
-            "unverified_share": (row["unverified_steps"], row["steps"]),
+            "fallback_rate": (row.fallback_steps, row.fallback_steps + row.accepted_steps),
+            "draft_step_share": (row.accepted_steps + row.unverified_steps, row.steps),
+            "unverified_share": (row.unverified_steps, row.steps),
             "drafted_reward": (sum(map(fmean, of_drafts.values())), len(of_drafts)),
             "selected_reward": (sum(picked), len(picked)),
         }
-        over = row["stop_reason"] in ("error", "cancelled")
-        right = None if row["reference_answer"] is None else bool(row["correct"]) and not over
-        found.setdefault(row["problem_id"], []).append({"over": over, "right": right} | values)
+        right = {"error": None if row.reference_answer is None else False, "cancelled": None}.get(row.stop_reason, row.correct)
+        found.setdefault(row.problem_id, []).append({"over": row.stop_reason in ("error", "cancelled"), "right": right} | values)
     return found
 
 
@@ -97,20 +151,28 @@ def divided(found: dict[str, list[dict[str, Any]]], name: str) -> float | None:
     return over / under if under else None
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("graph", ["target", "speccot", "gated", "self-consistency"])
-def test_figures_are_what_plain_loops_find(graph: str, tmp_path: Path) -> None:
-    """Of two samples of nine rows, of which one holds no problem and three have no reference; their drafts are scored at random."""
-    problems = write_problems(tmp_path, 5, extra=(*(b'{"problem": "Problem %d?"}' % number for number in range(3)), b"{"))
-    folder = solve_short(tmp_path, "run", graph, input=problems, samples=2).folder
-    draw = np.random.default_rng(0)
-    score_drafts(folder, lambda place: float(draw.random()))
-    expected = by_hand(folder)
-    with Query(folder) as db:
-        sums = read_sums([db])
+@pytest.fixture(params=[(whole, closed) for whole in (False, True) for closed in (False, True)])
+def given_run(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, Rows]:
+    """A run folder and its rows; of one that was killed they are in write-ahead files."""
+    whole, closed = request.param
+    rows = random_rows(random.Random(2 * whole + closed), whole)
+    sessions = [session for span in SESSIONS for session in card(*span)["sessions"]]
+    rewards, stages = rows["rewards"], {"response": RESPONSE} if whole else STAGES
+    tables = {table: rows[table] for table in ("chains", "steps", "calls")}
+    folder = write(tmp_path, closed=closed, card={"sessions": sessions, "stages": stages, "engines": {"draft": {}, "target": {}}}, **tables)
+    with RunStore(folder).rewards() as add:
+        add(rewards)
+    return folder, rows
+
+
+def test_figures_are_what_plain_loops_find(given_run: tuple[Path, Rows]) -> None:
+    folder, rows = given_run
+    expected = by_hand(rows)
+    with Query(folder) as db, Query(folder) as other:
+        sums, pooled = read_sums([db]), figures(read_sums([db, other]))
     found = figures(sums)
     graded = [each["right"] for mine in expected.values() for each in mine if each["right"] is not None]
-    assert found["accuracy"].value == pytest.approx(sum(graded) / len(graded))
+    assert found["accuracy"].value == pytest.approx(fmean(graded))
     for each in FIGURES[1:]:
         wanted = divided(expected, each.name)
         if each.needs and not sums[each.needs].any():
@@ -118,39 +180,42 @@ def test_figures_are_what_plain_loops_find(graph: str, tmp_path: Path) -> None:
         else:
             assert found[each.name].value == (wanted if wanted is None else pytest.approx(wanted)), each.name
     assert {each.low for each in found.values()} == {None}, "nine problems are too few"
-    with Query(folder) as one, Query(folder) as other:
-        again = figures(read_sums([one, other]))
-    assert [each.value for each in again.values()] == pytest.approx([each.value for each in found.values()])
+    assert [each.value for each in pooled.values()] == pytest.approx([each.value for each in found.values()])
 
 
-def seconds(folder: Path) -> dict[int, float]:
+def test_counts_of_steps_and_failures_and_percentiles_are_what_plain_loops_find(given_run: tuple[Path, Rows]) -> None:
+    folder, rows = given_run
     with Query(folder) as db:
-        sums = read_sums([db])
-    return dict(zip(sums["chains"].tolist(), sums["thinking_s"].tolist(), strict=True))
-
-
-def test_thinking_ends_before_the_answer_and_without_pauses(tmp_path: Path) -> None:
-    calls = [
-        call("p#0", "draft", 0, 1, 4, purpose="draft", stage="draft"),
-        call("p#0", "target", 4, 4, 5, purpose="judge", stage="verify"),
-        call("p#0", "target", 5, 15, 18, purpose="write", stage="fallback"),
-        call("p#0", "target", 18, 18, 20, purpose="answer", stage="answer"),
-    ]
-    spans = ((-20, -10), (-2, 6), (14, 20))
-    sessions = [{"started_unix_ns": T + start * S, "ended_unix_ns": T + end * S} for start, end in spans]
-    run = write(tmp_path, calls=calls, chains=[chain("p#0", 0, 20, problem_id="p")], card={"sessions": sessions, "stages": ANSWERED})
-    assert seconds(run) == {1.0: pytest.approx(18 - 8)}
-
-
-@pytest.mark.parametrize(("sampled", "decode_s", "expected"), [(100, 8.0, 10 - 8 / 4), (75, 8.0, 10), (100, None, 10 - 10 / 4)])
-def test_a_response_is_split_between_thought_and_answer_by_tokens(
-    sampled: int, decode_s: float | None, expected: float, tmp_path: Path
-) -> None:
-    calls = [call("p#0", "target", 0, 0, 10, purpose="write", stage="response", output_tokens=sampled, decode_time_s=decode_s)]
-    steps = [blank(StepRow, chain_id="p#0", stage="response", step_tokens=75)]
-    chains = [chain("p#0", 0, 10, problem_id="p", thought_tokens=75, steps=1)]
-    run = write(tmp_path, calls=calls, steps=steps, chains=chains, card={"stages": RESPONSE})
-    assert seconds(run) == {1.0: pytest.approx(expected)}
+        found, times = count_steps(db), latencies(db)
+    lengths = Counter((step.decision, step.step_tokens) for step in rows["steps"])
+    for step in rows["steps"]:
+        lengths.update(("rejected", tokens) for place, tokens in enumerate(step.candidate_tokens) if place != step.chosen_candidate)
+    assert {(kind, tokens): n for kind, each in found.lengths.items() for tokens, n in enumerate(each.tolist()) if n} == lengths
+    verified = [step for step in rows["steps"] if step.verify_kind]
+    accepted = [step for step in verified if step.decision == "accepted"]
+    for counts, steps in ((found.verified, verified), (found.accepted, accepted)):
+        assert Counter(dict(enumerate(counts.tolist()))) == Counter(step.step_index for step in steps)
+    assert set(found.scores) == {step.verify_kind for step in verified}
+    for kind, scores in found.scores.items():
+        counted = Counter(step.decision for step in verified if step.verify_kind == kind)
+        assert (scores.accepted.sum(), scores.rejected.sum(), scores.threshold) == (counted["accepted"], counted["fallback"], 7.0)
+    failed = sorted((row for row in rows["chains"] if row.stop_reason == "error"), key=lambda row: (row.end_unix_ns, row.chain_id))
+    for each in (causes := failures(folder)):
+        mine = [row for row in failed if (row.error_type, row.error_stage) == (each.error_type, each.stage)]
+        assert (each.count, each.message) == (len(mine), mine[0].error_message)
+        assert each.examples == tuple(row.chain_id for row in mine[:5])
+    assert [each.count for each in causes] == sorted(Counter((row.error_type, row.error_stage) for row in failed).values(), reverse=True)
+    columns = dict(zip(QUANTITIES, ("client_wait_s", "queue_time_s", None, "decode_time_s", None, "e2e_latency_s", None), strict=True))
+    known = defaultdict[tuple[str, str], list[float]](list)
+    for row in rows["calls"]:
+        for quantity, column in columns.items():
+            if column and row.error_type is None and (seconds := getattr(row, column)) is not None:
+                known[row.stage, quantity].append(seconds)
+    assert {(each.stage, each.quantity) for each in times} == known.keys()
+    for each in times:
+        some = known[each.stage, each.quantity]
+        assert [each.p50, each.p90, each.p99] == pytest.approx(np.percentile(some, [50, 90, 99], method="inverted_cdf").tolist())
+        assert (each.count, each.max, each.mean) == (len(some), pytest.approx(max(some)), pytest.approx(fmean(some)))
 
 
 counts = st.lists(st.tuples(st.integers(0, 9), st.integers(1, 9)), min_size=LEAST, max_size=40)
