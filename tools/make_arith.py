@@ -19,10 +19,6 @@ SPLIT_SEEDS = {"validation": 1, "test": 2}
 SPLIT_SIZE = 500
 
 
-STEP_TOKENS, RESPONSE_TOKENS = 20, 96
-"""More than a step and a whole response take."""
-
-
 @dataclass(frozen=True)
 class Problem:
     """A question, its reasoning as steps (each without its delimiter), and its answer."""

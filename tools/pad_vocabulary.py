@@ -22,39 +22,11 @@ from pathlib import Path
 import click
 import torch
 from huggingface_hub import snapshot_download
-from safetensors import safe_open
-from safetensors.torch import save_file
-from tokenizers import Tokenizer as Backend
 from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from pipeline.engines.models import read_json, weight_files
-
-EMBEDDINGS = ("embed_tokens.weight", "lm_head.weight")
-"""Ends of the names of the tensors with a row for each id."""
 BESIDE = ("*.json", "*.jinja", "*.txt", "*.model", "*.py")
 """Files of a model next to its weights: configuration, tokenizer, chat template."""
-INDEX = "model.safetensors.index.json"
-
-
-def folder_of(model: str, *weights: str) -> Path:
-    """The folder of a model; one on the hub is downloaded."""
-    return Path(model) if Path(model).is_dir() else Path(snapshot_download(model, allow_patterns=[*BESIDE, *weights]))
-
-
-def vocab_size(folder: Path) -> int:
-    """The number of ids of a model."""
-    size = read_json(folder / "config.json").get("vocab_size")
-    if not isinstance(size, int):
-        raise click.UsageError(f"{folder}: its config.json has no vocab_size; models in Llama's and Qwen's layout can be padded")
-    return size
-
-
-def unused_ids(folder: Path, size: int) -> list[int]:
-    """Ids that stand for no token of the tokenizer."""
-    if not (folder / "tokenizer.json").is_file():
-        raise click.UsageError(f"{folder}: has no tokenizer.json, which says which ids are used")
-    used = set(Backend.from_file(str(folder / "tokenizer.json")).get_vocab(with_added_tokens=True).values())
-    return [number for number in range(size) if number not in used]
 
 
 def padded(rows: Tensor, size: int, unused: Sequence[int]) -> Tensor:
@@ -63,47 +35,30 @@ def padded(rows: Tensor, size: int, unused: Sequence[int]) -> Tensor:
     return torch.cat([rows, mean.expand(size - len(rows), -1)])
 
 
-def pad_file(path: Path, out: Path, old: int, size: int, unused: Sequence[int]) -> set[str]:
-    """Write a file of weights with padded embeddings; returns their names. Raises `UsageError` for other tensors with a row for each id."""
-    with safe_open(path, "pt") as file:
-        metadata, tensors = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    found = {name for name, tensor in tensors.items() if name.endswith(EMBEDDINGS) and tensor.ndim == 2 and len(tensor) == old}
-    sized = {name for name, tensor in tensors.items() if name.endswith((*EMBEDDINGS, "lm_head.bias")) or "embed" in name} - found
-    if sized or not all(tensors[name].is_floating_point() for name in found):
-        which = sorted(sized or found)[0]
-        raise click.UsageError(f"{path}: {which} cannot be padded; embed_tokens.weight and lm_head.weight with {old} rows of floats can")
-    save_file({name: padded(each, size, unused) if name in found else each for name, each in tensors.items()}, out, metadata)
-    return found
-
-
-def write(source: Path, out: Path, size: int) -> None:
-    """The padded copy of the model in the folder `source`, in the folder `out`."""
-    config, old, files = read_json(source / "config.json"), vocab_size(source), weight_files(source)
-    if not files or any(path.suffix != ".safetensors" for path in files):
-        raise click.UsageError(f"{source}: has no *.safetensors; convert the weights to that format")
-    for path in (path for pattern in BESIDE for path in source.glob(pattern)):
-        shutil.copy(path, out)
-    unused = unused_ids(source, old)
-    found = {name for path in files for name in pad_file(path, out / path.name, old, size, unused)}
-    heads = {end for end in EMBEDDINGS if any(name.endswith(end) for name in found)}
-    if heads != set(EMBEDDINGS) and not (config.get("tie_word_embeddings") and EMBEDDINGS[0] in heads):
-        raise click.UsageError(f"{source}: has no {' and no '.join(sorted(set(EMBEDDINGS) - heads))} with a row for each id")
-    (out / "config.json").write_text(json.dumps(config | {"vocab_size": size}, indent=2) + "\n")
-    if (out / INDEX).exists():
-        (out / INDEX).write_text(json.dumps(read_json(out / INDEX) | {"metadata": {}}, indent=2) + "\n")  # its size is another
-
-
 @click.command()
 @click.argument("source")
 @click.argument("target")
 @click.argument("out", type=click.Path(path_type=Path))
 def main(source: str, target: str, out: Path) -> None:
     """Write a copy of SOURCE to OUT with a vocabulary of the size of TARGET: a model, or a number. Models are folders or hub names."""
-    folder, size = folder_of(source, "*.safetensors"), int(target) if target.isdecimal() else vocab_size(folder_of(target))
-    if size <= (old := vocab_size(folder)):
+    folder = Path(source if Path(source).is_dir() else snapshot_download(source, allow_patterns=[*BESIDE, "*.safetensors"]))
+    size = int(target) if target.isdecimal() else AutoConfig.from_pretrained(target).vocab_size
+    model, found = AutoModelForCausalLM.from_pretrained(folder, dtype="auto", output_loading_info=True)
+    if size <= (old := model.config.vocab_size):
         raise click.UsageError(f"{source} has {old} ids already, and {size} are asked for: padding only adds ids")
+    if wrong := sorted(
+        {*found["missing_keys"], *found["unexpected_keys"]} | {name for name, _ in model.named_parameters() if "head.bias" in name}
+    ):
+        raise click.UsageError(f"{source}: {wrong[0]} is missing or cannot be padded; embed_tokens.weight and lm_head.weight can")
+    unused = sorted({*range(old)} - {*AutoTokenizer.from_pretrained(folder).get_vocab().values()})
+    for layer in (model.get_input_embeddings(), model.get_output_embeddings()):  # which may share their weights
+        layer.weight.data = padded(layer.weight.data[:old], size, unused)
     out.mkdir(parents=True)
-    write(folder, out, size)
+    model.save_pretrained(out)
+    for path in (path for pattern in BESIDE for path in folder.glob(pattern) if not path.name.endswith(".index.json")):
+        shutil.copy(path, out)
+    config = json.loads((folder / "config.json").read_text())
+    (out / "config.json").write_text(json.dumps(config | {"vocab_size": size}, indent=2) + "\n")
     click.echo(f"{out}: {size} ids instead of {old}")
 
 

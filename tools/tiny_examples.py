@@ -71,21 +71,21 @@ class Examples:
         """Ids of each step with its delimiter, then of the closed thought."""
         return [*(self._encode(step + DELIMITER) for step in problem.steps), self._close]
 
-    def reasoning(self, problem: Problem) -> Example:
-        """The whole response; sometimes the thought is cut short, as when a budget runs out."""
-        prompt, steps = self.builder.generation(problem.text), self.steps(problem)
-        answer = problem.answer
+    def reasoning(self) -> Example:
+        """The whole response to the next problem; sometimes the thought is cut short, as when a budget runs out."""
+        problem = next(self.problems)
+        prompt, steps, answer = self.builder.generation(problem.text), self.steps(problem), problem.answer
         if self.rng.random() < 0.08 and len(problem.steps) > 1:
             steps = [*steps[: self.rng.randint(1, len(problem.steps) - 1)], self._close]
             answer = int(problem.steps[len(steps) - 2].rstrip(".").split()[-1])
         said = [token for step in steps for token in step] + self._encode(f"{DELIMITER}\\boxed{{{answer}}}") + [self._end]
-        cut = len(said) if answer == problem.answer else len(said) - sum(map(len, steps[:-1]))
-        labels = [NONE] * (len(prompt) - 1 + len(said) - cut) + said[len(said) - cut :]
+        known = 0 if answer == problem.answer else sum(map(len, steps[:-1]))  # what was cut short is not learnt
+        labels = [NONE] * (len(prompt) - 1 + known) + said[known:]
         return Example([*prompt, *said], labels, list(labels))
 
-    def situation(self, problem: Problem | None = None) -> Situation:
-        """A random step of a problem, the first one often under way, as after guidance."""
-        problem = problem or next(self.problems)
+    def situation(self) -> Situation:
+        """A random step of the next problem, the first one often under way, as after guidance."""
+        problem = next(self.problems)
         steps = self.steps(problem)
         at = self.rng.randrange(len(steps))
         asked = self.builder.generation(problem.text)
@@ -94,8 +94,8 @@ class Examples:
         if at == 0 and self.rng.random() < 0.8:
             said = [token for step in steps for token in step]
             cut = GUIDANCE if self.rng.random() < 0.6 else self.rng.randint(1, 16)
-            gold = next_step(said[cut:], steps)
-            context += said[:cut]
+            context, rest = context + said[:cut], said[cut:]
+            gold = rest[: 1 + next(i for i, token in enumerate(rest) if token in (steps[0][-1], self._close[-1]))]
         return Situation(problem, tuple(context), tuple(gold), len(asked))
 
     def score(self, situation: Situation, candidate: Sequence[int]) -> Example:
@@ -143,10 +143,6 @@ class Examples:
             example.verdict[start + i] = options[right and not done]
         return right and len(candidate) == len(gold)
 
-    def is_right(self, situation: Situation, candidate: Sequence[int]) -> bool:
-        """Whether a candidate may be accepted."""
-        return tuple(candidate) == situation.gold
-
     def corrupt(self, situation: Situation) -> tuple[int, ...]:
         """A wrong candidate: another number, verb or step in place of the right one."""
         gold = list(situation.gold)
@@ -170,12 +166,3 @@ class Examples:
         if last != at and self.rng.random() < 0.6:
             result = (self._numbers.get(ids[last]) or 0) + offset
             ids[last] = self._encode(f" {min(99, max(0, result))}")[0]
-
-
-def next_step(rest: Sequence[int], steps: Sequence[Sequence[int]]) -> list[int]:
-    """The rest of the step that `rest` stands in, the delimiter or the closing mark included."""
-    delimiter, close = steps[0][-1], steps[-1][-1]
-    for i, token in enumerate(rest):
-        if token in (delimiter, close):
-            return list(rest[: i + 1])
-    return list(rest)

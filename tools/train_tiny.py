@@ -11,7 +11,6 @@ verify afterwards; everything mixed from the start is far slower. The test set i
 
 import json
 import math
-import random
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -29,7 +28,6 @@ from pipeline.engines.tokenizer import HFTokenizer
 from pipeline.engines.torch.model import cpu_has_bfloat16
 from pipeline.grading.stated import boxed
 from pipeline.graph.prompts import DELIMITER
-from pipeline.reasoning.prompts import PromptBuilder
 
 SHAPES = {
     "draft": {"hidden_size": 64, "num_hidden_layers": 2, "intermediate_size": 128, "num_attention_heads": 2},
@@ -41,7 +39,7 @@ SHOWN = 5
 """Candidates of a choice."""
 RATES = {"draft": (0.02, 0.003), "target": (0.02, 0.003), "verify": (0.006, 0.001)}
 """Learning rates of Muon (matrices) and AdamW (the rest); higher ones damage what the target has learnt."""
-FORESEES, COMPARES, JUDGES = 4, 5, 6
+TOLD = {4: "right_token", 5: "match", 6: "verdict"}
 """Layers told what a right candidate says next, whether the candidate says it, and what it deserves so far."""
 LOOK_BELOW, LOOK_EVERY, LOOK_PROBLEMS = 0.1, 0.008, 150
 """Once its loss is below the first the draft is evaluated after each such share of the time, on that many problems: it gets too good in
@@ -52,6 +50,8 @@ BATCH = {"draft": 64, "target": 64, "verify": 48}
 """Sequences of a step, by role."""
 TEMPERATURE = 0.6
 """Of evaluations."""
+STEP_TOKENS, RESPONSE_TOKENS = 20, 96
+"""More than a step and a whole response take."""
 
 
 class Pool:
@@ -76,10 +76,11 @@ class Pool:
         """Most situations in which every sample is right are left out: they teach little."""
         rng, situations = self._examples.rng, [self._examples.situation() for _ in range(self.MORE)]
         contexts, temperature = [s.context for s in situations], rng.choice([0.6, 0.6, 0.8])
-        examples = self._examples
-        drafted = sample_steps(self._draft, contexts, SHOWN + 1, temperature, examples.builder)
+        builder = self._examples.builder
+        stop = [builder.tokenizer.encode(DELIMITER)[0], builder.think_close_id or 0]
+        drafted = sample(self._draft, contexts, SHOWN + 1, temperature, STEP_TOKENS, stop)
         both = zip(situations, drafted, strict=True)
-        self._entries += [(s, d) for s, d in both if not all(examples.is_right(s, each) for each in d) or rng.random() < 0.3]
+        self._entries += [(s, d) for s, d in both if any(each != s.gold for each in d) or rng.random() < 0.3]
         del self._entries[: -self.MOST]
 
 
@@ -101,44 +102,23 @@ def new_model(role: str, vocab_size: int, eos_id: int) -> Any:
     return AutoModelForCausalLM.from_config(config, attn_implementation=ATTENTION)
 
 
-def collate(batch: Sequence[Example]) -> dict[str, Tensor]:
-    """Examples as right-padded tensors."""
+def loss_of(model: Any, batch: Sequence[Example], verifies: bool) -> Tensor:
+    """Next tokens at the last layer; when it `verifies`, also what middle layers are told, and -log of the summed probability of all right
+    options at the end of each verification."""
 
-    def pad(name: str, value: int) -> Tensor:
+    def padded(name: str, value: int = NONE) -> Tensor:
         return nn.utils.rnn.pad_sequence([torch.tensor(getattr(each, name)) for each in batch], batch_first=True, padding_value=value)
 
-    return {"ids": pad("ids", 0), **{name: pad(name, NONE) for name in ("next_token", "right_token", "match", "verdict")}}
-
-
-def loss_of(model: Any, batch: Sequence[Example], verifies: bool) -> Tensor:
-    """Next tokens at the last layer; when it `verifies`, also what middle layers are told, and the decisions."""
-    tensors = collate(batch)
-    out = model.model(input_ids=tensors["ids"], use_cache=False, output_hidden_states=verifies)
+    out = model.model(input_ids=padded("ids", 0), use_cache=False, output_hidden_states=verifies)
     logits = model.lm_head(out.last_hidden_state).float()
-    told = tensors["next_token"].flatten()
-    summed = nn.functional.cross_entropy(logits.flatten(0, 1), told, ignore_index=NONE, reduction="sum")
-    loss = summed / (told != NONE).sum().clamp(min=1)
-    if not verifies:
-        return loss
-    for layer, name in ((FORESEES, "right_token"), (COMPARES, "match"), (JUDGES, "verdict")):
-        at = tensors[name] != NONE
-        if at.any():
+    loss = nn.functional.cross_entropy(logits.flatten(0, 1), padded("next_token").flatten(), ignore_index=NONE)
+    for layer, name in TOLD.items() if verifies else ():
+        labels = padded(name)
+        if (at := labels != NONE).any():
             said = model.lm_head(model.model.norm(out.hidden_states[layer][at])).float()
-            loss = loss + 0.5 * nn.functional.cross_entropy(said, tensors[name][at])
-    return loss + decision_loss(logits, batch)
-
-
-def decision_loss(logits: Tensor, batch: Sequence[Example]) -> Tensor:
-    """-log of the summed probability of all right options, at the end of each verification."""
-    asked = [(row, len(each.ids) - 1, each.options) for row, each in enumerate(batch) if each.options]
-    if not asked:
-        return logits.new_zeros(())
-    rows, ends, options = zip(*asked, strict=True)
-    logprobs = logits[list(rows), list(ends)].log_softmax(-1)
-    right = torch.zeros_like(logprobs, dtype=torch.bool)
-    for row, ids in enumerate(options):
-        right[row, list(ids)] = True
-    return -logprobs.masked_fill(~right, -math.inf).logsumexp(-1).mean()
+            loss = loss + 0.5 * nn.functional.cross_entropy(said, labels[at])
+    ends = [(logits[row, len(each.ids) - 1].log_softmax(-1), list(each.options)) for row, each in enumerate(batch) if each.options]
+    return loss - torch.stack([logprobs[right].logsumexp(-1) for logprobs, right in ends]).mean() if ends else loss
 
 
 class Trainer:
@@ -182,29 +162,20 @@ class Trainer:
         self.loss = float(loss.detach())
 
 
-def reasoning_batches(examples: Examples, size: int) -> Iterator[list[Example]]:
-    """Chains of thought alone."""
-    while True:
-        yield from by_length([examples.reasoning(next(examples.problems)) for _ in range(4 * size)], size, examples.rng)
-
-
-def by_length(drawn: list[Example], size: int, rng: random.Random) -> list[list[Example]]:
-    """Batches of sequences of about the same length, to pad less, in random order."""
-    drawn.sort(key=lambda each: len(each.ids))
-    batches = [drawn[i : i + size] for i in range(0, len(drawn), size)]
-    rng.shuffle(batches)
-    return batches
-
-
-def verify_batches(examples: Examples, pool: Pool, size: int) -> Iterator[list[Example]]:
-    """A share of chains of thought, then scores and choices, two to five; four batches at a time, by length, to pad less."""
+def batches(examples: Examples, pool: Pool | None, size: int) -> Iterator[list[Example]]:
+    """Chains of thought; with a `pool` a share of them, then scores and choices, two to five. Four batches at a time, each of sequences of
+    about the same length, to pad less."""
     rng = examples.rng
     while True:
-        drawn = [examples.reasoning(next(examples.problems)) for _ in range(round(4 * size * REASONING))]
-        for i in range(4 * size - len(drawn)):
+        thoughts = round(4 * size * (REASONING if pool else 1))
+        drawn = [examples.reasoning() for _ in range(thoughts)]
+        for i in range(4 * size - thoughts if pool else 0):
             situation, candidates = candidates_of(examples, pool)
             drawn.append(examples.score(situation, rng.choice(candidates)) if i % 7 < 2 else examples.choose(situation, candidates))
-        yield from by_length(drawn, size, rng)
+        drawn.sort(key=lambda each: len(each.ids))
+        cut = [drawn[i : i + size] for i in range(0, len(drawn), size)]
+        rng.shuffle(cut)
+        yield from cut
 
 
 def candidates_of(examples: Examples, pool: Pool) -> tuple[Situation, list[tuple[int, ...]]]:
@@ -218,13 +189,10 @@ def candidates_of(examples: Examples, pool: Pool) -> tuple[Situation, list[tuple
         candidates = [examples.corrupt(situation) for _ in range(rng.choice([1, 1, 2, 3, 4]))]
         candidates += [situation.gold] if rng.random() < 0.5 else []
     if len(candidates) > 1 and rng.random() < 0.25:  # none is right: rare with a good draft, and must be learnt
-        candidates = [each for each in candidates if not examples.is_right(situation, each)] or candidates
+        candidates = [each for each in candidates if each != situation.gold] or candidates
     candidates = list(dict.fromkeys(candidates))
     rng.shuffle(candidates)
     return situation, candidates[:SHOWN]
-
-
-# Evaluation, over transformers' own `generate`.
 
 
 def load(folder: Path, attention: str = "sdpa") -> Any:
@@ -250,25 +218,6 @@ def sample(
     return [rows[i * n : (i + 1) * n] for i in range(len(prompts))]
 
 
-def sample_steps(
-    model: Any, contexts: Sequence[Sequence[int]], n: int, temperature: float, builder: PromptBuilder
-) -> list[list[tuple[int, ...]]]:
-    """`n` next steps of each context."""
-    stop = [builder.tokenizer.encode(DELIMITER)[0], builder.think_close_id or 0]
-    return sample(model, contexts, n, temperature, make_arith.STEP_TOKENS, stop)
-
-
-def alone(model: Any, problems: Sequence[make_arith.Problem], builder: PromptBuilder) -> float:
-    """Share of `problems` that one model solves by itself."""
-    prompts, eos = [builder.generation(p.text) for p in problems], list(builder.tokenizer.eos_ids)
-    said = sample(model, prompts, 1, TEMPERATURE, make_arith.RESPONSE_TOKENS, eos)
-    right = [boxed(builder.tokenizer.decode(rows[0])) == str(p.answer) for p, rows in zip(problems, said, strict=True)]
-    return round(sum(right) / len(right), 4)
-
-
-# The command.
-
-
 @click.command()
 @click.argument("role", type=click.Choice(["draft", "target", "verify"]))
 @click.option("--out", type=click.Path(path_type=Path), required=True)
@@ -287,10 +236,10 @@ def main(role: str, out: Path, start: Path | None, draft: Path | None, minutes: 
     examples = Examples(HFTokenizer(str(out)), 0)
     model = load(start, ATTENTION) if start else new_model(role, len(fast), fast.eos_token_id)
     judged = load(draft) if draft else None
-    batches = verify_batches(examples, Pool(judged, examples), BATCH[role]) if judged else reasoning_batches(examples, BATCH[role])
+    drawn = batches(examples, Pool(judged, examples) if judged else None, BATCH[role])
     trainer, problems, next_look = Trainer(model, role, minutes), make_arith.split("validation"), 0.0
     while trainer.share < 1:
-        trainer.step(next(batches))
+        trainer.step(next(drawn))
         if role == "draft" and trainer.loss < LOOK_BELOW and trainer.share >= next_look:
             next_look = trainer.share + LOOK_EVERY
             if look(trainer, problems[:LOOK_PROBLEMS], examples, out) >= solves:
@@ -301,18 +250,15 @@ def main(role: str, out: Path, start: Path | None, draft: Path | None, minutes: 
 
 def look(trainer: Trainer, problems: Sequence[make_arith.Problem], examples: Examples, out: Path) -> float:
     """Evaluate and log; returns the share of `problems` that the model solves by itself."""
-    solved = alone(trainer.model, problems, examples.builder)
-    row = {
-        "seconds": round(trainer.used_s),
-        "steps": trainer.steps,
-        "tokens": trainer.tokens,
-        "loss": round(trainer.loss, 4),
-        "solved": solved,
-    }
+    prompts, tokenizer = [examples.builder.generation(each.text) for each in problems], examples.builder.tokenizer
+    said = sample(trainer.model, prompts, 1, TEMPERATURE, RESPONSE_TOKENS, list(tokenizer.eos_ids))
+    right = sum(boxed(tokenizer.decode(rows[0])) == str(each.answer) for each, rows in zip(problems, said, strict=True))
+    figures = {"steps": trainer.steps, "tokens": trainer.tokens, "loss": round(trainer.loss, 4), "solved": round(right / len(problems), 4)}
+    row = json.dumps({"seconds": round(trainer.used_s)} | figures)
     with (out / "training.jsonl").open("a") as log:
-        log.write(json.dumps(row) + "\n")
-    click.echo(json.dumps(row))
-    return solved
+        log.write(row + "\n")
+    click.echo(row)
+    return figures["solved"]
 
 
 if __name__ == "__main__":

@@ -38,11 +38,10 @@ def test_a_padded_draft_has_further_rows_and_is_the_same_otherwise(tool: Any, tm
     import torch
     from safetensors.torch import load_file
 
-    out = tmp_path / "made" / "padded"
+    out = tmp_path / "padded"
     done = run(tool, MODELS / "tiny-draft", SIZE + 16, out)
     assert done.exit_code == 0, done.output
     assert "576 ids instead of 560" in done.output
-    assert [path.name for path in out.parent.iterdir()] == ["padded"]
     before, after = (load_file(folder / "model.safetensors") for folder in (MODELS / "tiny-draft", out))
     assert [name for name in before if not torch.equal(before[name], after[name][: len(before[name])])] == []
     assert {name for name in before if before[name].shape != after[name].shape} == {EMBEDDING}
@@ -66,42 +65,37 @@ def test_a_further_id_is_never_the_likeliest_and_rarer_than_what_it_is_the_mean_
     assert bool((probabilities[:, 40:].amax(-1) <= own * (1 + 1e-4)).all())
 
 
-def test_a_head_of_its_own_in_another_file_is_padded_too(tool: Any, tmp_path: Path) -> None:
+def test_a_head_that_is_not_the_embedding_is_padded_too_wherever_it_is(tool: Any, tmp_path: Path) -> None:
     import torch
     from safetensors.torch import load_file, save_file
 
     source, out = copied(tmp_path / "source", tie_word_embeddings=False), tmp_path / "out"
     tensors = load_file(source / "model.safetensors")
     (source / "model.safetensors").unlink()
-    head = {HEAD: -tensors[EMBEDDING]}
-    files = {number: f"model-{number:05d}-of-00002.safetensors" for number in (1, 2)}
-    for number, part in {1: tensors, 2: head}.items():
-        save_file(part, source / files[number], {"format": "pt"})
-    places = dict.fromkeys(tensors, files[1]) | {HEAD: files[2]}
-    (source / tool.INDEX).write_text(json.dumps({"metadata": {"total_size": 1}, "weight_map": places}))
-    out.mkdir()
-    tool.write(source, out, 600)
-    made = load_file(out / files[2])[HEAD]
-    assert made.shape == (600, 64)
-    assert torch.equal(made, -load_file(out / files[1])[EMBEDDING])
-    assert json.loads((out / tool.INDEX).read_text()) == {"metadata": {}, "weight_map": places}
+    files = {f"model-{number}.safetensors": part for number, part in enumerate((tensors, {HEAD: -tensors[EMBEDDING]}))}
+    for name, part in files.items():
+        save_file(part, source / name, {"format": "pt"})
+    places = {tensor: name for name, part in files.items() for tensor in part}
+    (source / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": places}))
+    assert run(tool, source, 600, out).exit_code == 0
+    assert [path.name for path in out.glob("*.safetensors*")] == ["model.safetensors"]
+    made = load_file(out / "model.safetensors")
+    assert made[HEAD].shape == (600, 64)
+    assert torch.equal(made[HEAD], -made[EMBEDDING])
 
 
-def test_what_cannot_be_padded_is_refused(tool: Any, tmp_path: Path) -> None:
+def test_what_cannot_be_padded_is_refused_and_leaves_nothing(tool: Any, tmp_path: Path) -> None:
     import torch
     from safetensors.torch import load_file, save_file
 
     draft, headless, biased = MODELS / "tiny-draft", copied(tmp_path / "headless", tie_word_embeddings=False), copied(tmp_path / "biased")
     tensors = load_file(biased / "model.safetensors")
-    save_file(tensors | {"lm_head.bias": torch.zeros(SIZE)}, biased / "model.safetensors")
-    for place, (source, target, said) in enumerate(
-        (
-            (draft, 500, "has 560 ids already, and 500 are asked for: padding only adds ids"),
-            (draft, MODELS / "tiny-target", "has 560 ids already, and 560 are asked for"),
-            (headless, 600, "has no lm_head.weight with a row for each id"),
-            (biased, 600, "lm_head.bias cannot be padded"),
-        )
+    save_file(tensors | {"lm_head.bias": torch.zeros(SIZE)}, biased / "model.safetensors", {"format": "pt"})
+    for source, target, said in (
+        (draft, 500, "has 560 ids already, and 500 are asked for: padding only adds ids"),
+        (draft, MODELS / "tiny-target", "has 560 ids already, and 560 are asked for"),
+        (headless, 600, "lm_head.weight is missing or cannot be padded"),
+        (biased, 600, "lm_head.bias is missing or cannot be padded"),
     ):
-        done = run(tool, source, target, tmp_path / f"out-{place}")
-        assert done.exit_code == 2
-        assert said in done.output.replace("\n", ""), done.output
+        done = run(tool, source, target, tmp_path / "out")
+        assert (done.exit_code, said in done.output.replace("\n", ""), (tmp_path / "out").exists()) == (2, True, False), done.output
