@@ -193,7 +193,7 @@ async def _in_processes(work: _Work, points: Sequence[Point], count: int) -> Non
         pool.shutdown(wait=False, cancel_futures=True)
         for process in active_children():
             process.kill()
-        pool.shutdown()
+            process.join()
 
 
 def _begin() -> None:
