@@ -64,12 +64,8 @@ class Study(Struct, frozen=True, kw_only=True):
         found = {point.folder: point for points in self.groups.values() for point in points}
         engines = list(dict.fromkeys(repr(point.plan.engines) for point in found.values()))
         ordered = sorted(found.values(), key=lambda point: engines.index(repr(point.plan.engines)))
-
-        def turn(numbered: tuple[int, Point]) -> tuple[int, int]:
-            place, point = numbered
-            return point.label.repeat, place if point.label.repeat % 2 == 0 else -place
-
-        return [point for _, point in sorted(enumerate(ordered), key=turn)]
+        last = max((point.label.repeat for point in ordered), default=-1)
+        return [point for repeat in range(1 + last) for point in ordered[:: -1 if repeat % 2 else 1] if point.label.repeat == repeat]
 
     @property
     def card(self) -> SweepCard:
