@@ -1,4 +1,4 @@
-"""Steps are scored: what is asked at once, what fails and how, and what the bundled reward model makes of a real run."""
+"""Steps are scored: which texts and whose, what is asked at once, what fails, and what the bundled reward model makes of a real run."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -14,21 +14,24 @@ from click.testing import CliRunner
 
 from pipeline.cli import grade as command
 from pipeline.cli.grade import reward_lines
+from pipeline.data.reading import read_files
 from pipeline.engine import Completion, Engine, Request
 from pipeline.engines.registry import open_engines
 from pipeline.engines.sim.spec import SimDeviceSpec, SimSpec
-from pipeline.errors import ContextOverflow, EngineDead, RequestRefused, UsageError
+from pipeline.errors import ContextOverflow, EngineDead, InputError, RequestRefused, UsageError
 from pipeline.graph.rewards import TextPrompt
 from pipeline.reasoning.reward_prompts import RewardPromptBuilder
-from pipeline.rewards import QUALITY, MeanRewards, Reward, Scorer, ScoringResult, StepToScore, score_run
+from pipeline.rewards import QUALITY, MeanRewards, Reward, Scorer, ScoringResult, StepToScore, score_run, steps_to_score
+from pipeline.store.kept_problems import keep_problems, solved_problems
 from pipeline.store.query import Query
-from pipeline.store.rows import RewardRow
+from pipeline.store.rows import RewardRow, StepRow
+from pipeline.store.run_file import RunFile
 from pipeline.store.store import RunStore
 from tests.support.commands import pipeline
 from tests.support.paths import ROOT, TEST_SET
 from tests.support.rows import blank
 from tests.support.run_files import write_run_json
-from tests.support.runs import SolveTestSet, rows
+from tests.support.runs import SolveTestSet, rows, solve
 
 PRM = ROOT / "graphs/rewards/prm-tiny.yaml"
 SIM = SimSpec(
@@ -38,6 +41,69 @@ SIM = SimSpec(
 PROMPT = TextPrompt(begin="{problem}\n", step="{step}\n\n")
 Fail = Callable[[str], Exception | float | None]
 Scores = list[tuple[StepToScore, Mapping[str, Reward]]]
+STAGES = {"draft": {"kind": "draft", "engine": "small", "candidates": 2, "max_tokens": 9}}
+ENGINES: dict[str, Any] = {"small": {}, "large": {}}
+
+
+def row(problem: str, index: int, text: str, chosen: int | None = None, drafted: tuple[str, ...] = ()) -> StepRow:
+    """A step of problem a or b."""
+    decision, writer = ("fallback", "large") if chosen is None else ("accepted", "small")
+    place: dict[str, Any] = {"problem_id": problem, "chain_id": f"{problem}#0", "step_index": index, "decision": decision}
+    said: dict[str, Any] = {"source_engine": writer, "chosen_candidate": chosen, "step_text": text, "candidate_texts": drafted}
+    return blank(StepRow, **place, **said)
+
+
+def rounds_of_rows(folder: Path, *rows: Any) -> list[StepToScore]:
+    """What is scored of these steps, in a run folder over an input of two problems."""
+    store = RunStore(write_run_json(folder))
+    store.append("steps", rows)
+    store.close()
+    path = folder / "problems.csv"
+    path.write_text("name,text\na,Problem A?\nb,Problem B?\n")
+    columns = {"problem": "text", "problem_id": "name"}
+    sha256 = keep_problems(folder, read_files([path], columns)).counts(1).sha256
+    read = {"sha256": sha256, "rows": 2, "chains": 2, "samples": 1}
+    return rounds_of(write_run_json(folder, stages=STAGES, engines=ENGINES, columns=columns, input=read))
+
+
+def rounds_of(folder: Path) -> list[StepToScore]:
+    file = RunFile.read(folder)
+    with Query(folder) as query:
+        return list(steps_to_score(query, file.plan, solved_problems(folder, file), "prm"))
+
+
+def texts_of(step: StepToScore) -> list[tuple[str, int | None, bool, str]]:
+    return [(text, r.candidate_index, r.selected, r.source_engine) for text, r in zip(step.texts, step.rows, strict=True)]
+
+
+def test_a_step_knows_its_problem_its_thought_and_its_candidates(tmp_path: Path) -> None:
+    a0, b0, b1, b2 = rounds_of_rows(
+        tmp_path,
+        row("b", 0, "Ben has"),
+        row("a", 0, "Ann has"),
+        row("b", 1, " 3.\n\n", 1, (" 2.\n\n", " 3.\n\n")),
+        row("b", 2, "So 4.\n\n", None, ("So 5.\n\n", "So 5.\n\n")),
+    )
+    assert (b0.problem, a0.problem, b2.rows[0].chain_id) == ("Problem B?", "Problem A?", "b#0")
+    assert (texts_of(b0), b0.steps) == ([("Ben has", None, True, "large")], {"Ben has": ["Ben has"]})
+    assert texts_of(b1) == [(" 2.\n\n", 0, False, "small"), (" 3.\n\n", 1, True, "small")]
+    assert (b1.before, b1.steps) == ((), {" 2.\n\n": ["Ben has 2."], " 3.\n\n": ["Ben has 3."]})
+    drafted = [("So 5.\n\n", number, False, "small") for number in range(2)]
+    assert texts_of(b2) == [*drafted, ("So 4.\n\n", None, True, "large")]
+    assert (b2.before, list(b2.steps)) == (("Ben has 3.",), ["So 5.\n\n", "So 4.\n\n"])
+    with pytest.raises(InputError, match=r"problems.csv: holds no problem 'c', of which this run has steps"):
+        rounds_of_rows(tmp_path / "foreign", row("c", 1, "x"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("graph", ["speccot", "scot"])
+def test_it_reads_what_a_run_writes(tmp_path: Path, graph: str) -> None:
+    found = rounds_of(solve(tmp_path, graph=graph, samples=2, batch_size=4).folder)
+    assert {(each.rows[0].problem_id, each.problem) for each in found} == {(f"p{i}", f"Problem number {i}?") for i in range(12)}
+    assert all(sum(row.selected for row in each.rows) == 1 for each in found)
+    assert {row.source_engine for each in found for row in each.rows if row.candidate_index is not None} == {"draft"}
+    assert any(each.before for each in found) == (graph != "scot")
+    assert any(len(steps) > 1 for each in found for steps in each.steps.values()) == (graph == "scot")
 
 
 class Watched:
@@ -218,15 +284,8 @@ def test_what_is_printed() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("run", "--prm", ROOT / "graphs/engines/tiny.yaml"), "tiny.yaml, line 4: $: unknown key `draft`"),
-        (("none", "--prm", PRM), "none: no such directory; expected a run folder"),
-    ],
-)
-def test_the_command_refuses_what_is_wrong(tmp_path: Path, arguments: tuple[str | Path, ...], message: str) -> None:
-    write_run_json(tmp_path / "run")
-    refused = CliRunner().invoke(command.score, [f"{tmp_path}/{arguments[0]}", *map(str, arguments[1:])]).exception
+def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
+    arguments = [str(write_run_json(tmp_path)), "--prm", str(ROOT / "graphs/engines/tiny.yaml")]
+    refused = CliRunner().invoke(command.score, arguments).exception
     assert isinstance(refused, UsageError)
-    assert message in str(refused)
+    assert "tiny.yaml, line 4: $: unknown key `draft`" in str(refused)

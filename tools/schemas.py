@@ -88,15 +88,13 @@ def _inner(kinds: Any) -> Iterator[type[Struct]]:
 
 def _with_params(part: dict[str, Any]) -> dict[str, Any]:
     """The schema of a Struct each scalar of which may be that of a param."""
-    found = dict(part)
-    for name, each in part.get("properties", {}).items():
+    fields = part.get("properties", {})
+    for name, each in fields.items():
         kinds = [each, *each.get("anyOf", ())]
         if any(kind.get("type") not in (None, "array", "object") or len(kind.get("enum", ())) > 1 for kind in kinds):
-            outer = {key: each[key] for key in ("description", "default") if key in each}
-            found["properties"] = found["properties"] | {
-                name: {"anyOf": [{k: v for k, v in each.items() if k not in outer}, PARAM], **outer}
-            }
-    return found
+            outer = {key: each.pop(key) for key in ("description", "default") if key in each}
+            fields[name] = {"anyOf": [each, PARAM], **outer}
+    return part
 
 
 def _by_tag(tag: str, kinds: Mapping[str, type[Struct]]) -> dict[str, Any]:

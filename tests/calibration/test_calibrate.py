@@ -1,7 +1,6 @@
 """Fitting simulated engines to runs: rates that made a run are found again, lengths come back, the file is one that runs."""
 
 import math
-import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ import pytest
 from pipeline.analysis.facts import engine_facts
 from pipeline.analysis.summary import summarize
 from pipeline.calibration.calibrate import Calibration, calibrate, engines_file
-from pipeline.calibration.fit import error_of, nelder_mead, simulate
+from pipeline.calibration.fit import error_of, simulate
 from pipeline.calibration.recorded import CORRELATION, TimedCall, accuracy_for, durations, read_calls, read_texts, undisturbed
 from pipeline.engines.models import read_json
 from pipeline.engines.sim.spec import SimDeviceSpec, SimSpec
@@ -95,12 +94,6 @@ def test_the_file_gives_about_the_same_run_beside_which_its_error_stands(recorde
     assert {spec.parameters for spec in file.plan.engines.values()} == {3.28e10, 1.78e9}  # type: ignore[attr-defined]
 
 
-def test_the_least_point_of_a_curved_valley_is_found() -> None:
-    """Rosenbrock's function, for which the method is known to need many steps."""
-    found = nelder_mead(lambda point: float(100 * (point[1] - point[0] ** 2) ** 2 + (1 - point[0]) ** 2), np.array([-1.2, 1.0]), 0.5, 400)
-    assert found == pytest.approx([1, 1], abs=0.05)
-
-
 def test_work_that_shares_a_device_shares_its_time() -> None:
     device = SimDeviceSpec(name="d", flops_per_s=math.inf, bytes_per_s=math.inf, overhead_s=1.0)
     spec = SimSpec(model="m", device=device, parameters=1.0, kv_bytes_per_token=0.0)
@@ -112,34 +105,20 @@ def test_work_that_shares_a_device_shares_its_time() -> None:
 
 
 def test_calls_are_read_up_to_the_moment_at_which_one_engine_has_enough(recorded: list[Path]) -> None:
-    calls = read_calls(recorded[1], 30)
-    assert max(map(len, calls.values())) == 30
-    last = {role: max(call.submit_s for call in listed) for role, listed in calls.items()}
-    whole = read_calls(recorded[1], 10_000)
-    until = min(moment for role, moment in last.items() if len(calls[role]) == 30)
+    calls, whole = read_calls(recorded[1], 30), read_calls(recorded[1], 10_000)
+    until = min(listed[29].submit_s for listed in calls.values() if len(listed) == 30)
     for role, listed in whole.items():
-        assert len(calls[role]) >= sum(call.submit_s < until for call in listed)
-    assert all(which.sum() <= len(calls[role]) for role, which in undisturbed(calls).items())
+        assert len(calls[role]) in range(sum(call.submit_s < until for call in listed), 31)
     draft = whole["draft"][0]
-    assert len(draft.lengths) == 5
-    assert draft.cached_tokens < draft.input_tokens
+    assert (len(draft.lengths), draft.cached_tokens < draft.input_tokens) == (5, True)
 
 
-def test_texts_are_those_of_the_tables_whatever_roles_are_called(recorded: list[Path], tmp_path: Path) -> None:
-    names = {"draft": "small", "target": "large"}
-    graph, engines, other = tmp_path / "graph.yaml", tmp_path / "engines.yaml", tmp_path / "other"
-    graph.write_text(re.sub(r"engine: (draft|target)", lambda found: f"engine: {names[found[1]]}", SPECCOT.read_text()))
-    engines.write_text(re.sub(r"(?<=\n)(draft|target)(?=:)", lambda found: names[found[1]], SIM.read_text()).replace(" target:", " large:"))
-    given: Any = {"graph": graph, "engines": engines, "input": (str(write_problems(tmp_path, 24)),), "settings": SETTINGS}
-    run(RunOptions(batch_size=16, output=other, **given))
+def test_texts_are_those_of_the_tables(recorded: list[Path]) -> None:
     summary = summarize(recorded[1])
-    texts = read_texts(recorded[1], RunFile.read(recorded[1]).plan, names)
+    texts = read_texts(recorded[1], RunFile.read(recorded[1]).plan, ("draft", "target"))
     assert texts["draft"].answer_tokens == 42  # 40, a blank line before, the end of the sequence after
     assert texts["draft"].steps_mean == pytest.approx((summary.steps - 24) / 24)  # guidance is step 0
     assert texts["draft"].step_accuracy < texts["target"].step_accuracy == 1.0
-    renamed = read_texts(other, RunFile.read(other).plan, names.values())
-    for role, name in names.items():  # a database's sums differ in the last digit with the order of its threads
-        assert msgspec.to_builtins(renamed[name]) == pytest.approx(msgspec.to_builtins(texts[role]))
 
 
 def test_an_accuracy_gives_the_acceptance_that_it_is_for() -> None:

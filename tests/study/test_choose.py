@@ -21,7 +21,7 @@ Z = 1.6448536
 
 def score(pairs: Pairs, loss: float) -> float:
     """The score statistic of a loss, with the share that the point alone has right as likely as can be, found on a grid."""
-    shares = np.linspace(max(0.0, -loss), (1 - loss) / 2, 200_001)[1:-1]
+    shares = np.linspace(max(0.0, -loss), (1 - loss) / 2, 20_001)[1:-1]
     n, lost, won = pairs.problems, pairs.lost, pairs.won
     likelihood = lost * np.log(shares + loss) + won * np.log(shares) + (n - lost - won) * np.log1p(-2 * shares - loss)
     share = shares[np.argmax(likelihood)]

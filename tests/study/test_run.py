@@ -9,7 +9,6 @@ from typing import Any
 import anyio
 import anyio.to_thread
 import psutil
-import pyarrow.parquet as pq
 import pytest
 from msgspec import structs
 
@@ -18,14 +17,14 @@ from pipeline.analysis.summary import summarize
 from pipeline.errors import EngineDead, Interrupted, RunError, UsageError
 from pipeline.options import RunOptions
 from pipeline.run.loop import Stop
-from pipeline.run.run import Observer, run
+from pipeline.run.run import Observer
 from pipeline.store.run_file import RunFile
 from pipeline.study.points import Point, plan_sweep
 from pipeline.study.run import SweepResult, carry_out
 from pipeline.study.systems import Matrix, SystemEntry
-from tests.support.paths import ROOT, SIM
+from tests.support.paths import ROOT
 from tests.support.patience import HANGS_S
-from tests.support.runs import write_problems
+from tests.support.runs import said, solve_short, write_problems
 from tests.support.sweeps import SPECCOT, matrix_of, sweep
 
 pytestmark = pytest.mark.slow  # whole runs
@@ -51,14 +50,10 @@ def test_every_combination_is_a_run_and_the_target_alone_is_there(whole: SweepRe
 
 
 def test_a_point_is_the_run_that_the_same_options_make(whole: SweepResult, tmp_path: Path) -> None:
-    settings = ("engines.*.text.steps_mean=3", "candidates=5")
-    given: dict[str, Any] = {"graph": SPECCOT, "engines": SIM, "input": (str(write_problems(tmp_path)),), "batch_size": 4, "seed": 7}
-    alone = run(RunOptions(settings=settings, output=tmp_path / "r", **given))
+    alone = solve_short(tmp_path, settings=("engines.*.text.steps_mean=3", "candidates=5"), batch_size=4, seed=7)
     folder = whole.folder / "runs/speccot_candidates=5_b4_r0"
     assert RunFile.read(folder).wall_time_s == pytest.approx(alone.run.wall_time_s, rel=1e-9)
-    columns = ["chain_id", "answer"]
-    one, other = (pq.read_table(each / "chains", columns=columns).sort_by("chain_id") for each in (folder, tmp_path / "r"))
-    assert one == other
+    assert said(folder) == said(alone)
 
 
 def test_a_sweep_goes_on_where_it_ended(tmp_path: Path) -> None:
@@ -83,17 +78,14 @@ def test_a_sweep_goes_on_where_it_ended(tmp_path: Path) -> None:
 
 def test_failed_chains_count_and_few_problems_are_said(tmp_path: Path) -> None:
     given: dict[str, Any] = {"input": (str(write_problems(tmp_path, 3, (b'{"problem": 7}',))),), "batch_sizes": (2,)}
-    said: list[str] = []
-    study = plan_sweep(matrix_of(tmp_path, **given))
-    result = carry_out(study, Observer(tell=said.append), workers=1)
+    told: list[str] = []
+    result = carry_out(plan_sweep(matrix_of(tmp_path, **given)), Observer(tell=told.append), workers=1)
     assert (result.exit_code, result.chains, result.failed) == (3, 8, 2)
-    assert "4 problems are few for batch size 2: below 32 the tail decides its speed" in said
+    assert "4 problems are few for batch size 2: below 32 the tail decides its speed" in told
     assert sweep(tmp_path, resume=True, fail_on_error=0.25, **given).exit_code == 0
 
 
 def test_wrong_input_starts_nothing(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="nothere"):
-        sweep(tmp_path, input=(str(tmp_path / "nothere.jsonl"),))
     with pytest.raises(UsageError, match="--resume: name the sweep's folder with --output"):
         sweep(tmp_path, resume=True, output=None)
     with pytest.raises(UsageError, match="the bundled toy models solve only the problems of `arith`"):
@@ -105,8 +97,7 @@ def test_wrong_input_starts_nothing(tmp_path: Path) -> None:
 def test_a_dead_engine_ends_the_sweep_and_leaves_its_points(tmp_path: Path, faulty: Path, workers: int) -> None:
     settings = ("engines.draft.faults.dies_after_calls=100", "engines.draft.max_restarts=0")
     result = sweep(tmp_path, engines=faulty, settings=settings, workers=workers)
-    assert {point.label.system for point in result.points} == {"target"}
-    assert result.exit_code == 1
+    assert ({point.label.system for point in result.points}, result.exit_code) == ({"target"}, 1)
     assert isinstance(result.error, EngineDead)
     assert result.error.role == "draft"
 
@@ -152,11 +143,11 @@ def workers() -> list[psutil.Process]:
 @pytest.mark.usefixtures("torch_here")
 def test_real_engines_are_started_once_and_forget_between_points(tmp_path: Path) -> None:
     shared = RunOptions(graph=SPECCOT, input=(str(ROOT / "datasets/arith/test.parquet"),), random="8", output=tmp_path / "sweep")
-    said: list[str] = []
+    told: list[str] = []
     matrix = Matrix(shared=shared, systems=(SystemEntry(graph=str(SPECCOT)),), batch_sizes=(8,), repeats=2)
-    result = carry_out(plan_sweep(matrix), Observer(tell=said.append))
+    result = carry_out(plan_sweep(matrix), Observer(tell=told.append))
     assert result.exit_code == 0
-    assert [sentence for sentence in said if "warming" in sentence] == ["warming up with 8 problems"]
+    assert [sentence for sentence in told if "warming" in sentence] == ["warming up with 8 problems"]
     assert names(result) == ["target_b8_r0", "speccot_b8_r0", "speccot_b8_r1", "target_b8_r1"]
     cached = {name: summarize(result.folder / "runs" / name).engines["target"].cached_share or 0.0 for name in names(result)}
     # The same prompts in a full cache would all be hits; what is cached is what chains share with themselves.

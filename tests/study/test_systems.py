@@ -9,7 +9,7 @@ from msgspec import structs
 
 from pipeline.engines.sim.spec import SimSpec
 from pipeline.engines.vllm.spec import VllmSpec
-from pipeline.errors import GraphError, UsageError
+from pipeline.errors import PipelineError, UsageError
 from pipeline.options import RunOptions
 from pipeline.run.prepare import load_plan
 from pipeline.study.points import grid, plan_sweep, same_engines
@@ -90,8 +90,6 @@ def test_settings_are_of_the_graphs_and_engines_that_have_them(tmp_path: Path) -
         assert "draft" not in specs or specs["draft"].max_num_seqs == 7
         assert system.plan.params.get("threshold", 5) == 5
         assert system.plan.params.get("candidates", 2) == 2
-    with pytest.raises(UsageError, match="--set tokens=1: no graph or engines file here has `tokens`"):
-        systems("sim-2xh100", settings=("tokens=1",))
 
 
 def test_what_a_system_has_other_work_in_than_the_target_alone_is_said() -> None:
@@ -119,23 +117,18 @@ def test_params_that_vary_name_systems_and_the_baseline_is_not_one_of_them(tmp_p
 
 
 @pytest.mark.parametrize(
-    ("engines", "fields", "error", "message"),
+    ("engines", "fields", "message"),
     [
-        (("sim-2xh100",), {"baseline_engines": (Path("nothere"),)}, UsageError, "no engines file is named `nothere`"),
-        (("sim-2xh100", "graphs/engines/sim-2xh100.yaml"), {}, UsageError, "two systems are called 'target on sim-2xh100'"),
-        (("sim-2xh100",), {"graphs": ("speccot", "speccot")}, UsageError, "two systems are called 'speccot'"),
-        (("sim-2xh100",), {"vary": {"candidatez": (1,)}}, UsageError, "--vary candidatez: no graph here has such a param; did you mean"),
-        (("sim-2xh100",), {"vary": {"candidates": (1, 1)}}, UsageError, "a value is named twice"),
-        (("sim-2xh100",), {"vary": {"candidates": ("x",)}}, GraphError, "candidates"),
-        (("sim-2xh100",), {"baseline": Path("nowhere.yaml")}, GraphError, "nowhere.yaml"),
-        (("sim-2xh100",), {"settings": ("engines.draft.device.sharing=mps",)}, GraphError, "is mps, but time_slices for engine 'target'"),
-        (("sim-2xh100", "tiny"), {}, UsageError, "sim-2xh100 would run on simulated time, the others not"),
+        (("sim-2xh100", "graphs/engines/sim-2xh100.yaml"), {}, "two systems are called 'target on sim-2xh100'"),
+        (("sim-2xh100",), {"vary": {"candidatez": (1,)}}, "--vary candidatez: no graph here has such a param; did you mean"),
+        (("sim-2xh100",), {"vary": {"candidates": (1, 1)}}, "a value is named twice"),
+        (("sim-2xh100",), {"settings": ("tokens=1",)}, "--set tokens=1: no graph or engines file here has `tokens`"),
+        (("sim-2xh100",), {"settings": ("engines.draft.device.sharing=mps",)}, "is mps, but time_slices for engine 'target'"),
+        (("sim-2xh100", "tiny"), {}, "sim-2xh100 would run on simulated time, the others not"),
     ],
 )
-def test_what_is_wrong_is_refused_before_anything_starts(
-    engines: tuple[str, ...], fields: dict[str, Any], error: type[Exception], message: str
-) -> None:
-    with pytest.raises(error, match=message):
+def test_what_is_wrong_is_refused_before_anything_starts(engines: tuple[str, ...], fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(PipelineError, match=message):
         plan_sweep(matrix(*engines, **fields))
 
 

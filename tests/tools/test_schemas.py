@@ -35,10 +35,8 @@ def test_every_bundled_file_fits_its_schema(path: Path, schema: str) -> None:
     ("change", "said"),
     [
         ({"stages": {"x": {"kind": "anser"}}}, "stages/x/kind: 'anser' is not one of ['repeat', "),
-        ({"stages": {"x": {"engine": "target"}}}, "stages/x: 'kind' is a required property"),
         ({"stages": {"x": ANSWER | {"max_token": 3}}}, "stages/x: Additional properties are not allowed ('max_token' was unexpected)"),
         ({"stages": {"x": ANSWER | {"max_tokens": "many"}}}, "stages/x/max_tokens: "),
-        ({"nam": "x"}, ": Additional properties are not allowed ('nam' was unexpected)"),
         ({"params": {"x": [1]}}, "params/x: [1] is not "),
     ],
     ids=str,
@@ -61,6 +59,4 @@ def test_the_schemas_beside_the_graphs_are_these() -> None:
 
 
 def test_keys_are_described() -> None:
-    described = known()["graph"]["$defs"]["DraftSpec"]["properties"]
-    assert "context" in described["when"]["description"] or "verdict" in described["when"]["description"]
     assert [name for struct in (SelectConfig, DraftConfig, LoraSpec) for name, said in field_docs(struct).items() if not said] == []

@@ -20,9 +20,8 @@ def loaded(folder: Path, *settings: str, to: type[TrainConfig] = SelectConfig, o
 def test_defaults_are_those_of_the_paper_and_its_code(tmp_path: Path) -> None:
     for to, rate in ((SelectConfig, 1e-4), (DraftConfig, 5e-5)):
         config = loaded(tmp_path, to=to)
-        assert (config.learning_rate, config.epochs, config.batch_size, config.max_length) == (rate, 5, 4, None)
+        assert (config.learning_rate, config.epochs, config.batch_size, config.gradient_accumulation) == (rate, 5, 4, 1)
         assert (config.lora.rank, config.lora.alpha, config.lora.dropout, config.lora.targets) == (8, 32, 0.1, ("q_proj", "v_proj"))
-        assert (config.gradient_accumulation, config.gradient_checkpointing) == (1, False)
 
 
 @pytest.mark.parametrize("name", bundled_files("training file"))

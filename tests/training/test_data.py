@@ -1,5 +1,6 @@
-"""What is learnt from, to the last token id, and what must not be learnt."""
+"""What is learnt from, to the last token id, and what must not be learnt; problems of test sets and splits are known by their words."""
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -13,7 +14,7 @@ from pipeline.graph.prompts import Prompts
 from pipeline.reasoning.prompts import PromptBuilder
 from pipeline.training.config import CONFIGS, Task
 from pipeline.training.data import IGNORED, TrainingData, read_data
-from pipeline.training.examples import problem_hash
+from pipeline.training.examples import problem_hash, read_held_out, split_of
 from pipeline.training.write import Wanted, write_training_data
 from tests.support.chat_models import chat_model
 from tests.support.runs import solve_short, write_problems
@@ -50,7 +51,9 @@ def test_a_thought_follows_the_prompt_of_serving_and_a_whole_reply_ends(tmp_path
     assert before == tokenizer.decode(PromptBuilder(tokenizer, Prompts(problem="{{problem}}")).generation(PROBLEM))
     assert tokenizer.decode(said) == thought
     assert [id_ for id_ in said if id_ in tokenizer.control_ids] == [tokenizer.special_ids["</think>"]], "of what is said none"
-    *whole, end = learnt(tmp_path, name, reply(PROBLEM, f"<think>\n{thought}\n\\boxed{{5}}"))[1]
+    messages = [{"role": role, "content": said} for role, said in (("user", "1 + 1?"), ("assistant", "2"), ("user", PROBLEM))]
+    before, [*whole, end] = learnt(tmp_path, name, reply("", f"<think>\n{thought}\n\\boxed{{5}}", prompt=messages))
+    assert before.startswith(tokenizer.render(messages)), "what was said before the question is said, too"
     assert (tokenizer.decode(whole), end in tokenizer.eos_ids) == (f"{thought}\n\\boxed{{5}}", True)
 
 
@@ -59,13 +62,6 @@ def test_a_model_without_reasoning_tags_learns_answers(tmp_path: Path) -> None:
     assert said == [*chat_model("llama-3").encode("So 5."), *chat_model("llama-3").eos_ids]
     with pytest.raises(InputError, match="m has no reasoning tags, so it learns answers; export with --completion response"):
         learnt(tmp_path, "llama-3", reply(PROBLEM, "<think>\nHm.</think>"))
-
-
-def test_messages_before_the_question_are_said_too(tmp_path: Path) -> None:
-    turns = [("system", "Be brief."), ("user", "1 + 1?"), ("assistant", "2"), ("user", PROBLEM)]
-    messages = [{"role": role, "content": said} for role, said in turns]
-    before, _ = learnt(tmp_path, "qwq", reply("", "<think>\nSo 5.</think>", prompt=messages))
-    assert before == chat_model("qwq").render(messages)
 
 
 @pytest.mark.parametrize("part", ["thought", "response"])
@@ -134,3 +130,22 @@ def test_rows_that_cannot_be_learnt_are_refused(tmp_path: Path, task: Task, row:
         read(write_lines(tmp_path / "data.jsonl", [row]), task=task, tokenizer="tiny-target")
     assert str(caught.value).startswith("data.jsonl, row 1: ")
     assert says in str(caught.value)
+
+
+def test_problems_of_a_test_set_are_known_by_their_words_whatever_their_column_is_called(tmp_path: Path) -> None:
+    path = tmp_path / "gsm8k.jsonl"
+    path.write_text(json.dumps({"question": "How many pens?", "answer": "5"}) + "\n")
+    assert read_held_out({"gsm8k": [path]}) == {problem_hash(" how MANY\n pens?"): "gsm8k"}
+    assert problem_hash("How many pens?") != problem_hash("How many pen?")
+    assert len(problem_hash("\ud800")) == 16
+    path.write_text('{"text": "x"}\n')
+    with pytest.raises(InputError, match="gsm8k: no column `problem`"):
+        read_held_out({"gsm8k": [path]})
+
+
+def test_a_share_of_the_problems_is_for_validation_and_stays_there_when_it_grows() -> None:
+    texts = [f"Problem number {number}?" for number in range(2000)]
+    none, some, more = ({text for text in texts if split_of(text, share) == "validation"} for share in (0.0, 0.1, 0.3))
+    assert none == set()
+    assert 150 < len(some) < 250
+    assert some < more

@@ -66,11 +66,10 @@ def test_cut_thoughts_are_left_out(tmp_path: Path) -> None:
 
 
 def test_choices_of_a_run_whose_answers_are_right(speccot: SessionResult, tmp_path: Path) -> None:
-    result = speccot
-    _, data = written(tmp_path, result.folder, format="selection")
-    asked = {tuple(row["option_ids"]) for row in rows(result.folder, "calls") if row["kind"] == "choose"}
-    correct = {row["chain_id"] for row in rows(result, "chains") if row["correct"]}
-    steps = {(row["chain_id"], row["step_index"]): row for row in rows(result, "steps") if row["verify_kind"] == "choose"}
+    _, data = written(tmp_path, speccot.folder, format="selection")
+    asked = {tuple(row["option_ids"]) for row in rows(speccot, "calls") if row["kind"] == "choose"}
+    correct = {row["chain_id"] for row in rows(speccot, "chains") if row["correct"]}
+    steps = {(row["chain_id"], row["step_index"]): row for row in rows(speccot, "steps") if row["verify_kind"] == "choose"}
     assert {(row["chain_id"], row["step_index"]) for row in data} == {place for place in steps if place[0] in correct}
     for row in data:
         step = steps[row["chain_id"], row["step_index"]]
@@ -96,8 +95,7 @@ def test_scores_are_right_on_one_side_of_the_threshold(tmp_path: Path) -> None:
     accepted = {(row["chain_id"], row["step_index"]): row["decision"] == "accepted" for row in rows(result, "steps")}
     for row in data:
         right = range(5, 10) if accepted[row["chain_id"], row["step_index"]] else range(5)
-        assert row["right"] == list(right)
-    assert {len(row["options"]) for row in data} == {10}
+        assert (row["right"], len(row["options"])) == (list(right), 10)
 
 
 def test_several_runs_in_one_file_with_the_same_splits(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from drills.command import Command
-from drills.toll import Ground, Said, Toll, card, over, sentence, summed, toll
+from drills.toll import Ground, Said, Toll, card, over, summed, toll
 from pipeline.engines.sim.text import sim_answer
 from pipeline.engines.tokenizer import HFTokenizer
 
@@ -43,51 +43,45 @@ GOES_ON = 3
 """How often a run is taken up with more room."""
 
 
-# What is struck.
-
-
 def simulated(folder: Path, rows: int) -> Ground:
     """Engines that answer the same twice, and a run that nothing disturbed."""
-    return compared("simulated, same answers", (*_given(_problems(folder, rows)), "--engines", str(SIM)), folder / f"whole-{rows}")
-
-
-def varying(folder: Path, rows: int) -> Ground:
-    """Engines that never answer the same twice."""
-    engines = folder / "varying.yaml"
-    engines.write_text(SIM.read_text().replace("backend: sim", "backend: faulty\n  faults: {varies: true}"))
-    begin = (*_given(_problems(folder, rows)), "--engines", str(engines))
-    return Ground(engines="simulated, varying answers", begin=begin, chains=ids(rows))
+    return _compared("simulated", folder / f"whole-{rows}", _problems(folder, rows), "--engines", str(SIM))
 
 
 def torch(folder: Path, rows: int) -> Ground:
     """The bundled models, and a run that nothing disturbed."""
-    return compared("torch, same answers", (*_given(ARITH), "--limit", str(rows)), folder / "whole-torch")
+    return _compared("torch", folder / "whole-torch", ARITH, "--limit", str(rows))
 
 
-def compared(engines: str, begin: tuple[str, ...], whole: Path) -> Ground:
-    """A ground whose run is carried out once, as `whole`."""
-    if code := Command([*begin, "--output", str(whole)], whole.with_suffix(".log")).wait():
-        raise RuntimeError(f"the undisturbed run ended with {code}, see {whole.with_suffix('.log')}")
-    return Ground(engines=engines, begin=begin, chains=frozenset(over(whole)), whole=whole)
+def _compared(engines: str, whole: Path, problems: Path, *more: str) -> Ground:
+    begin, log = _begin(problems, *more), whole.with_suffix(".log")
+    if code := Command([*begin, "--output", str(whole)], log).wait():
+        raise RuntimeError(f"the undisturbed run ended with {code}, see {log}")
+    return Ground(engines=f"{engines}, same answers", begin=begin, chains=frozenset(over(whole)), whole=whole)
 
 
-def ids(rows: int) -> frozenset[str]:
-    """The chains of this many problems without ids."""
-    return frozenset(f"{row}#0" for row in range(1, rows + 1))
+def varying(folder: Path, rows: int) -> Ground:
+    """Engines that never answer the same twice."""
+    return _varying("simulated", folder, rows, SIM.read_text().replace("backend: sim", "backend: faulty\n  faults: {varies: true}"))
 
 
-def _given(problems: Path) -> tuple[str, ...]:
-    return ("run", str(ROOT / "graphs/speccot.yaml"), "--input", str(problems))
+def _varying(engines: str, folder: Path, rows: int, specs: str) -> Ground:
+    file = folder / f"{engines}.yaml"
+    file.write_text(specs)
+    begin, chains = _begin(_problems(folder, rows), "--engines", str(file)), frozenset(f"{row}#0" for row in range(1, rows + 1))
+    return Ground(engines=f"{engines}, varying answers", begin=begin, chains=chains)
+
+
+def _begin(problems: Path, *more: str) -> tuple[str, ...]:
+    return ("run", str(ROOT / "graphs/speccot.yaml"), "--input", str(problems), *more)
 
 
 def _problems(folder: Path, rows: int) -> Path:
+    """A file of problems without ids."""
     path = folder / f"problems-{rows}.jsonl"
     texts = [f"Problem number {i}?" for i in range(rows)]
     path.write_bytes(b"\n".join(msgspec.json.encode({"problem": text, "answer": sim_answer(text)}) for text in texts) + b"\n")
     return path
-
-
-# The process is killed or stopped at random moments, again and again.
 
 
 def killed(
@@ -144,39 +138,26 @@ def rows_bytes(run: Path) -> int:
     return size
 
 
-# The server misbehaves.
+def moody(way: str, folder: Path, rows: int, luck: random.Random, share: float = 0.1) -> Toll:
+    """A run whose only server misbehaves at a `share` of the requests for completions once chains can start."""
+    folder.mkdir(parents=True, exist_ok=True)
+    struck, log = 0, folder / "run.log"
 
-
-class Sometimes:
-    """A fault that meets a `share` of the requests for completions, and counts them."""
-
-    def __init__(self, fault: Fault, share: float, luck: random.Random) -> None:
-        self.fault, self.share, self.luck, self.count = fault, share, luck, 0
-
-    def __call__(self, handler: Handler, reply: Reply) -> None:
-        if handler.command == "POST" and self.luck.random() < self.share:
-            self.count += 1
-            self.fault(handler, reply)
+    def at_times(handler: Handler, reply: Reply) -> None:
+        nonlocal struck
+        if handler.command == "POST" and luck.random() < share:
+            struck += 1
+            FOR_A_MOMENT[way](handler, reply)
         else:
             handler.send(reply)
 
-
-def moody(way: str, folder: Path, rows: int, luck: random.Random, share: float = 0.1) -> Toll:
-    """A run whose only server misbehaves at a share of the requests once chains can start."""
-    folder.mkdir(parents=True, exist_ok=True)
-    fault, log = Sometimes(FOR_A_MOMENT[way], share, luck), folder / "run.log"
     with small_server(VLLM, HFTokenizer(str(ROOT / "pipeline/models/tiny-target"))) as server:
-        engines = folder / "servers.yaml"
-        engines.write_text("".join(SERVER.format(role=role, url=server.base_url) for role in ("draft", "target")))
-        begin = (*_given(_problems(folder, rows)), "--engines", str(engines))
-        ground = Ground(engines="servers, varying answers", begin=begin, chains=ids(rows))
+        specs = "".join(SERVER.format(role=role, url=server.base_url) for role in ("draft", "target"))
+        ground = _varying("servers", folder, rows, specs)
         command, _ = started(ground, folder / "run", log, wait=True)
-        server.always = fault
+        server.always = at_times
         code = command.wait()
-    return toll(f"server: {way}, at times", ground, folder / "run", log, faults=fault.count, wrong_ends=int(code != 0))
-
-
-# The disk is full.
+    return toll(f"server: {way}, at times", ground, folder / "run", log, faults=struck, wrong_ends=int(code != 0))
 
 
 class CannotMount(Exception):
@@ -206,7 +187,7 @@ def _filled(ground: Ground, place: Path, size: int) -> Toll:
     with small_disk(place, size):
         code = Command(ground.command(run), log).wait()
         was_full = code != 0
-        wrong = int(was_full and (code not in (1, 2) or "no space left on device" not in sentence(log)))
+        wrong = int(was_full and (code not in (1, 2) or "no space left on device" not in log.read_text()))
         said = over(run) if was_full else Said()
         subprocess.run(["mount", "-o", f"remount,size={256 << 20}", str(place)], check=True)
         for _ in range(GOES_ON if was_full else 0):

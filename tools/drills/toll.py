@@ -95,14 +95,9 @@ def toll(fault: str, ground: Ground, folder: Path, log: Path, *, faults: int = 1
 
 def summed(tolls: Sequence[Toll]) -> Toll:
     """The sums of runs that the same fault struck."""
-    counts = ("faults", "runs", "chains", "lost", "doubled", "torn", "failed", "tracebacks", "wrong_ends")
-    changed = [each.changed for each in tolls if each.changed is not None]
-    return msgspec.structs.replace(
-        tolls[0],
-        **{name: sum(getattr(each, name) for each in tolls) for name in counts},
-        changed=sum(changed) if changed else None,
-        resume_s=tuple(second for each in tolls for second in each.resume_s),
-    )
+    every = [msgspec.structs.asdict(each) for each in tolls]
+    sums = {name: sum((each[name] for each in every), type(value)()) for name, value in every[0].items() if isinstance(value, int | tuple)}
+    return msgspec.structs.replace(tolls[0], **sums)
 
 
 def over(folder: Path) -> Said:
@@ -116,17 +111,8 @@ def over(folder: Path) -> Said:
 
 def card(folder: Path) -> Mapping[str, Any]:
     """The content of `run.json`; empty where there is none."""
-    try:
-        found: Mapping[str, Any] = msgspec.json.decode((folder / "run.json").read_bytes())
-    except FileNotFoundError:
-        return {}
-    return found
-
-
-def sentence(log: Path) -> str:
-    """The last error that a command printed; empty where it printed none."""
-    errors = [line for line in log.read_text(errors="replace").splitlines() if line.startswith("error: ")] if log.exists() else []
-    return errors[-1] if errors else ""
+    path = folder / "run.json"
+    return msgspec.json.decode(path.read_bytes()) if path.exists() else {}
 
 
 def _rows(folder: Path, table: str, columns: Iterable[str]) -> list[dict[str, Any]]:
