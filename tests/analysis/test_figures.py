@@ -29,7 +29,9 @@ from pipeline.analysis.figures import (
     share,
     wilson,
 )
+from pipeline.analysis.progress import run_state
 from pipeline.analysis.steps import count_steps
+from pipeline.analysis.summary import StageSummary, summarize
 from pipeline.analysis.time.latency import QUANTITIES, latencies
 from pipeline.cli.show import failures
 from pipeline.store.query import Query
@@ -58,9 +60,14 @@ def random_rows(draw: random.Random, whole: bool) -> Rows:
             ready, wait, length = began + draw.uniform(0, 30), draw.uniform(0, 2), draw.uniform(1, 9)
             times = {"queue_time_s": draw.choice([None, draw.random()]), "decode_time_s": draw.choice([None, draw.random()])}
             told = times | {"error_type": draw.choice([None, None, "CallTimeout"]), "output_tokens": tokens + draw.randint(1, 9)}
+            told |= {"input_tokens": draw.randint(5, 9), "cached_input_tokens": draw.choice([None, 0, 5]), "attempt": draw.randint(0, 1)}
             rows["calls"].append(call(name, engine, ready, ready + wait, ready + wait + length, stage=name_of, purpose=purpose, **told))
         reason = draw.choice(["thought_closed"] * 4 + ["error", "cancelled"])
-        graded = {"reference_answer": draw.choice([None, "1"]), "correct": draw.choice([True, False, None])}
+        graded = {
+            "reference_answer": draw.choice([None, "1"]),
+            "correct": draw.choice([True, False, None]),
+            "answer_text": draw.choice([None, " \n", "7"]),
+        }
         if reason == "error":
             error = draw.choice(["BadRow", "EngineUnavailable"]), draw.choice([None, "draft"]), f"failed after {draw.randint(1, 20)} s"
             graded |= dict(zip(("error_type", "error_stage", "error_message"), error, strict=True))
@@ -157,11 +164,16 @@ def given_run(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, Row
     whole, closed = request.param
     rows = random_rows(random.Random(2 * whole + closed), whole)
     sessions = [session for span in SESSIONS for session in card(*span)["sessions"]]
-    rewards, stages = rows["rewards"], {"response": RESPONSE} if whole else STAGES
+    told: dict[str, Any] = {
+        "sessions": sessions,
+        "stages": {"response": RESPONSE} if whole else STAGES,
+        "engines": {"draft": {}, "target": {}},
+    }
+    told |= {"status": "finished" if closed else "running"}
     tables = {table: rows[table] for table in ("chains", "steps", "calls")}
-    folder = write(tmp_path, closed=closed, card={"sessions": sessions, "stages": stages, "engines": {"draft": {}, "target": {}}}, **tables)
+    folder = write(tmp_path, closed=closed, card=told, **tables)
     with RunStore(folder).rewards() as add:
-        add(rewards)
+        add(rows["rewards"])
     return folder, rows
 
 
@@ -181,6 +193,51 @@ def test_figures_are_what_plain_loops_find(given_run: tuple[Path, Rows]) -> None
             assert found[each.name].value == (wanted if wanted is None else pytest.approx(wanted)), each.name
     assert {each.low for each in found.values()} == {None}, "nine problems are too few"
     assert [each.value for each in pooled.values()] == pytest.approx([each.value for each in found.values()])
+
+
+def test_a_summary_and_the_line_of_a_run_count_what_plain_loops_count(given_run: tuple[Path, Rows]) -> None:
+    folder, rows = given_run
+    found, line, chains, steps, calls = summarize(folder), run_state(folder), rows["chains"], rows["steps"], rows["calls"]
+    reasons, decided = Counter(row.stop_reason for row in chains), Counter(step.decision for step in steps)
+    right = [each["right"] for mine in by_hand(rows).values() for each in mine if each["right"] is not None]
+    done = [row for row in chains if row.stop_reason == "thought_closed"]
+    assert (found.wall_time_s, found.problems, found.chains, found.done) == (90, 9, 24, len(done))
+    assert (found.failed, found.cancelled, found.stop_reasons) == (reasons["error"], reasons["cancelled"], reasons)
+    assert (found.graded, found.correct, found.accuracy) == (len(right), sum(right), pytest.approx(fmean(right)))
+    assert found.empty_answers == sum(not (row.answer_text or "").strip() for row in done)
+    assert (found.problems_per_s, found.example) == (len({row.input_row for row in done}) / 90, min(row.problem_id for row in done))
+    if line.state == "killed":
+        assert (line.chains, line.failed) == (len(done) + reasons["error"], reasons["error"])
+        assert (line.graded, line.accuracy) == (len(right), pytest.approx(fmean(right)))
+    verified, kept = decided["accepted"] + decided["fallback"], [step for step in steps if step.chosen_candidate is not None]
+    assert (found.steps, found.verified_steps, found.accepted_steps) == (len(steps), verified, decided["accepted"])
+    assert (found.fallback_steps, found.unverified_steps) == (decided["fallback"], decided["unverified"])
+    assert found.acceptance_rate == (decided["accepted"] / verified if verified else None)
+    of_drafts, thought = sum(step.step_tokens for step in kept), sum(step.step_tokens for step in steps)
+    assert (found.thought_tokens, found.draft_share) == (thought, of_drafts / thought)
+    drafted = sum(each.output_tokens for each in calls if each.purpose == "draft")
+    assert (found.draft_tokens, found.wasted_draft_tokens) == (drafted, drafted - of_drafts)
+    assert found.output_tokens == sum(each.output_tokens for each in calls)
+    failed = sorted((row for row in chains if row.stop_reason == "error"), key=lambda row: -row.end_unix_ns)
+    assert found.errors == Counter(row.error_type for row in failed)
+    assert found.error_examples == {row.error_type: row.error_message for row in failed}, "the first of each"
+    assert list(found.stages) == (["response"] if "response" in found.stages else ["draft", "verify", "answer"]), "as in the graph"
+    for field, summaries in (("engine", found.engines), ("stage", found.stages)):
+        for name, each in summaries.items():
+            mine = [row for row in calls if getattr(row, field) == name]
+            sums = [sum(getattr(row, column) for row in mine) for column in ("input_tokens", "output_tokens")]
+            assert [each.calls, each.input_tokens, each.output_tokens] == [len(mine), *sums]
+            in_flight = sum(worked(row.end_unix_ns) - worked(row.submit_unix_ns) for row in mine) / 1e9
+            if isinstance(each, StageSummary):
+                waited = sum(row.client_wait_s + (row.queue_time_s or 0) for row in mine)
+                assert (each.in_flight_s, each.wait_s) == (pytest.approx(in_flight), pytest.approx(waited))
+                assert each.failed_calls == sum(row.error_type is not None for row in mine)
+                continue
+            stated = [row for row in mine if row.cached_input_tokens is not None]
+            cached = sum(row.cached_input_tokens for row in stated) / sum(row.input_tokens for row in stated)
+            span = (max(worked(row.end_unix_ns) for row in calls) - min(worked(row.submit_unix_ns) for row in calls)) / 1e9
+            assert (each.cached_share, each.mean_in_flight) == (pytest.approx(cached), pytest.approx(in_flight / span))
+            assert (each.retried_calls, each.busy_share) == (sum(row.attempt for row in mine), pytest.approx(each.busy_s / span))
 
 
 def test_counts_of_steps_and_failures_and_percentiles_are_what_plain_loops_find(given_run: tuple[Path, Rows]) -> None:
@@ -229,6 +286,7 @@ def test_the_interval_is_that_of_the_linearised_ratio(pairs: Sequence[tuple[int,
     error = math.sqrt(n / (n - 1) * sum((a - value * b) ** 2 for a, b in pairs)) / sum(under)
     assert found.value == pytest.approx(value)
     assert (found.low, found.high) == (pytest.approx(value - 1.959964 * error, abs=1e-6), pytest.approx(value + 1.959964 * error, abs=1e-6))
+    assert found.value in (0.0, 1.0) or share(over, under) == found
     few = ratio(over[: LEAST - 1], under[: LEAST - 1])
     assert (few.low, few.high) == (None, None)
 
@@ -241,16 +299,6 @@ def test_a_factor_and_its_inverse_say_the_same(one: Sequence[tuple[int, int]], o
     assert found.value == pytest.approx(a.sum() / b.sum())
     ends = [end for end in (inverse.value, inverse.high, inverse.low) if end is not None]
     assert [1 / end for end in ends] == pytest.approx([found.value, found.low, found.high])
-
-
-def test_intervals_cover_what_they_should() -> None:
-    """Of 400 draws of 60 problems some 95 % have the true ratio within their interval."""
-    draw, inside = np.random.default_rng(1), 0
-    for _ in range(400):
-        steps = draw.integers(1, 12, 60).astype(float)
-        found = share(draw.binomial(steps.astype(int), 0.3).astype(float), steps)
-        inside += (found.low or 0) <= 0.3 <= (found.high or 0)
-    assert 0.92 <= inside / 400 <= 0.98
 
 
 def test_shares_of_nothing_of_all_and_of_one_trial_a_problem_have_wilsons_interval() -> None:

@@ -8,7 +8,7 @@ from msgspec import structs
 
 from pipeline.analysis.compare import read_runs
 from pipeline.analysis.figures import Estimate
-from pipeline.analysis.headline import baseline_folder, headline, limit, summary_of
+from pipeline.analysis.headline import WHEN_TO_USE, baseline_folder, headline, limit, summary_of
 from pipeline.analysis.summary import Baseline, EngineSummary, Interval, Summary, summarize
 from pipeline.options import RunOptions
 from pipeline.run.run import run
@@ -20,6 +20,7 @@ from tests.support.runs import solve, write_problems
 SLOWER = Baseline(
     run="run-target", status="finished", problems_per_s=68.3, accuracy=0.998, times_as_fast=0.71, speed_up=Estimate(0.7, 0.68, 0.74)
 )
+STOPPED = Baseline(run="run-target", status="interrupted")
 
 
 def engine(busy: float) -> EngineSummary:
@@ -64,47 +65,47 @@ def test_ten_lines_say_how_a_run_went() -> None:
     assert headline(summary()).commands == ()
 
 
-def rows(**others: Any) -> dict[str, str]:
-    """The rows of a headline by name, figure and text as one."""
-    return {row.name: f"{row.figure} {row.text}".strip() for row in headline(summary(**others), "run").rows}
+LOST = {"errors": {"RequestRefused": 2, "BadRow": 1}, "error_examples": {"RequestRefused": "too long"}}
+ALIKE = {"failed": 12, "chains": 12, "done": 0, "errors": {"RequestRefused": 12}}
+SMALL = {"graded": 3, "correct": 2, "accuracy": 2 / 3, "accuracy_interval": None}
+RATES = "48.5 against 68.3 problems/s; per problem 1.43x slower"
+TOLD = "gave over 10% of the probability to something other than a valid option: check the judge's prompt (`pipeline graph prompt`)"
 
 
-def test_a_baseline_is_compared_and_an_expected_loss_is_called_so() -> None:
-    found = headline(summary(baseline=SLOWER)).lines
-    start = next(place for place, line in enumerate(found) if line.startswith("baseline"))
-    assert found[start : start + 2] == [
-        "baseline     0.71x    the target alone: 48.5 against 68.3 problems/s; per problem 1.43x slower (95 % CI 1.35-1.47)",
-        "                      accuracy 99.6 % against 99.8 %; a loss is expected of toy models, see docs: concepts/when-to-use",
-    ]
-    told = headline(summary(baseline=SLOWER, has_toy_models=False, simulated=True, answers="simulated")).lines
-    assert told[start + 1].strip() == "both are simulated"
-    assert rows(baseline=structs.replace(SLOWER, flags=("seed is 1",)))["note"] == "seed is 1"
-    stopped = Baseline(run="run-target", status="interrupted")
-    assert rows(baseline=stopped)["baseline"] == "- the run of the target alone is interrupted:  pipeline resume run --baseline"
-    assert "baseline" not in rows(drafters=())
+@pytest.mark.parametrize(
+    ("others", "name", "said"),
+    [
+        ({"baseline": SLOWER}, "baseline", f"0.71x the target alone: {RATES} (95 % CI 1.35-1.47)"),
+        ({"baseline": SLOWER}, "", f"accuracy 99.6 % against 99.8 %; a loss is expected of toy models, see {WHEN_TO_USE}"),
+        ({"baseline": SLOWER, "has_toy_models": False, "simulated": True, "answers": "simulated"}, "", "both are simulated"),
+        ({"baseline": structs.replace(SLOWER, flags=("seed is 1",))}, "note", "seed is 1"),
+        ({"baseline": STOPPED}, "baseline", "- the run of the target alone is interrupted:  pipeline resume run --baseline"),
+        ({"drafters": ()}, "baseline", None),
+        (LOST | {"failed": 3, "done": 497}, "failed", "0.6 % 3 of 500 chains: 2 RequestRefused, 1 BadRow; for example: too long"),
+        (
+            LOST | ALIKE, "failed",
+            "100.0 % 12 of 12 chains: 12 RequestRefused; for example: too long; mend that, then:  pipeline resume run --retry-failed",
+        ),
+        ({"done": 12, "empty_answers": 11}, "empty", None),
+        ({"empty_answers": 500}, "empty", "all answers are empty; does the server take the text out, as reasoning or as a call of a tool?"),
+        ({"doubtful_share": 0.05}, "options", None),
+        ({"doubtful_share": 0.1}, "options", f"10.0 % of the verifications {TOLD}"),
+        ({"status": "failed", "error": "it is in vain"}, "stopped", "it is in vain"),
+        ({"status": "killed", "error": "it is in vain"}, "stopped", None),
+        (SMALL, "accuracy", "66.7 % 2 of 3, too few problems for an interval"),
+        ({"replicas": 2}, "busy", "target 99.7 %, draft 89.5 %, on any of 2 replicas"),
+    ],
+)  # fmt: skip
+def test_a_row_says(others: dict[str, Any], name: str, said: str | None) -> None:
+    assert {row.name: f"{row.figure} {row.text}".strip() for row in headline(summary(**others), "run").rows}.get(name) == said
 
 
-def test_failures_are_told_first_with_their_share() -> None:
-    found = rows(failed=3, done=497, errors={"RequestRefused": 2, "BadRow": 1}, error_examples={"RequestRefused": "too long"})
-    assert next(iter(found)) == "failed"
-    assert found["failed"] == "0.6 % 3 of 500 chains: 2 RequestRefused, 1 BadRow; for example: too long"
-    alike = rows(failed=12, chains=12, done=0, errors={"RequestRefused": 12}, error_examples={"RequestRefused": "too long"})
-    assert alike["failed"].endswith("for example: too long; mend that, then:  pipeline resume run --retry-failed")
+def test_what_ended_early_is_told_first_and_names_how_it_is_resumed() -> None:
+    assert headline(summary(**LOST, failed=3, done=497)).rows[0].name == "failed"
     assert headline(summary(status="interrupted", done=120, chains=120)).head.startswith("interrupted: 120 of 500 solved in 10.3 s")
-
-
-def test_what_makes_a_run_worthless_is_said() -> None:
-    assert "empty" not in rows(done=12, empty_answers=11)
-    assert rows(done=12, empty_answers=12)["empty"].startswith("all answers are empty")
-    assert "options" not in rows(doubtful_share=0.05)
-    assert rows(doubtful_share=0.1)["options"].startswith("10.0 % of the verifications gave over 10% of the probability to something other")
-
-
-@pytest.mark.parametrize(("state", "named"), [("killed", True), ("failed", True), ("running", False), ("finished", False)])
-def test_a_run_that_ended_early_names_how_it_is_resumed(state: str, named: bool) -> None:
-    assert (("resume", "pipeline resume run") in headline(summary(status=state), "run").commands) is named
-    assert "resume" not in dict(headline(summary(status=state, resumable=False), "run").commands)
-    assert rows(status=state, error="it is in vain").get("stopped") == ("it is in vain" if state == "failed" else None)
+    for state, named in {"killed": True, "failed": True, "running": False, "finished": False}.items():
+        assert (("resume", "pipeline resume run") in headline(summary(status=state), "run").commands) is named
+        assert "resume" not in dict(headline(summary(status=state, resumable=False), "run").commands)
 
 
 NOTHING = {"accepted_steps": 0, "verified_steps": 8, "fallback_steps": 8}

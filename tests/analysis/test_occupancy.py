@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pipeline.analysis.summary import summarize
 from pipeline.analysis.time.idle import IdleRules, occupancy_sums
-from pipeline.analysis.time.occupancy import BINS, Occupancy, occupancy
+from pipeline.analysis.time.occupancy import BINS, Occupancy, Spent, occupancy
 from pipeline.analysis.time.work import FINISHED, LOST, OPEN, SLACK_NS, Array, Axis, Calls, Lives, read_work
 from pipeline.errors import InputError
 from pipeline.store.query import Query
@@ -25,9 +25,9 @@ def over_time(folder: Path, bins: int = BINS) -> Occupancy:
     return occupancy(read_work(Query(folder)), bins)
 
 
-def idle(found: Occupancy, role: str) -> dict[str, float]:
+def idle(spent: Spent) -> dict[str, float]:
     """Seconds by cause, without those that did not occur."""
-    return {cause: seconds for cause, seconds in found.engines[role].total_idle_s.items() if seconds}
+    return {cause: seconds for cause, seconds in spent.total_idle_s.items() if seconds}
 
 
 def test_two_chains_by_hand(tmp_path: Path) -> None:
@@ -43,56 +43,54 @@ def test_two_chains_by_hand(tmp_path: Path) -> None:
     assert draft.in_flight.tolist() == pytest.approx([1, 1, 0])
     assert draft.waiting.tolist() == pytest.approx([1 / 3, 0, 0])
     assert (found.overlap.tolist(), found.overlap_s, found.overlap_share) == ([1, 2, 0], 3, pytest.approx(1 / 3))
-    assert idle(found, "d") == {"tail": 2, "nothing_admitted": 1}
-    assert idle(found, "t") == {"other_engine": 2, "tail": 1, "nothing_admitted": 1}
+    assert idle(draft) == {"tail": 2, "nothing_admitted": 1}
+    assert idle(target) == {"other_engine": 2, "tail": 1, "nothing_admitted": 1}
     assert target.idle_s["other_engine"].tolist() == [2, 0, 0]
     assert {name: each.roles for name, each in found.devices.items()} == {"one": ("d",), "two": ("t",)}
     assert found.devices["two"].total_busy_s == target.total_busy_s == 5
 
 
-def test_engines_on_one_device_are_busy_and_idle_together(tmp_path: Path) -> None:
-    calls = [call("a", "d", 0, 0, 2), call("a", "t", 2, 3, 4)]
-    engines = {role: {"backend": "sim", "device": {"name": "both"}} for role in ("d", "t")}
-    found = over_time(write(tmp_path, calls=calls, chains=[chain("a", 0, 5)], steps=[], card=card(0, 5, engines=engines)))
-    both = found.devices["both"]
-    assert (both.roles, both.total_busy_s) == (("d", "t"), 3)
-    assert {cause: seconds for cause, seconds in both.total_idle_s.items() if seconds} == {"orchestration": 2}
+BOTH = {role: {"backend": "sim", "device": {"name": "both"}} for role in ("d", "t")}
+PAUSED = [session for span in ((0, 2), (99, 103)) for session in card(*span)["sessions"]]
+TWO = {"batch_size": 1, "replicas": 2, "input": RUN_JSON["input"] | {"rows": 2}}
 
 
 @pytest.mark.parametrize(
-    ("more", "again", "cause"),
-    [({}, 0, "orchestration"), ({"schedule": "lockstep"}, 0, "barrier"), ({"schedule": "lockstep"}, 1, "recovery")],
-)
-def test_a_call_that_is_ready_and_not_sent(tmp_path: Path, more: dict[str, Any], again: int, cause: str) -> None:
-    calls = [call("a", "d", 0, 0, 1), call("a", "d", 1, 4, 6, attempt=again)]
-    found = over_time(write(tmp_path, calls=calls, chains=[chain("a", 0, 6)], steps=[], card=card(0, 6, **more)))
-    assert idle(found, "d") == {cause: 3}
-
-
-def test_time_between_sessions_is_no_time(tmp_path: Path) -> None:
-    calls = [call("a", "d", 0, 0, 2), call("a", "t", 100, 100, 103)]
-    sessions = [session for since, until in ((0, 2), (99, 103)) for session in card(since, until)["sessions"]]
-    run = write(tmp_path, calls=calls, chains=[chain("a", 0, 103)], steps=[], card=card(0, 1, sessions=sessions))
-    found = over_time(run)
-    assert found.span_s == 6
-    assert idle(found, "t") == {"orchestration": 1, "other_engine": 2}
-
-
-def test_a_run_that_was_killed_has_chains_without_rows(tmp_path: Path) -> None:
-    calls = [call("a", "d", 0, 0, 2), call("b", "d", 3, 3, 5)]
-    found = over_time(write(tmp_path, calls=calls, closed=False), bins=5)
-    assert found.span_s == 5
-    assert found.live.tolist() == [1, 1, 1, 2, 2]  # what a did after its call is not known
-    assert idle(found, "d") == {"other_engine": 1}
-
-
-def test_runs_without_calls(tmp_path: Path) -> None:
-    found = over_time(write(tmp_path / "none", calls=[], chains=[], steps=[], card=card(0, 4)), bins=2)
-    assert idle(found, "d") == {"nothing_admitted": 4}
-    assert found.engines["d"].idle_s["nothing_admitted"].tolist() == [2, 2]
-    assert over_time(write(tmp_path / "nothing", calls=[], chains=[], steps=[])).span_s == 0
-    with pytest.raises(InputError):
-        over_time(tmp_path / "nowhere")
+    ("calls", "lives", "more", "place", "span", "busy", "expected"),
+    [
+        # engines on one device are busy and idle together
+        ([("a", "d", 0, 0, 2), ("a", "t", 2, 3, 4)], [("a", 0, 5)], {"engines": BOTH}, "both", 5, 3, {"orchestration": 2}),
+        # a call that is ready and not sent
+        ([("a", "d", 0, 0, 1), ("a", "d", 1, 4, 6)], [("a", 0, 6)], {}, "d", 6, 3, {"orchestration": 3}),
+        ([("a", "d", 0, 0, 1), ("a", "d", 1, 4, 6)], [("a", 0, 6)], {"schedule": "lockstep"}, "d", 6, 3, {"barrier": 3}),
+        ([("a", "d", 0, 0, 1), ("a", "d", 1, 4, 6, 1)], [("a", 0, 6)], {"schedule": "lockstep"}, "d", 6, 3, {"recovery": 3}),
+        # time between sessions is no time
+        (
+            [("a", "d", 0, 0, 2), ("a", "t", 100, 100, 103)], [("a", 0, 103)], {"sessions": PAUSED},
+            "t", 6, 3, {"orchestration": 1, "other_engine": 2},
+        ),
+        # an engine is busy while it is on any replica, and as many chains may live as on all; `b` is on the other one, the run ends at 9
+        (
+            [("a", "d", 0, 0, 2), ("a", "t", 2, 2, 4), ("b", "d", 0, 0, 8, 0, 1)], [("a", 0, 4), ("b", 0, 8)], TWO,
+            "t", 9, 2, {"other_engine": 2, "tail": 4, "nothing_admitted": 1},
+        ),
+        # a run that was killed has chains without rows: what `a` did after its call is not known
+        ([("a", "d", 0, 0, 2), ("b", "d", 3, 3, 5)], [], None, "d", 5, 4, {"other_engine": 1}),
+        ([], [], {}, "d", 4, 0, {"nothing_admitted": 4}),
+    ],
+)  # fmt: skip
+def test_by_hand(
+    tmp_path: Path, calls: Any, lives: Any, more: Any, place: str, span: float, busy: float, expected: dict[str, float]
+) -> None:
+    """Calls: chain, engine, ready, sent, ended, and if given attempt and replica. `more` of `run.json`; None: the run was killed."""
+    rows = [call(*each[:5], attempt=each[5] if len(each) > 5 else 0, replica=each[6] if len(each) > 6 else 0) for each in calls]
+    chains = [chain(*each, replica=number, input_row=number + 1) for number, each in enumerate(lives)]
+    told: Any = {"sessions": []} if more is None else card(0, span, **more)
+    found = over_time(write(tmp_path, calls=rows, chains=chains, steps=[], closed=more is not None, card=told), bins=int(span))
+    spent = (found.engines | found.devices)[place]
+    assert (found.span_s, spent.total_busy_s, idle(spent)) == (span, busy, expected)
+    if more is None:
+        assert found.live.tolist() == [1, 1, 1, 2, 2]
 
 
 @pytest.mark.slow
@@ -104,28 +102,18 @@ def test_a_whole_run_agrees_with_its_timeline_and_its_wall_time(tmp_path: Path, 
     for role, engine in found.engines.items():
         assert engine.total_busy_s == pytest.approx(before.engines[role].busy_s, abs=1e-9)
         assert engine.total_busy_s + sum(engine.total_idle_s.values()) == pytest.approx(found.span_s, abs=1e-9)
-        assert ("barrier" in idle(found, role)) == (schedule == "lockstep")
+        assert ("barrier" in idle(engine)) == (schedule == "lockstep")
 
 
-def test_an_engine_is_busy_while_it_is_on_any_of_its_replicas(tmp_path: Path) -> None:
-    #     0 1 2 3 4 5 6 7 8 9
-    # a 0 [d d t t]             replica 0; as many live as the batch size on both until 4
-    # b 1 [d d d d d d d d]     replica 1, ends at 8; the run ends at 9
-    calls = [call("a", "d", 0, 0, 2, replica=0), call("a", "t", 2, 2, 4, replica=0), call("b", "d", 0, 0, 8, replica=1)]
-    rows = [chain("a", 0, 4, replica=0), chain("b", 0, 8, replica=1, input_row=2)]
-    two = card(0, 9, batch_size=1, replicas=2, input=RUN_JSON["input"] | {"rows": 2})
-    found = over_time(write(tmp_path, calls=calls, chains=rows, steps=[], card=two), bins=9)
-    assert (found.engines["d"].total_busy_s, found.overlap_s) == (8, 2)
-    assert idle(found, "t") == {"other_engine": 2, "tail": 4, "nothing_admitted": 1}
-
-
-def test_what_cannot_be_read_and_a_clock_that_stepped_back(tmp_path: Path) -> None:
+def test_what_cannot_be_read_a_clock_that_stepped_back_and_no_time_at_all(tmp_path: Path) -> None:
     found = over_time(write(tmp_path / "instant", calls=[call("a", "d", 5, 5, 5), call("a", "d", 5, 5, 3)]))
     assert found.engines["d"].total_busy_s == 0
+    assert over_time(write(tmp_path / "nothing")).span_s == 0
     (write_run_json(tmp_path) / "calls").mkdir()
     (tmp_path / "calls" / "part-00000.parquet").write_bytes(b"nothing")
-    with pytest.raises(InputError, match="cannot be read"):
-        over_time(tmp_path)
+    for folder, said in ((tmp_path, "cannot be read"), (tmp_path / "nowhere", "expected a run folder")):
+        with pytest.raises(InputError, match=said):
+            over_time(folder)
 
 
 def test_pauses_are_left_out_of_time_and_a_call_before_the_start_moves_it(tmp_path: Path) -> None:

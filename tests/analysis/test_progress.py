@@ -5,9 +5,6 @@ from pathlib import Path
 import pytest
 
 from pipeline.analysis.progress import RecentRates, run_state
-from pipeline.store.rows import ChainRow
-from pipeline.store.store import RunStore
-from tests.support.rows import blank
 from tests.support.run_files import RUN_JSON, write_run_json
 
 START = RUN_JSON["sessions"][0]["started_unix_ns"]
@@ -44,18 +41,6 @@ def test_the_time_of_a_run_that_was_killed_is_not_that_of_its_earlier_session(
 def test_how_many_chains_a_server_has_is_known_at_its_end(tmp_path: Path, status: str, of: int | None) -> None:
     write_run_json(tmp_path, status=status, served=True, input=RUN_JSON["input"] | {"rows": 2, "chains": 2})
     assert run_state(tmp_path).of == of
-
-
-def test_chains_of_a_run_that_did_not_end_are_counted_by_how_they_ended(tmp_path: Path) -> None:
-    ends = [("end", True, "1"), ("end", False, "1"), ("end", None, None)]
-    ends += [("error", None, "1"), ("error", None, None), ("cancelled", None, "1")]
-    store = RunStore(write_run_json(tmp_path, status="running"))
-    for number, (reason, correct, reference) in enumerate(ends * 2):
-        fields = {"stop_reason": reason, "correct": correct, "reference_answer": reference}
-        store.append("chains", [blank(ChainRow, chain_id=f"p{number}#0", input_row=number + 1, **fields)])
-    store.close()
-    found = run_state(tmp_path)
-    assert (found.state, found.chains, found.failed, found.graded, found.accuracy) == ("killed", 10, 4, 6, 2 / 6)
 
 
 def test_rates_are_of_the_last_half_minute() -> None:
