@@ -102,20 +102,12 @@ def test_a_system_is_compared_with_the_best_baseline_that_it_could_be_replaced_b
     ]
 
 
-@pytest.mark.parametrize(
-    ("lives", "batch_size", "tail_s"),
-    [
-        ([(0, 5), (0, 8), (5, 10)], 2, 2),
-        ([(0, 5), (0, 8), (6, 10)], 2, 2),
-        ([(0, 3), (0, 4), (0, 5)], 64, 2),
-        ([(0, 4), (4, 4)], 2, 0),
-    ],
-)
-def test_the_tail(tmp_path: Path, lives: list[tuple[int, int]], batch_size: int, tail_s: float) -> None:
-    rows = [chain(f"{place}", *life) for place, life in enumerate(lives)]
+@pytest.mark.parametrize(("lives", "size", "tail_s"), [("05 08 5a", 2, 2), ("05 08 6a", 2, 2), ("03 04 05", 64, 2), ("04 44", 2, 0)])
+def test_the_tail(tmp_path: Path, lives: str, size: int, tail_s: float) -> None:
+    """Lives by their start and end."""
+    rows = [chain(life, int(life[0], 16), int(life[1], 16)) for life in lives.split()]
     with Query(write(tmp_path, chains=rows)) as db:
-        [(found, _)] = db.stream(TAIL, batch_size=batch_size)
-    assert found == tail_s
+        assert next(db.stream(TAIL, batch_size=size))[0] == tail_s
 
 
 @pytest.mark.slow

@@ -9,11 +9,13 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipeline.analysis.choices import Sample, majority
 from pipeline.analysis.figures import (
     FIGURES,
     LEAST,
@@ -31,7 +33,7 @@ from pipeline.analysis.figures import (
 )
 from pipeline.analysis.progress import run_state
 from pipeline.analysis.steps import count_steps
-from pipeline.analysis.summary import StageSummary, summarize
+from pipeline.analysis.summary import StageSummary, Summary, summarize
 from pipeline.analysis.time.latency import QUANTITIES, latencies
 from pipeline.cli.show import failures
 from pipeline.store.query import Query
@@ -39,11 +41,12 @@ from pipeline.store.rows import RewardRow, StepRow
 from pipeline.store.store import RunStore
 from tests.analysis.conftest import STAGES
 from tests.support.rows import blank
-from tests.support.run_files import RESPONSE
+from tests.support.run_files import RESPONSE, RUN_JSON
 from tests.support.traces import CHOOSE, SCORE, at, call, card, chain, write
 
 SESSIONS = (0, 40), (50, 100)
 """Seconds of the two sessions of a run."""
+SAMPLED = RUN_JSON["input"] | {"samples": 3}
 Rows = dict[str, list[Any]]
 
 
@@ -127,7 +130,7 @@ def by_hand(rows: Rows) -> dict[str, list[dict[str, Any]]]:
         for each in scored:
             of_drafts[each.step_index].append(each.reward)
         picked = [each.reward for each in scored if each.selected]
-        values = {
+        values: dict[str, Any] = {
             "tokens": row.thought_tokens + answer,
             "thought_tokens": row.thought_tokens,
             "answer_tokens": answer,
@@ -143,7 +146,9 @@ def by_hand(rows: Rows) -> dict[str, list[dict[str, Any]]]:
             "selected_reward": (sum(picked), len(picked)),
         }
         right = {"error": None if row.reference_answer is None else False, "cancelled": None}.get(row.stop_reason, row.correct)
-        found.setdefault(row.problem_id, []).append({"over": row.stop_reason in ("error", "cancelled"), "right": right} | values)
+        found.setdefault(row.problem_id, []).append(
+            {"over": row.stop_reason in ("error", "cancelled"), "right": right, "answer": row.answer} | values
+        )
     return found
 
 
@@ -163,15 +168,9 @@ def given_run(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, Row
     """A run folder and its rows; of one that was killed they are in write-ahead files."""
     whole, closed = request.param
     rows = random_rows(random.Random(2 * whole + closed), whole)
-    sessions = [session for span in SESSIONS for session in card(*span)["sessions"]]
-    told: dict[str, Any] = {
-        "sessions": sessions,
-        "stages": {"response": RESPONSE} if whole else STAGES,
-        "engines": {"draft": {}, "target": {}},
-    }
-    told |= {"status": "finished" if closed else "running"}
-    tables = {table: rows[table] for table in ("chains", "steps", "calls")}
-    folder = write(tmp_path, closed=closed, card=told, **tables)
+    told = {"stages": {"response": RESPONSE} if whole else STAGES, "engines": {"draft": {}, "target": {}}, "input": SAMPLED}
+    told |= {"sessions": [each for span in SESSIONS for each in card(*span)["sessions"]], "status": "finished" if closed else "running"}
+    folder = write(tmp_path, closed=closed, card=told, **{table: rows[table] for table in ("chains", "steps", "calls")})
     with RunStore(folder).rewards() as add:
         add(rows["rewards"])
     return folder, rows
@@ -199,7 +198,13 @@ def test_a_summary_and_the_line_of_a_run_count_what_plain_loops_count(given_run:
     folder, rows = given_run
     found, line, chains, steps, calls = summarize(folder), run_state(folder), rows["chains"], rows["steps"], rows["calls"]
     reasons, decided = Counter(row.stop_reason for row in chains), Counter(step.decision for step in steps)
-    right = [each["right"] for mine in by_hand(rows).values() for each in mine if each["right"] is not None]
+    graded = [[each for each in mine if each["right"] is not None] for mine in by_hand(rows).values()]
+    right = [each["right"] for mine in graded for each in mine]
+    votes = [[Sample(each["right"], each["answer"]) for each in mine] for mine in graded if mine]
+    assert found.majority_accuracy == majority(each[::-1] for each in votes), "in the order of the samples"
+    chances = pass_at(*(np.array([count(mine) for mine in votes]) for count in (len, lambda mine: sum(each.correct for each in mine))))
+    assert found.pass_at == {str(k): pytest.approx(chance) for k, chance in chances.items()}
+    assert msgspec.json.decode(msgspec.json.encode(found, order="sorted"), type=Summary) == found
     done = [row for row in chains if row.stop_reason == "thought_closed"]
     assert (found.wall_time_s, found.problems, found.chains, found.done) == (90, 9, 24, len(done))
     assert (found.failed, found.cancelled, found.stop_reasons) == (reasons["error"], reasons["cancelled"], reasons)

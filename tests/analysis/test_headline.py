@@ -15,7 +15,7 @@ from pipeline.run.run import run
 from pipeline.study.systems import run_baseline
 from tests.support.paths import ROOT, SIM
 from tests.support.rows import blank
-from tests.support.runs import solve, write_problems
+from tests.support.runs import solve, solve_short, write_problems
 
 SLOWER = Baseline(
     run="run-target", status="finished", problems_per_s=68.3, accuracy=0.998, times_as_fast=0.71, speed_up=Estimate(0.7, 0.68, 0.74)
@@ -136,7 +136,7 @@ def test_the_first_cause_that_the_figures_show_is_told(others: dict[str, Any], s
 @pytest.mark.slow
 def test_kept_tokens_are_those_that_a_comparison_says(tmp_path: Path) -> None:
     for graph in ("speccot", "target", "scot", "self-consistency"):
-        folder = solve(tmp_path, graph, graph).folder
+        folder = solve_short(tmp_path, graph, graph, input=write_problems(tmp_path, 4)).folder
         found, ours = summarize(folder), read_runs([folder])[0]
         assert found.kept_tokens_per_s == pytest.approx(ours.kept_tokens_per_s)
         assert 0 < found.kept_tokens <= found.output_tokens

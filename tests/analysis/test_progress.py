@@ -1,6 +1,7 @@
 """How far runs are: the line of a run folder, and rates of counts that somebody looks at again and again."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,35 +13,30 @@ ENDED = {"started_unix_ns": START, "status": "finished", "ended_unix_ns": START 
 GOES_ON = {"started_unix_ns": START + 10**12}
 
 
-@pytest.mark.parametrize(
-    ("made", "correct", "accuracy", "made_up"),
-    [("model", 0, 0.0, False), ("recorded", 1, 0.25, False), ("simulated", 0, None, True), ("simulated", 1, 0.25, False)],
-)
-def test_accuracy_is_of_the_answers_that_the_engines_state(
-    tmp_path: Path, made: str, correct: int, accuracy: float | None, made_up: bool
-) -> None:
+def answered(made: str, correct: int) -> dict[str, Any]:
     totals = {"chains_done": 4, "graded": 4, "correct": correct}
-    write_run_json(tmp_path, totals=totals, engine_facts={"target": {"answers": made}})
-    found = run_state(tmp_path)
-    assert (found.folder, found.accuracy, found.made_up) == (tmp_path.name, accuracy, made_up)
-    assert found.answers == (None if made == "model" else made)
+    return {"totals": totals, "engine_facts": {"target": {"answers": made}}}
 
 
-@pytest.mark.parametrize(("status", "time_s", "rate"), [("finished", 10.0, 0.2), ("running", None, None)])
-def test_the_time_of_a_run_that_was_killed_is_not_that_of_its_earlier_session(
-    tmp_path: Path, status: str, time_s: float | None, rate: float | None
-) -> None:
-    sessions = [ENDED] if status == "finished" else [ENDED, GOES_ON]
-    write_run_json(tmp_path, status=status, sessions=sessions, totals={"chains_done": 2})
-    found = run_state(tmp_path, "it")
-    assert (found.folder, found.wall_time_s, found.problems_per_s) == ("it", time_s, rate)
-    assert found.state == {"finished": "finished", "running": "killed"}[status]
-
-
-@pytest.mark.parametrize(("status", "of"), [("running", None), ("interrupted", 2)])
-def test_how_many_chains_a_server_has_is_known_at_its_end(tmp_path: Path, status: str, of: int | None) -> None:
-    write_run_json(tmp_path, status=status, served=True, input=RUN_JSON["input"] | {"rows": 2, "chains": 2})
-    assert run_state(tmp_path).of == of
+@pytest.mark.parametrize(
+    ("card", "expected"),
+    [
+        (answered("model", 0), {"accuracy": 0.0, "made_up": False, "answers": None}),
+        (answered("recorded", 1), {"accuracy": 0.25, "made_up": False, "answers": "recorded"}),
+        (answered("simulated", 0), {"accuracy": None, "made_up": True, "answers": "simulated"}),
+        (answered("simulated", 1), {"accuracy": 0.25, "made_up": False}),
+        ({"sessions": [ENDED], "totals": {"chains_done": 2}}, {"state": "finished", "wall_time_s": 10.0, "problems_per_s": 0.2}),
+        # the time of a run that was killed is not that of its earlier session
+        ({"sessions": [ENDED, GOES_ON], "status": "running"}, {"state": "killed", "wall_time_s": None, "problems_per_s": None}),
+        # how many chains a server has is known at its end
+        ({"status": "running", "served": True}, {"of": None}),
+        ({"status": "interrupted", "served": True}, {"of": 1, "folder": "it"}),
+    ],
+)
+def test_the_line_of_a_run(tmp_path: Path, card: dict[str, Any], expected: dict[str, Any]) -> None:
+    found = run_state(write_run_json(tmp_path, **card), expected.get("folder", ""))
+    assert {name: getattr(found, name) for name in expected} == expected
+    assert found.folder in ("it", tmp_path.name)
 
 
 def test_rates_are_of_the_last_half_minute() -> None:

@@ -3,16 +3,15 @@
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
-from pipeline.analysis.summary import Summary, summarize
+from pipeline.analysis.summary import summarize
 from pipeline.errors import InputError
 from pipeline.store.rows import StepRow
 from pipeline.store.store import RunStore
 from tests.support import traces
 from tests.support.rows import blank
-from tests.support.run_files import RUN_JSON, write_run_json
+from tests.support.run_files import write_run_json
 from tests.support.traces import SCORE, write
 
 
@@ -37,22 +36,6 @@ def test_no_run_folder(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "missing"):
         with pytest.raises(InputError, match="expected a run folder"):
             summarize(path)
-
-
-def test_several_samples_of_a_problem(tmp_path: Path) -> None:
-    """Of three problems one is solved by the vote, one by luck, one never; a first attempt that was cancelled does not count."""
-    said = {1: ["5", "5", "7", "5"], 2: ["6", "8", "8", "9"], 3: ["1", "2", "3", "1"]}
-    right = {1: "5", 2: "6", 3: "0"}
-    rows = [chain(2, 0, 1, "cancelled", sample_index=1, answer=None)] + [
-        chain(row, 0, 5, "answer_boxed", sample_index=k, answer=answers[k], correct=answers[k] == right[row])
-        for k in (3, 1, 0, 2)
-        for row, answers in said.items()
-    ]
-    found = summarize(write(tmp_path, chains=rows, card={"input": RUN_JSON["input"] | {"samples": 4}}))
-    assert (found.samples, found.graded, found.correct, found.accuracy) == (4, 12, 4, pytest.approx(1 / 3))
-    assert found.pass_at == {"1": pytest.approx(1 / 3), "2": pytest.approx((1 + 0.5 + 0) / 3), "4": pytest.approx(2 / 3)}
-    assert found.majority_accuracy == pytest.approx(1 / 3)
-    assert msgspec.json.decode(msgspec.json.encode(found, order="sorted"), type=Summary) == found
 
 
 def test_a_run_that_goes_on_is_read_to_its_last_row(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Charts: where marks lie, what axes say, every number that enters, names in plain words."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,8 +11,11 @@ from hypothesis import strategies as st
 from pipeline.analysis import ledger
 from pipeline.analysis.time import occupancy
 from pipeline.analysis.time.latency import QUANTITIES, Latency
+from pipeline.analysis.time.work import read_work
 from pipeline.show import charts
 from pipeline.show.plot import SIDE, ChartAxis, Mark, path, up_to
+from pipeline.store.query import Query
+from tests.support.traces import call, card, chain, write
 
 FEW = st.floats(-1e9, 1e9, allow_nan=False)
 
@@ -54,34 +58,23 @@ def test_every_cause_and_every_outcome_has_words() -> None:
     assert charts.TIMES.keys() == set(QUANTITIES)
 
 
-def time_of(busy: float) -> dict[str, Any]:
-    idle = {"tail": np.array([1 - busy, 1.0]), "barrier": np.zeros(2)}
-    sums = {cause: float(each.sum()) for cause, each in idle.items()}
-    return {"busy_s": np.array([busy, 0.0]), "idle_s": idle, "total_busy_s": busy, "total_idle_s": sums}
-
-
-def test_busy_and_idle_are_shares_of_each_slice() -> None:
-    flight = {"in_flight": np.array([3.0, 0.0]), "waiting": np.array([1.0, 0.0])}
-    found = occupancy.Occupancy(
-        span_s=2.0,
-        edges_s=np.array([0.0, 1.0, 2.0]),
-        live=np.array([4.0, 1.0]),
-        engines={role: occupancy.EngineOccupancy(**flight, **time_of(busy)) for role, busy in (("draft", 0.5), ("target", 0.75))},
-        devices={"gpu": occupancy.DeviceOccupancy(roles=("draft", "target"), **time_of(1.0))},
-        overlap=np.array([0.25, 0.0]),
-        overlap_s=0.25,
-        overlap_share=0.125,
-    )
+def test_busy_and_idle_are_shares_of_each_slice(tmp_path: Path) -> None:
+    """Two engines on one device, in four slices: `a` drafts until 1 and is verified until 3, `b` waits for the draft; the run ends at 4."""
+    calls = [call("a", "d", 0, 0, 1), call("b", "d", 0, 1, 2), call("a", "t", 1, 1, 3)]
+    engines = {role: {"backend": "sim", "device": {"name": "gpu"}} for role in ("d", "t")}
+    told = card(0, 4, engines=engines)
+    with Query(write(tmp_path, calls=calls, chains=[chain("a", 0, 3), chain("b", 0, 2)], card=told)) as db:
+        found = occupancy.occupancy(read_work(db), 4)
     in_flight = [[list(mark.y) for mark in panel.marks] for panel in charts.requests(found).panels]
-    assert in_flight == [[[3, 0], [4, 0]], [[3, 0], [4, 0]], [[4, 4, 1, 1]]]
+    assert in_flight == [[[1, 1, 0, 0], [2, 1, 0, 0]], [[0, 1, 1, 0]], [[2, 2, 2, 2, 1, 1, 0, 0]]], "those that wait lie on top"
     chart = charts.causes(found)
     assert [panel.y.title for panel in chart.panels] == [
-        "draft: busy 0.5 s (25.0%), tail (too few chains left) 1.5 s (75.0%)",
-        "target: busy 0.75 s (37.5%), tail (too few chains left) 1.25 s (62.5%)",
-        "device gpu: busy 1 s (50.0%), tail (too few chains left) 1 s (50.0%)",
-        "engines at the same time: two or more engines busy 0.25 s (12.5%)",
+        "d: busy 2 s (50.0%), no chain in flight 1 s (25.0%), tail (too few chains left) 1 s (25.0%)",
+        "t: busy 2 s (50.0%), no chain in flight 1 s (25.0%), all chains at the other engine 1 s (25.0%)",
+        "device gpu: busy 3 s (75.0%), no chain in flight 1 s (25.0%)",
+        "engines at the same time: two or more engines busy 1 s (25.0%)",
     ]
-    assert [list(panel.marks[-1].y) for panel in chart.panels] == [[1, 1], [1, 1], [1, 1], [0.25, 0]], "the last part ends at all"
+    assert [list(panel.marks[-1].y) for panel in chart.panels] == [[1] * 4, [1] * 4, [1] * 4, [0, 1, 0, 0]], "the last part ends at all"
     assert "barrier (lockstep)" not in chart.legend, "what never was has no place in the legend"
 
 
