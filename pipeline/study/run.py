@@ -76,11 +76,10 @@ def carry_out(
     `workers` processes, by default as many as there are cores; with one, in this process.
     """
     options, observer, error = study.folder, observer or Observer(), None
-    if options.resume and options.output is None:
+    output, resume = options.output, options.resume
+    if resume and output is None:
         raise UsageError("--resume: name the sweep's folder with --output")
-    held = hold_default(Path("sweeps"), study.name)
-    if options.output is not None:
-        held = hold_output(options.output, SWEEP, resume=options.resume)
+    held = hold_default(Path("sweeps"), study.name) if output is None else hold_output(output, SWEEP, resume=resume)
     with held as folder, TemporaryDirectory(prefix="problems-") as place:
         work = _Work(study.points, folder, observer, done or (lambda *about: None), Path(place))
         for sentence in study.told:
