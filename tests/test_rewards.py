@@ -2,12 +2,12 @@
 
 import json
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
 import anyio
-import psutil
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
@@ -21,7 +21,7 @@ from pipeline.engines.sim.spec import SimDeviceSpec, SimSpec
 from pipeline.errors import ContextOverflow, EngineDead, InputError, RequestRefused, UsageError
 from pipeline.graph.rewards import TextPrompt
 from pipeline.reasoning.reward_prompts import RewardPromptBuilder
-from pipeline.rewards import QUALITY, MeanRewards, Reward, Scorer, ScoringResult, StepToScore, score_run, steps_to_score
+from pipeline.rewards import QUALITY, MeanRewards, Reward, Scorer, ScoringResult, StepToScore, steps_to_score
 from pipeline.store.kept_problems import keep_problems, solved_problems
 from pipeline.store.query import Query
 from pipeline.store.rows import RewardRow, StepRow
@@ -209,20 +209,26 @@ def test_means_are_over_steps_and_count_a_text_as_often_as_it_was_drafted(tmp_pa
     ]
 
 
-@pytest.fixture(scope="module")
-def solved(solve_test_set: SolveTestSet, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A real run of 24 problems by the bundled pair, scored by the command."""
-    folder = solve_test_set(tmp_path_factory.mktemp("runs") / "solved", limit=24).folder
-    done = pipeline("score", folder, "--prm", PRM, "--set", "engines.reward.max_in_flight=16", "--json")
-    assert done.returncode == 0, done.stderr
-    (folder / "scored.json").write_text(done.stdout)
-    return folder
+def test_a_scoring_that_ends_early_leaves_the_table_as_it_was(tmp_path: Path) -> None:
+    store, row = RunStore(write_run_json(tmp_path)), blank(RewardRow, chain_id="p#0")
+    with store.rewards() as add:
+        add([row])
+    before = {path.name for path in tmp_path.rglob("*")}
+    with suppress(EngineDead), store.rewards() as add:
+        add([row] * 9)
+        raise EngineDead("reward", "killed")
+    assert ({path.name for path in tmp_path.rglob("*")}, len(rows(tmp_path, "rewards"))) == (before, 1)
 
 
 @pytest.mark.torch
 @pytest.mark.slow
-def test_the_bundled_model_tells_right_steps_of_a_real_run_and_the_means_are_those_of_the_table(solved: Path) -> None:
+def test_the_bundled_model_tells_right_steps_of_a_real_run_and_the_means_are_those_of_the_table(
+    solve_test_set: SolveTestSet, tmp_path: Path
+) -> None:
     """A step is right where the thought up to there is the beginning of the data set's own."""
+    solved = solve_test_set(tmp_path / "solved", limit=24).folder
+    done = pipeline("score", solved, "--prm", PRM, "--set", "engines.reward.max_in_flight=16", "--json")
+    assert done.returncode == 0, done.stderr
     gold = {row["problem_id"]: "".join(f"{step}\n\n" for step in row["steps"]) + "</think>" for row in pq.read_table(TEST_SET).to_pylist()}
     rewards, steps, so_far = rows(solved, "rewards"), rows(solved, "steps"), dict.fromkeys(gold, "")
     right: dict[tuple[str, int, int | None], bool] = {}
@@ -239,7 +245,7 @@ def test_the_bundled_model_tells_right_steps_of_a_real_run_and_the_means_are_tho
     assert min(map(len, found.values())) > 20
     assert mean(found[True]) > 0.95
     assert mean(found[False]) < 0.1
-    scored = json.loads((solved / "scored.json").read_text())
+    scored = json.loads(done.stdout)
     assert (scored["run"], scored["model"], scored["steps"], scored["errors"]) == ("solved", "bundled:tiny-prm", len(steps), {})
     drafted = sum(row["candidate_index"] is not None for row in rewards)
     assert scored["candidates"] == drafted == sum(step["num_candidates"] for step in steps)
@@ -248,24 +254,6 @@ def test_the_bundled_model_tells_right_steps_of_a_real_run_and_the_means_are_tho
     selected = [row["reward"] for row in rewards if row["selected"] and row["decision"] == "accepted"]
     assert accepted["committed"] == pytest.approx(mean(selected))
     assert accepted["committed"] > accepted["drafted"] + 0.05
-
-
-@pytest.mark.torch
-@pytest.mark.slow
-def test_a_scoring_whose_engine_is_killed_leaves_the_table_as_it_was(solved: Path) -> None:
-    before, names = rows(solved, "rewards"), {path.name for path in solved.iterdir()}
-    others = set(psutil.Process().children())  # engines of other tests
-
-    def watch(done: int, total: int) -> None:
-        if done == 1:
-            for worker in set(psutil.Process().children()) - others:
-                worker.kill()
-
-    one_by_one = ("engines.reward.max_restarts=0", "engines.reward.max_in_flight=1")  # so that others wait when the first is done
-    with pytest.raises(EngineDead):
-        score_run(solved, PRM, watch=watch, settings=one_by_one)
-    assert rows(solved, "rewards") == before
-    assert {path.name for path in solved.iterdir()} == names
 
 
 def test_what_is_printed() -> None:

@@ -41,23 +41,19 @@ def cache_tokens(system: System) -> int:
     return target.kv_cache_tokens
 
 
-def test_the_target_alone_has_the_memory_of_the_draft_on_the_same_devices() -> None:
-    found = systems("sim-2xh100")
-    tokens = int(238_000 + FREED / 262_144)
-    assert (cache_tokens(found["speccot"]), cache_tokens(found["target"])) == (238_000, tokens)
-    setting = f"engines.target.kv_cache_tokens={tokens}"
-    assert found["target"].widened == (setting,)
-    assert [list(each.plan.engines) for each in found.values()] == [["target"], ["target", "draft"]]
-    assert found["target"].notices == (f"target: given the unused memory of the other engines (--set {setting})",)
-
-
-def test_the_target_alone_on_further_engines_files_has_the_memory_of_the_draft_in_each() -> None:
+def test_the_target_alone_on_each_engines_file_has_the_memory_of_the_draft_in_it() -> None:
     files = ("sim-2xh100-eagle3", "sim-2xh100-decode")
     found = systems("sim-2xh100", baseline_engines=tuple(map(Path, files)))
-    assert list(found) == ["target", "speccot", "target on sim-2xh100-eagle3", "target on sim-2xh100-decode"]
-    assert [system.baseline for system in found.values()] == [True, False, True, True]
-    assert cache_tokens(found["target on sim-2xh100-eagle3"]) == int(228_000 + FREED / (262_144 + 4096))
-    assert cache_tokens(found["target"]) == cache_tokens(systems("sim-2xh100")["target"])
+    assert [(name, each.baseline, list(each.plan.engines)) for name, each in found.items()] == [
+        ("target", True, ["target"]),
+        ("speccot", False, ["target", "draft"]),
+        *((f"target on {file}", True, ["target"]) for file in files),
+    ]
+    tokens, eagle3 = int(238_000 + FREED / 262_144), int(228_000 + FREED / (262_144 + 4096))
+    assert [cache_tokens(each) for each in found.values()][:3] == [tokens, 238_000, eagle3]
+    setting = f"engines.target.kv_cache_tokens={tokens}"
+    assert found["target"].widened == (setting,)
+    assert found["target"].notices == (f"target: given the unused memory of the other engines (--set {setting})",)
     names = ("sim-2xh100", "sim-2xh100-own")
     each = [f"{graph} on {name}" for name in names for graph in ("target", "speccot")]
     assert list(systems(*names)) == each
