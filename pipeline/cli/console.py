@@ -1,6 +1,7 @@
 """Tables by rich that show texts of models and files as they are: no markup, no emoji codes, no control characters."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import takewhile
 from typing import Any
 
 from rich import box
@@ -59,13 +60,7 @@ def print_parts(parts: Iterable[str | Table]) -> None:
 def print_table(table: Table, console: PlainConsole) -> None:
     """Print a table, names on the left, numbers on the right. Where it is too wide, rows become columns, or else the other columns follow
     below, each time after the first one: nothing is cut."""
-    if _fits(table, console):
-        parts = [table]
-    elif _fits(around := turned(table), console):
-        parts = [around]
-    else:
-        parts = [*_parts(table, console)]
-    for part in parts:
+    for part in _parts(table, console):
         console.print(_drawn(part))
 
 
@@ -75,24 +70,22 @@ def _fits(table: Table, console: PlainConsole) -> bool:
 
 
 def _parts(table: Table, console: PlainConsole) -> Iterator[Table]:
-    """The table in as few parts as fit side by side, each with the first column."""
-    start, end = 1, 1
-    while end < len(table.columns):
-        end += 1
-        if end == len(table.columns) or not _fits(_part(table, start, end + 1), console):
-            yield _part(table, start, end)
-            start = end
+    """What fits: the table, the same with its rows as columns, or as few parts as possible, each with the first column."""
+    first, *columns = zip(table.columns, *table.rows, strict=True)
+    whole = (table, Table(table.title, first, tuple(columns)))
+    if (fit := next((each for each in whole if _fits(each, console)), None)) is not None:
+        yield fit
+        return
+    while columns:
+        parts = (_beside(table, first, columns[:count]) for count in range(1, len(columns) + 1))
+        *_, widest = takewhile(lambda part: _fits(part, console), parts)
+        yield widest
+        columns = columns[len(widest.columns) - 1 :]
 
 
-def _part(table: Table, start: int, end: int) -> Table:
-    columns, *rows = ((row[0], *row[start:end]) for row in (table.columns, *table.rows))
-    return Table(table.title, columns, tuple(rows), bold=table.bold)
-
-
-def turned(table: Table) -> Table:
-    """The same table with its rows as columns."""
-    first, *others = zip(table.columns, *table.rows, strict=True)
-    return Table(table.title, tuple(first), tuple(others))
+def _beside(table: Table, first: tuple[str, ...], columns: Sequence[tuple[str, ...]]) -> Table:
+    names, *rows = zip(first, *columns, strict=True)
+    return Table(table.title, names, tuple(rows), bold=table.bold)
 
 
 def _drawn(table: Table) -> RichTable:

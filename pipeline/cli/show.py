@@ -11,10 +11,11 @@ from contextlib import nullcontext
 from importlib import import_module
 from pathlib import Path
 from textwrap import wrap
+from typing import Any
 
 import click
 import msgspec
-from msgspec import Struct, structs
+from msgspec import structs
 from rich.live import Live
 from rich.text import Text
 
@@ -46,20 +47,8 @@ FROM chains WHERE error_type IS NOT NULL
 GROUP BY error_type, error_stage, regexp_replace(coalesce(error_message, ''), '\d+(\.\d+)?', '#', 'g')
 ORDER BY count DESC, min(end_unix_ns), min(input_row)
 """
-
-
-class Failure(Struct, frozen=True, kw_only=True):
-    """Chains that failed for one cause: the same error in the same stage, with the same message but for its numbers."""
-
-    error_type: str
-    stage: str | None
-    """Null where the chain failed before its first stage."""
-    message: str
-    """The message of the first of them."""
-    count: int
-    """The number of chains."""
-    examples: tuple[str, ...]
-    """The first few `chain_id`s."""
+"""Chains that failed for one cause: the same error in the same stage (null: before the first one), with the same message but for its
+numbers. The message is that of the first of them, and the examples are their first few `chain_id`s."""
 
 
 @click.command()
@@ -193,22 +182,22 @@ def _progress_line(found: RunState, rates: RecentRates) -> str:
     return " · ".join(parts)
 
 
-def failures(run: Path) -> list[Failure]:
-    """The failed chains of the run folder, most frequent cause first; raises `InputError` where it cannot be read."""
+def failures(run: Path) -> list[dict[str, Any]]:
+    """What `FAILURES` finds in the run folder, most frequent cause first; raises `InputError` where it cannot be read."""
     with Query(run) as query:
-        return query.rows(FAILURES, Failure, examples=EXAMPLES)
+        return list(query.arrow(FAILURES, examples=EXAMPLES).to_pylist())
 
 
-def _print_failures(found: list[Failure], as_json: bool) -> None:
+def _print_failures(found: list[dict[str, Any]], as_json: bool) -> None:
     if as_json:
         print_page(msgspec.json.encode(found))
     elif not found:
         print_line("no chain failed")
     else:
         for failure in found:
-            chains = ", ".join(failure.examples) + (", ..." if failure.count > len(failure.examples) else "")
-            place = f"in {failure.stage}" if failure.stage else "while reading input"
-            print_line(f"{failure.count} x {failure.error_type} ({place}): {failure.message}")
+            chains = ", ".join(failure["examples"]) + (", ..." if failure["count"] > len(failure["examples"]) else "")
+            place = f"in {failure['stage']}" if failure["stage"] else "while reading input"
+            print_line(f"{failure['count']} x {failure['error_type']} ({place}): {failure['message']}")
             print_line(f"    {chains}")
 
 

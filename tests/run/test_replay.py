@@ -105,8 +105,8 @@ def test_another_threshold_answers_the_chains_that_go_the_recorded_way(
     stages = {stage: list(missing.values()).count(stage) for stage in missing.values()}
     assert result.run.totals.errors == {"NeverGenerated": stages}
     found = failures(result.folder)
-    assert sum(failure.count for failure in found) == len(missing)
-    assert {(failure.stage, failure.message.partition(": ")[0]) for failure in found} == {
+    assert sum(failure["count"] for failure in found) == len(missing)
+    assert {(failure["stage"], failure["message"].partition(": ")[0]) for failure in found} == {
         (stage, "needs text that was never generated") for stage in stages
     }
 
@@ -126,7 +126,7 @@ def test_fewer_problems_samples_and_candidates_need_no_new_text_as_far_as_they_g
     assert set(unanswered(three.folder).values()) == {"verify"}  # other candidates to choose from are another question
     more = replay(before, tmp_path / "more", settings=("candidates=7",))
     assert set(unanswered(more.folder).values()) == {"draft"}
-    assert "the call asks for 7 candidates, but 5 were recorded" in failures(more.folder)[0].message
+    assert "the call asks for 7 candidates, but 5 were recorded" in failures(more.folder)[0]["message"]
 
 
 def test_a_replay_goes_on_after_it_was_stopped(recorded: Callable[[str], Path], tmp_path: Path) -> None:
