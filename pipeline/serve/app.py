@@ -24,15 +24,6 @@ Phase = Literal["starting", "serving", "stopping"]
 KNOWN = f"{URL}, /v1/models, /health and /metrics"
 
 
-class ServerSelf(NamedTuple):
-    """What a server tells of itself."""
-
-    model: str
-    phase: Callable[[], Phase]
-    metrics: Callable[[], tuple[bytes, str]]
-    """What Prometheus reads, and its media type."""
-
-
 class Address(NamedTuple):
     """Where a server listens, and who may ask."""
 
@@ -70,30 +61,29 @@ class Guarded:
         return None
 
 
-def new_app(own: ServerSelf, chat: ChatEndpoint, address: Address) -> Starlette:
-    """The application that answers chat completions by `chat`."""
-    model = {"id": own.model, "object": "model", "created": int(time.time()), "owned_by": "pipeline"}
+def new_app(chat: ChatEndpoint, address: Address, phase: Callable[[], Phase], metrics: Callable[[], tuple[bytes, str]]) -> Starlette:
+    """The application that answers chat completions by `chat`; `metrics`: what Prometheus reads, and its media type."""
+    model = {"id": chat.model, "object": "model", "created": int(time.time()), "owned_by": "pipeline"}
 
     async def health(request: Request) -> Response:
-        phase = own.phase()
-        return JSONResponse({"status": phase}, 200 if phase == "serving" else 503)
+        return JSONResponse({"status": phase()}, 200 if phase() == "serving" else 503)
 
-    async def metrics(request: Request) -> Response:
-        content, kind = own.metrics()
+    async def measured(request: Request) -> Response:
+        content, kind = metrics()
         return Response(content, media_type=kind)
 
     async def models(request: Request) -> Response:
         return JSONResponse({"object": "list", "data": [model]})
 
     async def completions(request: Request) -> Response:
-        if own.phase() == "starting":
+        if phase() == "starting":
             raise ApiError("the engines are starting", code="service_unavailable", status=503)
         return await chat(request)
 
     return Starlette(
         routes=[
             Route("/health", health),
-            Route("/metrics", metrics),
+            Route("/metrics", measured),
             Route("/v1/models", models),
             Route(URL, completions, methods=["POST"]),
         ],

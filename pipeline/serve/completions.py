@@ -30,14 +30,14 @@ class ChatEndpoint:
     """Answers requests with the chains of one `desk`; `model` is the name under which they ask."""
 
     def __init__(self, desk: Desk, model: str) -> None:
-        self._desk, self._model = desk, model
+        self._desk, self.model = desk, model
 
     async def __call__(self, request: Request) -> Response:
         """The whole answer, or what streams it. Raises `ApiError`."""
         body = await read_body(request)
         chat = read_chat(body)
-        if chat.model != self._model:
-            what = f"there is no model {chat.model!r}; this server has {self._model!r}"
+        if chat.model != self.model:
+            what = f"there is no model {chat.model!r}; this server has {self.model!r}"
             raise ApiError(what, "model", "model_not_found", status=404)
         asked = AskedReply(self._desk, chat, body)
         with ExitStack() as ended:

@@ -24,7 +24,7 @@ from pipeline.run.run import Observer, SessionResult, solve
 from pipeline.runtime.admission.feed import Arrivals
 from pipeline.runtime.executor import Executor
 from pipeline.runtime.rows import Tee
-from pipeline.serve.app import Address, Phase, ServerSelf, new_app
+from pipeline.serve.app import Address, Phase, new_app
 from pipeline.serve.completions import ChatEndpoint
 from pipeline.serve.desk import Desk, ServeLimits
 from pipeline.store.kept_problems import Problems
@@ -48,8 +48,8 @@ class GraphServer:
         self._arrivals, self._listener, self._run = Arrivals(), listener, run
         self._work: Executor | None = None
         self.desk = Desk(self._arrivals, limits, run.plan.prompts.thought.close)
-        own = ServerSelf(run.plan.name, lambda: self.phase, lambda: metrics(run.plan, self._work, self.desk))
-        app = new_app(own, ChatEndpoint(self.desk, own.model), address)
+        chat = ChatEndpoint(self.desk, run.plan.name)
+        app = new_app(chat, address, lambda: self.phase, lambda: metrics(run.plan, self._work, self.desk))
         quiet: dict[str, Any] = {"lifespan": "off", "log_config": None, "access_log": False, "ws": "none", "server_header": False}
         config = uvicorn.Config(app, timeout_keep_alive=IDLE_S, timeout_graceful_shutdown=LEAVE_S, **quiet)
         self._uvicorn = _QuietServer(config)

@@ -1,4 +1,4 @@
-"""Requests without a run behind them: a stream says what the whole reply does, whatever tags a graph has; clients that leave early."""
+"""Requests without a run behind them: a stream says what the whole reply does, clients leave early, and a desk is full or closes."""
 
 import json
 from typing import Any
@@ -9,11 +9,13 @@ import pytest
 from starlette.applications import Starlette
 from starlette.routing import Route
 
+from pipeline.data.problems import ChainSettings
+from pipeline.data.requests import ApiError, AskedChat
 from pipeline.reasoning.chain import chain_id
-from pipeline.runtime.admission.feed import Arrivals
-from pipeline.serve.app import Address, ServerSelf, new_app
+from pipeline.runtime.admission.feed import Arrivals, Start
+from pipeline.serve.app import Address, new_app
 from pipeline.serve.completions import URL, ChatEndpoint
-from pipeline.serve.desk import Desk, ServeLimits
+from pipeline.serve.desk import Desk, Ended, Event, ServeLimits
 from pipeline.store.rows import ChainRow, StepRow
 from tests.support.rows import blank
 
@@ -74,8 +76,7 @@ async def test_a_thought_ends_before_the_closing_tag_of_the_graph(steps: tuple[s
 
 async def test_a_client_that_leaves_in_the_middle_of_its_body_is_no_failure_of_the_server() -> None:
     desk = Desk(Arrivals(), ServeLimits(), CLOSE)
-    own = ServerSelf("m", lambda: "serving", lambda: (b"", ""))
-    app = new_app(own, ChatEndpoint(desk, "m"), Address("localhost", 0))
+    app = new_app(ChatEndpoint(desk, "m"), Address("localhost", 0), lambda: "serving", lambda: (b"", ""))
     headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
     scope = {"type": "http", "method": "POST", "path": URL, "headers": headers, "query_string": b""}
     came = iter([{"type": "http.request", "body": b"{", "more_body": True}, {"type": "http.disconnect"}])
@@ -88,3 +89,48 @@ async def test_a_client_that_leaves_in_the_middle_of_its_body_is_no_failure_of_t
 
     await app(scope, receive, send)
     assert desk.taken == 0
+
+
+class Asked:
+    """A desk at which requests are asked, and what they heard."""
+
+    def __init__(self, **limits: Any) -> None:
+        self.arrivals, self.heard = Arrivals(), list[Event]()
+        self.desk = Desk(self.arrivals, ServeLimits(**limits), "</think>")
+
+    def ask(self, name: str, samples: int | None = None) -> tuple[Start, ...]:
+        chat = AskedChat(model="m", problem="What?", settings=ChainSettings(samples=samples))
+        return self.desk.ask(name, chat, {}, self.heard.append)
+
+
+async def test_chains_begin_in_the_order_in_which_they_were_asked_for_and_have_a_row_each() -> None:
+    at = Asked()
+    at.ask("one", 2)
+    at.ask("two")
+    starts = [await at.arrivals.next() for _ in range(3)]
+    found = [(start.item.problem_id, start.item.row, start.sample_index, start.order) for start in starts if start]
+    assert found == [("one", 1, 0, 0), ("one", 1, 1, 1), ("two", 3, 0, 2)]
+
+
+async def test_what_waits_is_bounded_and_a_withdrawn_request_makes_room() -> None:
+    at = Asked(max_queue=2)
+    ticket = at.ask("one", 2)
+    with pytest.raises(ApiError, match="2 requests wait already"):
+        at.ask("two")
+    at.desk.withdraw(ticket, "gone")
+    at.ask("three")
+    assert (at.desk.waiting, at.desk.taken, at.desk.refused) == (1, 2, 1)
+
+
+async def test_a_desk_that_closes_gives_up_what_waits_and_takes_no_more() -> None:
+    at = Asked()
+    at.ask("one")
+    at.desk.close("the end")
+    at.arrivals.close()
+    [ended] = at.heard
+    assert isinstance(ended, Ended)
+    assert isinstance(ended.outcome, ApiError)
+    assert (ended.outcome.message, ended.outcome.status) == ("the end", 503)
+    assert await at.arrivals.next() is None
+    with pytest.raises(ApiError, match="the end"):
+        at.ask("two")

@@ -53,29 +53,25 @@ def test_choices_are_chains_of_one_problem_and_as_many_as_may_wait(server: Servi
     assert int(refused.value.response.headers["retry-after"]) >= 1
 
 
-def test_what_cannot_be_done_is_refused_in_the_form_of_the_api(server: Serving) -> None:
+def test_what_cannot_be_done_is_refused_in_the_form_of_the_api(server: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
     for more, code in (({"model": "gpt-6"}, "model_not_found"), ({"logprobs": True}, "unsupported_parameter")):
         with pytest.raises(openai.APIStatusError) as refused:
             server.client().chat.completions.create(**ASKED | more)
         error: Any = refused.value
         assert (error.param, error.code, error.status_code) == (*more, code, 404 if "model" in more else 400)
     chat, port = f"{server.url}/chat/completions", server.url.removesuffix("/v1").rpartition(":")[2]
-    answers = {"unknown_url": httpx2.post(f"{server.url}/embeddings", json={})}
-    answers["wrong_host"] = httpx2.post(chat, json={}, headers={"Host": f"evil.example:{port}"})
-    assert {code: (each.status_code, each.json()["error"]["code"]) for code, each in answers.items()} == {
-        "unknown_url": (404, "unknown_url"),
-        "wrong_host": (403, "wrong_host"),
-    }
-    for headers in ({"Sec-Fetch-Site": "cross-site"}, {"Origin": "http://evil.example"}):  # a web page of another site
-        refusal = httpx2.post(chat, json={}, headers=headers)
-        assert (refusal.status_code, refusal.json()["error"]["code"]) == (403, "cross_site")
+    monkeypatch.setattr("pipeline.serve.completions.BODY_BYTES", 1000)
+    for url, headers, status, code in (
+        (f"{server.url}/embeddings", {}, 404, "unknown_url"),
+        (chat, {"Host": f"evil.example:{port}"}, 403, "wrong_host"),
+        (chat, {"Sec-Fetch-Site": "cross-site"}, 403, "cross_site"),  # a web page of another site
+        (chat, {"Origin": "http://evil.example"}, 403, "cross_site"),
+        (chat, {}, 413, "request_too_large"),
+    ):
+        refusal = httpx2.post(url, content=b" " * 1001, headers=headers)
+        assert (refusal.status_code, refusal.json()["error"]["code"]) == (status, code)
     assert httpx2.get(chat).status_code == 405
     assert httpx2.get(f"{server.url}/models", headers={"Host": f"localhost:{port}"}).status_code == 200
-
-
-def test_a_body_that_is_too_large_is_refused(server: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipeline.serve.completions.BODY_BYTES", 1000)
-    assert httpx2.post(f"{server.url}/chat/completions", content=b" " * 1001).json()["error"]["code"] == "request_too_large"
 
 
 def test_models_health_and_metrics_say_what_is_served_below_v1_only_with_the_key(tmp_path: Path) -> None:
