@@ -75,18 +75,17 @@ class _RunCopy:
         there = self._store.list()
         if there and (new or CARD not in there):
             raise UsageError(f"{self._url}: already holds {'a run' if CARD in there else 'other files'}; choose another URL with --output")
-        if not there:
-            return
-        with TemporaryDirectory() as place:
-            self._store.download(CARD, Path(place, CARD))
-            card = read_card(Path(place))
-        here = read_card(self.folder) if (self.folder / CARD).exists() else {}
-        if here.get("folder_id") != card.get("folder_id") or len(here.get("sessions", ())) < len(card.get("sessions", ())):
-            age = time.time() - there[CARD][1] / 1e9
-            if card.get("status") == "running" and age < ALIVE_S:
-                what = f"another machine is at work in it: its run.json was written {max(0.0, age):.0f} s ago"
-                raise UsageError(f"{self._url}: {what}; wait for its end, or {ALIVE_S:.0f} s if that machine is gone")
-            self.download()
+        if there:
+            with TemporaryDirectory() as place:
+                self._store.download(CARD, Path(place, CARD))
+                card = read_card(Path(place))
+            here = read_card(self.folder) if (self.folder / CARD).exists() else {}
+            if here.get("folder_id") != card.get("folder_id") or len(here.get("sessions", ())) < len(card.get("sessions", ())):
+                age = time.time() - there[CARD][1] / 1e9
+                if card.get("status") == "running" and age < ALIVE_S:
+                    what = f"another machine is at work in it: its run.json was written {max(0.0, age):.0f} s ago"
+                    raise UsageError(f"{self._url}: {what}; wait for its end, or {ALIVE_S:.0f} s if that machine is gone")
+                self.download()
         self._uploaded = {name: each for name, each in self._versions().items() if name in there and there[name][0] == each[0]}
 
     def upload_until(self, ended: threading.Event) -> None:
@@ -113,19 +112,16 @@ class _RunCopy:
     def download(self) -> None:
         """Have the run here as it is in the store."""
         for _ in range(3):
+            shutil.rmtree(self.folder, ignore_errors=True)
+            if CARD not in (listed := self._store.list()):
+                raise StoreError(str(self._url), "there is no run; expected a folder with a run.json")
             with suppress(MissingFile):  # a file that is gone before it is downloaded was replaced by another one
-                return self._download_once()
+                self._store.download(CARD, draft := self.folder / f".{CARD}.tmp")
+                for name in sorted(listed.keys() - {CARD}, key=_rank, reverse=True):
+                    self._store.download(name, self.folder / name)
+                draft.replace(self.folder / CARD)  # last: with it the copy counts as one of the run
+                return
         raise StoreError(str(self._url), "its files change while they are read; try again")
-
-    def _download_once(self) -> None:
-        shutil.rmtree(self.folder, ignore_errors=True)
-        listed = self._store.list()
-        if CARD not in listed:
-            raise StoreError(str(self._url), "there is no run; expected a folder with a run.json")
-        self._store.download(CARD, draft := self.folder / f".{CARD}.tmp")
-        for name in sorted(listed.keys() - {CARD}, key=_rank, reverse=True):
-            self._store.download(name, self.folder / name)
-        draft.replace(self.folder / CARD)  # last: with it the copy counts as one of the run
 
     def _versions(self) -> dict[str, Stamp]:
         """The versions of the files here that belong into the store, those first that were written last."""
