@@ -1,8 +1,8 @@
-"""Replicas on this machine: the run that is merged says what one process says, whatever dies in between."""
+"""Replicas on this machine and shards that are merged: the one run that leaves says what one process says, whatever dies in between."""
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from pathlib import Path
@@ -13,6 +13,7 @@ import psutil
 import pytest
 from msgspec import structs
 
+from pipeline.cluster.merge import in_order
 from pipeline.cluster.replicas import Fleet, Poll, divided, worker_process
 from pipeline.errors import ReplicaLost, RunFolderError, UsageError
 from pipeline.options import Shard
@@ -30,7 +31,7 @@ from tests.support.hanging_together import check_hangs_together
 from tests.support.paths import TEST_SET
 from tests.support.patience import HANGS_S
 from tests.support.replicas import options_of
-from tests.support.runs import rows, said, write_problems
+from tests.support.runs import rows, said, solve_short, write_problems
 
 pytestmark = pytest.mark.slow  # whole runs, and processes
 
@@ -65,8 +66,8 @@ class TestSimulated:
         assert said(result) == said(calm)
         assert len(said(calm)) < 9
 
-    def test_a_merge_that_was_cut_short_is_done_again(self, tmp_path: Path) -> None:
-        options = options_of(tmp_path, "run", write_problems(tmp_path, 8), replicas=2)
+    def test_a_merge_that_was_cut_short_is_done_again_and_goes_on_in_one_process(self, tmp_path: Path) -> None:
+        options = options_of(tmp_path, "run", write_problems(tmp_path, 12), replicas=2, limit=8)
         obstacle = tmp_path / "run/steps"
 
         with pytest.raises(RunFolderError, match="steps"):
@@ -79,13 +80,9 @@ class TestSimulated:
         assert result.exit_code == 0
         check_hangs_together(tmp_path / "run", 8)
         assert run(resume_options(tmp_path / "run")).nothing_to_do
-
-    def test_what_is_merged_goes_on_in_one_process(self, tmp_path: Path) -> None:
-        options = options_of(tmp_path, "run", write_problems(tmp_path, 8), replicas=2, limit=4)
-        assert run(options).done == 4
-        done = pipeline("resume", tmp_path / "run", "--limit", "8", "--replicas", "2")
+        done = pipeline("resume", tmp_path / "run", "--limit", "12", "--replicas", "2")
         assert (done.returncode, "in one process, as its shards are merged" in done.stderr) == (0, True)
-        check_hangs_together(tmp_path / "run", 8)
+        check_hangs_together(tmp_path / "run", 12)
 
 
 class TestProcesses:
@@ -97,19 +94,24 @@ class TestProcesses:
         assert workers_of(psutil.Process()) == []
 
     def test_a_worker_that_is_killed_resumes_its_shard(self, folder: Path, alone: SessionResult) -> None:
-        told, seen, place = list[str](), list[tuple[int, int]](), folder / "struck"
+        """It sees the GPUs of its place alone, and `show` and `view` read its rows meanwhile."""
+        told, seen, place = list[str](), list[Any](), folder / "struck"
+        share = structs.replace(look(), gpus=(Gpu(index=0, cuda_name="3", name="H100"),))
 
         def strike() -> None:
-            with Query(place) as query:  # as `show` and `view` do
-                seen.append((query.scalar("SELECT count(*) FROM chains"), query.scalar("SELECT count(*) FROM calls WHERE replica IS NULL")))
-            workers_of(psutil.Process())[0].kill()
+            with Query(place) as query:
+                seen.extend(query.scalar(f"SELECT count(*) FROM {rows}") for rows in ("chains", "calls WHERE replica IS NULL"))
+            worker = workers_of(psutil.Process())[0]
+            seen.extend(worker.environ()[name] for name in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"))
+            worker.kill()
 
+        on_shares = partial(_solve_by, partial(worker_process, [share] * 2), 2)
         with when(place, 16, strike):
-            check_whole(in_real_time(waiting(folder, "struck", replicas=2), Observer(tell=told.append)), alone)
+            check_whole(in_real_time(waiting(folder, "struck", replicas=2), Observer(tell=told.append), on_shares), alone)
         assert "50 % of 40 chains are over" in told
         assert [sentence for sentence in told if "lost, starting it again: its process ended: killed by SIGKILL" in sentence]
-        assert 0 < seen[0][0] < CHAINS
-        assert seen[0][1] == 0
+        assert 0 < seen[0] < CHAINS
+        assert seen[1:] == [0, "3", "PCI_BUS_ID"]
 
     def test_three_deaths_in_a_row_end_the_run_and_resume_goes_on(self, folder: Path, alone: SessionResult) -> None:
         told: list[str] = []
@@ -151,13 +153,6 @@ class TestProcesses:
             in_real_time(options)
         assert not (folder / "missing").exists()
 
-    def test_a_worker_sees_its_gpus_alone(self, folder: Path, alone: SessionResult) -> None:
-        share = structs.replace(look(), gpus=(Gpu(index=0, cuda_name="3", name="H100"),))
-        seen = list[dict[str, str]]()
-        with when(folder / "gpus", 1, lambda: seen.append(workers_of(psutil.Process())[0].environ())):
-            in_real_time(waiting(folder, "gpus", replicas=1), solve=partial(_solve_by, partial(worker_process, [share]), 1))
-        assert (seen[0]["CUDA_VISIBLE_DEVICES"], seen[0]["CUDA_DEVICE_ORDER"]) == ("3", "PCI_BUS_ID")
-
 
 def test_devices_are_divided() -> None:
     gpus = tuple(Gpu(index=n, cuda_name=str(n), name="H100") for n in range(5))
@@ -195,3 +190,43 @@ def test_no_process_outlives_a_driver_and_the_run_is_resumed(tmp_path: Path, num
     assert done.returncode == 0, done.stderr
     check_hangs_together(tmp_path / "run", 40)
     assert RunFile.read(tmp_path / "run").status == "finished"
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> dict[str | None, Path]:
+    """The same problems solved whole, and in three shards."""
+    folder = tmp_path_factory.mktemp("shards")
+    given: dict[str, Any] = {"input": write_problems(folder, 24), "seed": 7, "samples": 2}
+    return {shard: solve_short(folder, str(place), shard=shard, **given).folder for place, shard in enumerate((None, "0/3", "1/3", "2/3"))}
+
+
+def test_merged_shards_are_the_run_over_the_whole_input(shards: Mapping[str | None, Path], tmp_path: Path) -> None:
+    merged, whole = tmp_path / "merged", shards[None]
+    done = pipeline("merge", shards["2/3"], shards["0/3"], shards["1/3"], "--output", merged)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert said(merged) == said(whole)
+    for table, names in {"calls": ("request_id", "seed", "output_token_ids"), "problems.parquet": ("input_row", "problem")}.items():
+        found, expected = ([[str(row[name]) for name in names] for row in rows(each, table)] for each in (merged, whole))
+        assert sorted(found) == sorted(expected)
+    one, other = RunFile.read(merged), RunFile.read(whole)
+    assert (one.totals.chains, one.totals.steps, one.input.rows) == (other.totals.chains, other.totals.steps, 24)
+    assert {row["run_id"] for row in rows(merged, "calls")} == {"merged"}
+    assert pipeline("export", merged, "-o", "-").stdout == pipeline("export", whole, "-o", "-").stdout
+    assert "is finished" in pipeline("resume", merged).stderr
+
+
+def test_what_is_not_all_shards_of_one_run_once_is_refused(shards: Mapping[str | None, Path]) -> None:
+    files = {name or "whole": RunFile.read(folder) for name, folder in shards.items()}
+    other = structs.replace(files["1/3"], options=structs.replace(files["1/3"].options, seed=8))
+    stopped = structs.replace(files["1/3"], status="interrupted")
+    for given, what in (
+        ([files["0/3"], files["1/3"]], "each once; these are 0/3, 1/3$"),
+        ([files["0/3"]], "each once; these are 0/3$"),
+        ([files["0/3"], files["1/3"], files["1/3"]], "each once; these are 0/3, 1/3, 1/3$"),
+        ([files["0/3"], files["whole"]], "is not a shard"),
+        ([files["0/3"], other, files["2/3"]], "are not shards of one run: seed is 8, was 7"),
+        ([files["0/3"], stopped, files["2/3"]], "is interrupted; `pipeline resume"),
+    ):
+        with pytest.raises(UsageError, match=what):
+            in_order({Path(str(place)): file for place, file in enumerate(given)})
+    assert in_order({Path(name): files[name] for name in ("2/3", "0/3", "1/3")}) == [Path("0/3"), Path("1/3"), Path("2/3")]
