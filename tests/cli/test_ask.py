@@ -1,11 +1,12 @@
-"""`pipeline compare`, `query` and `export`: what runs hold as tables, answers to questions and files."""
+"""`pipeline compare`, `query`, `export`, `show` and `view`: what runs hold as tables, answers to questions, files and pages."""
 
 import json
+import os
 import subprocess
 import sys
-from collections.abc import Callable
+import urllib.request
+from functools import partial
 from pathlib import Path
-from subprocess import CompletedProcess
 
 import pyarrow.parquet as pq
 import pytest
@@ -14,28 +15,12 @@ from pipeline.analysis.tables import Table, named_queries
 from pipeline.cli.console import PlainConsole, print_table
 from pipeline.store.rows import StepRow
 from pipeline.store.store import RunStore
-from tests.support.commands import pipeline
-from tests.support.paths import TEST_SET
+from tests.support.commands import COMMAND, pipeline
+from tests.support.paths import ROOT, TEST_SET
 from tests.support.rows import blank
 from tests.support.run_files import write_run_json
 
-Ask = Callable[..., CompletedProcess[str]]
 SQL = "SELECT decision, count(*) AS n, avg(draft_tokens) AS mean FROM steps GROUP BY decision ORDER BY n"
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Runs of six problems: `target` and `speccot`."""
-    place = tmp_path_factory.mktemp("runs")
-    for graph in ("target", "speccot"):
-        assert pipeline("run", graph, TEST_SET, "--engines", "sim-instant", "-n", "6", "-o", place / graph).returncode == 0
-    return place
-
-
-@pytest.fixture
-def ask(folders: Path) -> Ask:
-    """A command in the folder of the runs."""
-    return lambda *arguments: pipeline(*arguments, cwd=folders)
 
 
 @pytest.fixture
@@ -48,25 +33,23 @@ def run(tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("suffix", [".md", ".csv", ".json"])
-def test_tables_are_printed_and_written_as_the_name_ends(ask: Ask, tmp_path: Path, suffix: str) -> None:
-    written = tmp_path / f"tables{suffix}"
-    done = ask("compare", "target", "speccot", "--output", written)
-    assert (done.returncode, done.stderr, "**Accuracy and speed**" in done.stdout) == (0, "", True)
-    same = {".md": done.stdout, ".json": ask("compare", "target", "speccot", "--json").stdout}
-    assert written.read_text().startswith("run,system,models,") if suffix == ".csv" else written.read_text() == same[suffix]
-
-
-@pytest.mark.slow
-def test_a_table_of_a_paper_is_a_query_over_runs(ask: Ask, folders: Path) -> None:
-    """By its name or as a file of one's own; `query` prints what it is made of."""
-    by_name = ask("compare", "target", "speccot", "--table", "speccot-3").stdout
-    (folders / "mine.sql").write_text(named_queries()["speccot-3"].sql)
-    assert ask("compare", "target", "speccot", "--table", "mine.sql").stdout.splitlines()[2:] == by_name.splitlines()[2:]
-    [row] = json.loads(ask("query", "target", "speccot", "SELECT run, tokens FROM runs WHERE graph = 'speccot'", "--json").stdout)
+def test_runs_are_compared_in_tables_of_ours_of_papers_and_of_ones_own(tmp_path: Path) -> None:
+    """`query` prints what the tables are made of."""
+    runs, ask = ("target", "speccot"), partial(pipeline, cwd=tmp_path)
+    for graph in runs:
+        assert ask("run", graph, TEST_SET, "--engines", "sim-instant", "-n", "6", "-o", graph).returncode == 0
+    printed = ask("compare", *runs)
+    assert (printed.returncode, printed.stderr, "**Accuracy and speed**" in printed.stdout) == (0, "", True)
+    for suffix, begin in {".md": printed.stdout, ".csv": "run,system,models,", ".json": ask("compare", *runs, "--json").stdout}.items():
+        assert ask("compare", *runs, "--output", f"tables{suffix}").stdout == printed.stdout
+        assert (tmp_path / f"tables{suffix}").read_text().startswith(begin)
+    by_name = ask("compare", *runs, "--table", "speccot-3").stdout
+    (tmp_path / "mine.sql").write_text(named_queries()["speccot-3"].sql)
+    assert ask("compare", *runs, "--table", "mine.sql").stdout.splitlines()[2:] == by_name.splitlines()[2:]
+    [row] = json.loads(ask("query", *runs, "SELECT run, tokens FROM runs WHERE graph = 'speccot'", "--json").stdout)
     assert (row["run"], row["tokens"]["low"], row["tokens"]["text"][-9:]) == ("speccot", None, "(too few)")
     joined = "SELECT runs.run, samples, count(*) AS n FROM runs JOIN chains USING (run) GROUP BY ALL ORDER BY run"
-    found = json.loads(ask("query", "target", "speccot", joined, "--json").stdout)
+    found = json.loads(ask("query", *runs, joined, "--json").stdout)
     assert found == [{"run": name, "samples": 1, "n": 6} for name in ("speccot", "target")]
 
 
@@ -149,3 +132,82 @@ def test_a_table_that_is_too_wide_is_turned_or_goes_on_below(width: int, first: 
     assert lines[0].split() == first.split()
     assert max(map(len, lines)) <= width
     assert all(any(word in line for line in lines) for row in rows for word in row), "nothing is cut"
+
+
+@pytest.mark.slow
+def test_how_far_a_run_is_told_until_it_ends(source: Path) -> None:
+    done = pipeline("show", source / "one", "--follow")
+    assert (done.returncode, done.stdout.startswith("one: finished, 13/13 chains · 1 failed · ")) == (0, True)
+    found = json.loads(pipeline("show", source / "one", "--follow", "--json").stdout)
+    assert [found[name] for name in ("state", "chains", "of", "failed", "graded")] == ["finished", 13, 13, 1, 12]
+
+
+@pytest.mark.slow
+def test_one_chain_step_by_step_by_its_name_or_its_row(source: Path) -> None:
+    done = pipeline("show", source / "one", "p3")
+    chain = next(row for row in pq.read_table(source / "one/chains").to_pylist() if row["problem_id"] == "p3")
+    steps = [row for row in pq.read_table(source / "one/steps").to_pylist() if row["chain_id"] == chain["chain_id"]]
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "Problem number 3?" in done.stdout
+    assert [f"[{row['step_index']}] {row['decision']}" in done.stdout for row in steps] == [True] * len(steps)
+    assert f"answer: {chain['answer']}" in done.stdout
+    assert pipeline("show", source / "one", str(chain["input_row"])).stdout == done.stdout
+    assert len(pipeline("show", source / "one", "p3", "--candidates").stdout) > len(done.stdout)
+    assert "Problem number 3?" in pipeline("show", source / "two", "p3", "--sample", "2").stdout
+
+
+@pytest.mark.slow
+def test_a_run_is_found_by_its_name_in_the_folder_of_runs(source: Path, tmp_path: Path) -> None:
+    (tmp_path / "runs").symlink_to(source)
+    done = pipeline("show", "one", cwd=tmp_path)
+    assert (done.returncode, "12 of 13 solved" in done.stdout) == (0, True)
+    assert "1 x BadRow (while reading input): " in pipeline("show", "one", "--failed", cwd=tmp_path).stdout
+
+
+@pytest.mark.slow
+def test_a_table_of_runs(source: Path) -> None:
+    done = pipeline("show", source)
+    named = {"run", "graph", "state", "chains", "accuracy", "problems/s", "size", "models", "one", "two"}
+    assert (done.returncode, named - set(done.stdout.split())) == (0, set())
+    records = {row["folder"]: row for row in map(json.loads, pipeline("show", source, "--json").stdout.splitlines())}
+    found = records["one"]
+    assert [found[name] for name in ("graph", "state", "chains", "of")] == ["speccot", "finished", 13, 13]
+    assert (records["two"]["chains"], records["two"]["of"]) == (39, 39)
+    totals = json.loads((source / "one" / "run.json").read_text())["totals"]
+    assert (found["answers"], found["accuracy"]) == ("simulated", totals["correct"] / totals["graded"])
+    assert found["bytes"] == sum(path.stat().st_size for path in (source / "one").rglob("*") if path.is_file())
+
+
+@pytest.mark.slow
+def test_pages_are_served_until_an_interrupt(source: Path) -> None:
+    words = [*COMMAND, "view", source, "--port", "0"]
+    process = subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        url = process.stdout.readline().split(" at ")[1].split()[0]
+        with urllib.request.urlopen(url) as answer:
+            assert "speccot" in answer.read().decode()
+    finally:
+        process.send_signal(2)
+        _, said = process.communicate(timeout=60)
+    assert (process.returncode, said) == (130, "")
+
+
+@pytest.mark.slow
+def test_pages_are_written_to_a_file(source: Path, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    done = pipeline("view", "one", "-o", page, cwd=source)
+    assert (done.returncode, done.stderr, done.stdout.startswith(f"page: {page} (")) == (0, "", True)
+    assert "<title>Run one</title>" in page.read_text()
+    assert pipeline("view", source, "-o", page).returncode == 0
+    assert "<h2>Comparison</h2>" in page.read_text(), "the runs in a folder"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("package", ["latex2mathml", "uvicorn"])
+def test_without_the_extra_it_says_how_to_get_it(tmp_path: Path, package: str) -> None:
+    code = f"import sys; sys.modules[{package!r}] = None; {COMMAND[-1]}"
+    asked = [sys.executable, "-c", code, "view", str(tmp_path)]
+    done = subprocess.run(asked, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=120)
+    remedy = 'pip install "speculative-pipeline[view]"'
+    assert (done.returncode, done.stderr) == (2, f"error: view needs the package `{package}`, which is not installed: {remedy}\n")

@@ -1,22 +1,41 @@
-"""What is displayed beside a run: its counts at given times, how engines start; and that lines go where the options say."""
+"""What there is beside a run: its display, how engines start, where lines go, signals, which ask it to stop, and metrics."""
 
+import os
 import re
+import signal
+import socket
+import sys
+import threading
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from io import StringIO
 from pathlib import Path
+from types import SimpleNamespace
 from typing import cast
 
+import anyio
+import anyio.lowlevel
 import pytest
+from prometheus_client.core import Metric
 from rich.console import Console
 
-from pipeline.cli.live import Meter, Starts
+from pipeline.cli.live import DRAINING, STOP_SIGNALS, Meter, Starts, restored_handlers, stop_at_first_signal, stop_on_signal
+from pipeline.cli.metrics import RequestMetrics, RunMetrics, metrics_served
 from pipeline.cli.terminal import CommandOutput
 from pipeline.engine import EngineStatistics, Request
 from pipeline.engines.meter import READY
-from pipeline.run.prepare import load_plan
+from pipeline.options import RunOptions
+from pipeline.run.loop import Stop, in_loop
+from pipeline.run.prepare import Prepared, load_plan
+from pipeline.run.run import Observer, run
+from pipeline.runtime.admission.feed import Arrivals
 from pipeline.runtime.clock import Clock
 from pipeline.runtime.executor import Executor
 from pipeline.runtime.lane import Call, Lane
 from pipeline.runtime.progress import Progress
+from pipeline.serve.desk import Desk, ServeLimits
 from pipeline.store.resume import ResumeState
 from pipeline.store.rows import CallRow
 from tests.support.commands import pipeline
@@ -25,17 +44,8 @@ from tests.support.rows import blank
 from tests.support.runs import write_problems
 
 ROLES = ["draft", "target"]
+GUIDE = ROOT / "docs/pages/guides/observability.md"
 PLAN = load_plan(ROOT / "graphs/speccot.yaml", SIM, ())
-
-
-class Counting:
-    """The statistics of an engine, set by hand."""
-
-    def __init__(self) -> None:
-        self.restarts = self.written_tokens = 0
-
-    def statistics(self) -> EngineStatistics:
-        return EngineStatistics(restarts=self.restarts, written_tokens=self.written_tokens)
 
 
 class Watched:
@@ -44,13 +54,17 @@ class Watched:
     def __init__(self) -> None:
         self.now = 0.0
         self.progress = Progress(PLAN, ResumeState(), print, Clock(0, lambda: self.now))
-        self.engines = {role: Counting() for role in ROLES}
+        self.counts = {role: {"restarts": 0, "written_tokens": 0} for role in ROLES}
+        self.engines = {role: SimpleNamespace(statistics=partial(self._statistics, role)) for role in ROLES}
         self.lanes = {role: Lane(role, 8) for role in ROLES}
         for lane in self.lanes.values():
             for order in range(4):
                 lane.put(Call("draft", order, Request(request_id=str(order), prompt_ids=[1], max_tokens=4)))
                 lane.take()
         self.meter = Meter(cast("Executor", self), 10, now=lambda: self.now)
+
+    def _statistics(self, role: str) -> EngineStatistics:
+        return EngineStatistics(**self.counts[role])
 
 
 @pytest.fixture
@@ -61,16 +75,16 @@ def watched() -> Watched:
 def test_how_far_the_run_is_and_what_the_engines_do(watched: Watched) -> None:
     watched.now += 10
     watched.progress.steps = 3
-    watched.engines["draft"].written_tokens += 1_000
+    watched.counts["draft"]["written_tokens"] += 1_000
     assert watched.meter.line().startswith("0% · 0/10 · 3 steps · elapsed 0:10 · tokens kept 0/s of 100/s"), "no chain is over"
     watched.progress.done = 2
     for _ in range(58):
         watched.now += 5
-        for engine in watched.engines.values():
-            engine.written_tokens += 1_000
+        for counts in watched.counts.values():
+            counts["written_tokens"] += 1_000
     facts = "20% · 2/10 · 0.00667 problems/s · 20:00 left · elapsed 5:00 · tokens kept 0/s of 390/s · 0 in flight: 4 draft, 4 target"
     assert watched.meter.line() == facts
-    watched.engines["draft"].restarts = 2
+    watched.counts["draft"]["restarts"] = 2
     watched.progress.call(blank(CallRow, error_type="EngineUnavailable", error_message="the server answered 503"))
     said = " · draft restarted 2x · the server answered 503; its calls wait for their next attempt, number 2"
     assert watched.meter.line().endswith(said)
@@ -116,3 +130,123 @@ def test_what_a_command_says_is_in_its_log_file_and_unless_it_is_quiet_on_stderr
     assert pipeline("show", tmp_path).stderr.startswith(f"{tmp_path}/run/run.json: "), "the next command is not quiet"
     full = pipeline(*words, tmp_path / "full", "--log-file", "/dev/full")
     assert (full.returncode, full.stderr.count("no longer written"), "12 of 12 solved" in full.stdout) == (0, 1, True), "a full disk"
+
+
+@pytest.fixture(autouse=True)
+def restored() -> Iterator[None]:
+    with restored_handlers():
+        yield
+
+
+async def send(number: signal.Signals, has_effect: Callable[[], bool]) -> None:
+    """Send the signal to this process and wait for its effect."""
+    os.kill(os.getpid(), number)
+    with anyio.fail_after(60):
+        while not has_effect():
+            await anyio.lowlevel.checkpoint()
+
+
+class Drained(Stop):
+    """What becomes of a run that can be drained."""
+
+    drained = False
+
+    def drain(self) -> bool:
+        self.drained = True
+        return True
+
+
+@pytest.mark.parametrize(("virtual", "number"), [(False, number) for number in STOP_SIGNALS] + [(True, signal.SIGINT)])
+def test_the_first_drains_and_the_second_aborts(virtual: bool, number: signal.Signals, capsys: pytest.CaptureFixture[str]) -> None:
+    async def main() -> None:
+        stop = Drained()
+        async with anyio.create_task_group() as tasks:
+            await tasks.start(stop_on_signal, stop)
+            await send(number, lambda: stop.drained)
+            assert not stop.aborted
+            await send(number, lambda: stop.aborted)
+
+    in_loop(main, virtual=virtual)
+    assert capsys.readouterr().err == DRAINING + "\n"
+
+
+@pytest.mark.parametrize("virtual", [False, True])
+@pytest.mark.parametrize("ignored", [[signal.SIGHUP, signal.SIGINT], list(STOP_SIGNALS)])
+def test_what_was_ignored_at_the_start_stays_ignored(virtual: bool, ignored: list[signal.Signals]) -> None:
+    """SIGHUP under nohup, SIGINT in the background of a script."""
+    for number in ignored:
+        signal.signal(number, signal.SIG_IGN)
+
+    async def main() -> None:
+        stop = Drained()
+        async with anyio.create_task_group() as tasks:
+            await tasks.start(stop_on_signal, stop)
+            for number in ignored:
+                assert signal.getsignal(number) is signal.SIG_IGN
+                os.kill(os.getpid(), number)
+            await anyio.wait_all_tasks_blocked()
+            assert not stop.drained
+            if signal.SIGTERM not in ignored:
+                await send(signal.SIGTERM, lambda: stop.drained)
+            tasks.cancel_scope.cancel()
+
+    in_loop(main, virtual=virtual)
+    assert all(signal.getsignal(number) is signal.SIG_IGN for number in ignored)
+
+
+def interrupt_from_here() -> None:
+    """Let this thread get a signal while the main one waits in its event loop."""
+    while sys._current_frames()[threading.main_thread().ident or 0].f_code.co_name != "select":
+        os.sched_yield()
+    signal.pthread_kill(threading.get_ident(), signal.SIGINT)
+
+
+def test_one_that_another_thread_gets_is_heard_at_once() -> None:
+    """As is one that comes right before the main thread waits: neither ends the wait by itself."""
+    stop = Stop()
+
+    async def main() -> None:
+        with anyio.fail_after(10):
+            async with anyio.create_task_group() as tasks:
+                await tasks.start(stop_at_first_signal, stop)
+                threading.Thread(target=interrupt_from_here).start()
+        assert stop.aborted
+
+    anyio.run(main)
+
+
+@pytest.mark.slow
+def test_metrics_of_a_run_that_goes_on(tmp_path: Path) -> None:
+    found: list[Metric] = [*RequestMetrics(Desk(Arrivals(), ServeLimits(), "</think>")).collect()]
+    pages: list[str] = []
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+
+    def asked() -> str:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as reply:
+            text: str = reply.read().decode()
+        return text
+
+    @contextmanager
+    def watch(run: Prepared, work: Executor) -> Iterator[None]:
+        """Ask when the run has begun and when it ends."""
+        pages.append(asked())
+        yield
+        pages.append(asked())
+        found.extend(RunMetrics(run.plan, run.record.input.chains, work).collect())
+
+    with metrics_served("127.0.0.1", port, Observer(watch=watch)) as observer:
+        problems = (str(write_problems(tmp_path)),)
+        result = run(RunOptions(graph=ROOT / "graphs/speccot.yaml", engines=SIM, input=problems, output=tmp_path / "run"), observer)
+    before, after = pages
+    assert "pipeline:chains 12.0" in before
+    assert 'pipeline:chains_ended_total{outcome="done"} 0.0' in before
+    assert 'pipeline:chains_ended_total{outcome="done"} 12.0' in after
+    assert f"pipeline:chains_correct_total {float(result.run.totals.correct)}" in after
+    tokens = result.run.engine_statistics["target"].output_tokens
+    assert f'pipeline:generation_tokens_total{{engine="target",model_name="QwQ-32B"}} {float(tokens)}' in after
+    with pytest.raises(OSError, match="refused"):
+        asked()
+    names = {f"{metric.name}_total" if metric.type == "counter" else metric.name for metric in found}
+    assert set(re.findall(r"`(pipeline:[a-z_]+)(?:\{\w+\})?`", GUIDE.read_text())) == names

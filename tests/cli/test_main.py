@@ -38,15 +38,12 @@ def failing(error: str, folder: Path, **variables: str) -> subprocess.CompletedP
     return subprocess.run(words, cwd=ROOT, env=variables, capture_output=True, text=True, timeout=HANGS_S)
 
 
-def test_the_root_help_has_every_command_in_its_group() -> None:
+def test_help_has_commands_in_groups_and_options_under_headings(monkeypatch: pytest.MonkeyPatch) -> None:
     lines = pipeline("--help").stdout.splitlines()
     for heading, entries in COMMANDS.items():
         start = lines.index(f"{heading}:") + 1
         assert [line.split()[0] for line in lines[start : start + len(entries)]] == list(entries)
     assert pipeline().stderr.splitlines() == lines
-
-
-def test_the_options_of_run_are_under_headings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "118")
     lines = pipeline("run", "--help").stdout.splitlines()
     assert [line[:-1] for line in lines if line[:-1] in HEADINGS] == HEADINGS

@@ -14,6 +14,7 @@ from tests.support.run_files import write_run_json
 from tests.support.training_data import write_config
 
 LOCAL_ONLY = "a URL, where only a path of this machine can be used"
+NO_SECRETS = "s3://bucket/x: a URL holds no credentials and no options; set them in the environment"
 TRAIN = "train select train.yaml --set"
 REFUSED = {
     "run speccot": "no problems to solve: name a file or a data set, such as arith; see pipeline run --help",
@@ -25,6 +26,13 @@ REFUSED = {
     "run speccot --max_tokens=100": "no option `--max_tokens`; use --set token_budget=N",
     "run speccot --bacth-size 3": "no option `--bacth-size`; did you mean `--batch-size`?",
     "run speccot --stop x": "no option `--stop`; see pipeline run --help",
+    "run speccot ftp://host/x": "ftp://host/x: unknown scheme 'ftp'; expected s3://BUCKET/PATH or gs://BUCKET/PATH",
+    "run speccot s3:///x": "'' is not a bucket name; expected s3://BUCKET/PATH",
+    "run speccot s3://localhost:9000/x": "'localhost:9000' is not a bucket name",
+    "run speccot s3://bucket/a/../b": "`..` in its path",
+    "run speccot s3://AKIA:secret@bucket/x": NO_SECRETS,
+    "run speccot s3://AKIA@bucket/x": NO_SECRETS,
+    "run speccot 's3://bucket/x?access_key=AKIA&secret_key=secret'": NO_SECRETS,
     "run speccot missing.csv --output new/deep/run": "missing.csv: no such file",
     "run speccot arith --log-file no/x.log -o run": "--log-file no/x.log: not writable: no such file",
     "serve speccot -o run --port 0": "--engines tiny",
@@ -59,6 +67,8 @@ REFUSED = {
     "export one --as openai-batch --thoughts": "--thoughts: only with --as answers, not --as openai-batch",
     "export one --as jaeger -o a": "--as: 'jaeger' is not one of 'answers', 'openai-batch', 'calls', ",
     "export one --as steps -o nowhere/x.csv": "--output nowhere/x.csv: cannot be written: no such file or directory",
+    "export one --as perfetto -o trace.json": "one: has no calls: there is nothing to export",
+    "export one -o answers.xlsx": "answers.xlsx: unknown format; expected a name that ends in .jsonl, .csv or .parquet",
     "export one --as sft --labels verdicts": "--labels: only with --as selection, not --as sft",
     "export one --correct": "--correct: only with --as sft or selection, not --as answers",
     "export one two": "--as answers: one RUN at a time; several only with --as sft or selection",
@@ -108,6 +118,7 @@ def test_one_sentence_says_what_cannot_be_done(folder: Path, line: str) -> None:
     assert (done.returncode, done.stdout, done.stderr.count("error: ")) == (2, "", 1), done.stderr
     assert said.startswith("error: ")
     assert REFUSED[line] in said
+    assert not any(secret in said for secret in ("AKIA", "=secret"))
     assert sorted(folder.rglob("*")) == before
 
 

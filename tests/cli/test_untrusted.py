@@ -1,7 +1,9 @@
-"""Whole commands over input, models and servers that mean harm: what is printed and what is kept."""
+"""Whole commands over input, models, servers and working folders that mean harm: what is printed, what is kept and what is imported."""
 
 import csv
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -13,12 +15,16 @@ from pipeline.engines.tokenizer import HFTokenizer
 from tests.support import small_server
 from tests.support.commands import command
 from tests.support.paths import ROOT, SIM
+from tests.support.patience import HANGS_S
 
 pytestmark = pytest.mark.slow  # whole runs
 
 TARGET = ROOT / "graphs/target.yaml"
 ESCAPES = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202e[bold red]x[/]:smile:\r\n"
 CANARY = "sk-canary/7f3a9c"
+AS_INSTALLED = [sys.executable, "-P", "-c", "from pipeline.cli.main import main; main()"]
+"""What the console script does: its `sys.path` does not begin with the working folder either."""
+NAMES = ("json", "random", "sympy", "math_verify", "torch", "tokenizers", "transformers", "numpy", "msgspec", "pipeline", "vllm")
 
 
 @pytest.fixture(scope="module")
@@ -45,11 +51,8 @@ def test_comparing_prints_names_of_folders_as_text(hostile: Path, tmp_path: Path
     assert "\x1b" not in "".join(said + written)
 
 
-def test_a_table_takes_every_string_as_it_is() -> None:
+def test_tables_and_progress_show_every_string_as_it_is(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert PlainConsole().render_str("[bold]x[/] :smile: \x1b[2J").plain == "[bold]x[/] :smile: \\u001b[2J"
-
-
-def test_the_progress_of_grading_shows_names_as_text(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")  # what makes rich take a stream for a terminal
     with watched("[bold]\x1b[2Jx") as update:
         update(1, 2)
@@ -84,3 +87,26 @@ def test_no_key_is_in_anything_that_is_kept_or_printed(tmp_path: Path, monkeypat
     tables = [repr(pq.read_table(path).to_pylist()) for path in (tmp_path / "run").rglob("*.parquet")]
     said = [done.stdout, done.stderr, (tmp_path / "run/run.json").read_text(), *tables]
     assert not [text for text in said if "canary" in text]
+
+
+@pytest.fixture
+def trapped(tmp_path: Path) -> Path:
+    """A working folder with a module or a package of every one of `NAMES` that leaves a mark when it is imported."""
+    folder = tmp_path / "work"
+    trap = f"import pathlib\npathlib.Path({str(tmp_path)!r}, 'mark-' + __name__).touch()\nraise ImportError('foreign code')\n"
+    for number, name in enumerate(NAMES):
+        place = folder / f"{name}.py" if number % 2 else folder / name / "__init__.py"
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_text(trap)
+    (folder / "problems.jsonl").write_text(json.dumps({"problem": "1 + 1?", "answer": "\\sqrt{x}"}) + "\n")
+    return folder
+
+
+@pytest.mark.parametrize("engines", [SIM, pytest.param("tiny", marks=pytest.mark.torch)])
+def test_a_run_its_grader_and_its_engines_import_nothing_from_there(trapped: Path, engines: str | Path) -> None:
+    words = ["run", ROOT / "graphs/speccot.yaml", "--engines", engines, "--input", "problems.jsonl", "--output", "out"]
+    words += ["--set", "engines.target.max_num_seqs=2"] if engines == "tiny" else []
+    done = subprocess.run([*AS_INSTALLED, *map(str, words)], cwd=trapped, capture_output=True, text=True, timeout=HANGS_S)
+    assert (done.returncode, [*trapped.parent.glob("mark-*")]) == (0, []), done.stderr
+    [row] = pq.read_table(trapped / "out/chains").to_pylist()
+    assert row["grading_error"] is None, "a worker compared the answers"

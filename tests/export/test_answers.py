@@ -1,11 +1,17 @@
-"""The answers of a run: one row for each problem of the input, in its order, with its own columns."""
+"""The answers of a run, one row for each problem of the input with its own columns, and files of such rows: whole, or not there."""
 
+import csv
+import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
+from pipeline.export import answers_file
 from pipeline.export.answers import Answers
 from pipeline.export.answers_file import write_rows
 from pipeline.store.rows import ChainRow, StepRow
@@ -14,8 +20,6 @@ from tests.support.killed import cut
 from tests.support.rows import blank
 from tests.support.runs import rows, solve, write_problems
 
-pytestmark = pytest.mark.slow  # whole runs
-
 BAD = (b'{"problem_id": "empty", "level": "hard"}',)
 
 
@@ -23,6 +27,7 @@ def answer_rows(folder: Path) -> list[dict[str, Any]]:
     return list(Answers(folder).rows())
 
 
+@pytest.mark.slow
 def test_a_row_for_each_problem_in_the_order_of_the_input(tmp_path: Path) -> None:
     folder = solve(tmp_path, input=write_problems(tmp_path, 12, BAD)).folder
     *answered, bad = answer_rows(folder)
@@ -35,6 +40,7 @@ def test_a_row_for_each_problem_in_the_order_of_the_input(tmp_path: Path) -> Non
     assert bad["error"].startswith("BadRow: ")
 
 
+@pytest.mark.slow
 def test_columns_that_are_called_like_ours_are_renamed(tmp_path: Path) -> None:
     problems = tmp_path / "problems.jsonl"
     problems.write_bytes(msgspec.json.encode({"question": "1+1?", "answer": "x", "status": "old", "gold": "2", "level": 5}) + b"\n")
@@ -46,6 +52,7 @@ def test_columns_that_are_called_like_ours_are_renamed(tmp_path: Path) -> None:
     assert "question" not in row
 
 
+@pytest.mark.slow
 def test_a_column_has_the_type_that_its_values_have_in_common(tmp_path: Path) -> None:
     kinds: dict[str, list[list[Any]]] = {
         "int64": [[1, None], [2**53 + 1, 1]],
@@ -61,6 +68,7 @@ def test_a_column_has_the_type_that_its_values_have_in_common(tmp_path: Path) ->
     assert write_rows(tmp_path / "answers.csv", answers.columns(), answers.rows()) == 2
 
 
+@pytest.mark.slow
 def test_the_answer_with_most_votes_is_the_answer_and_has_its_thought(tmp_path: Path) -> None:
     """One problem of a run after the other has its answers replaced by these, which are right or wrong."""
     expected: dict[tuple[tuple[str | None, bool], ...], tuple[str | None, bool, int, dict[str, int]]] = {
@@ -86,6 +94,7 @@ def test_the_answer_with_most_votes_is_the_answer_and_has_its_thought(tmp_path: 
     assert [(row["answer"], row["correct"], int(row["thought"][-1]), row["votes"]) for row in found] == [*expected.values()]
 
 
+@pytest.mark.slow
 def test_of_a_run_that_is_not_finished(tmp_path: Path) -> None:
     whole = solve(tmp_path).folder
     cut(whole, part := tmp_path / "part", 0.5)
@@ -93,3 +102,39 @@ def test_of_a_run_that_is_not_finished(tmp_path: Path) -> None:
     states = {row["problem_id"]: row["status"] for row in answer_rows(part)}
     assert {name for name, state in states.items() if state == "done"} == over
     assert set(states.values()) == {"done", "unfinished"}
+
+
+COLUMNS = {name: pa.string() for name in ("problem_id", "problem", "answer")}
+COLUMNS |= {"correct": pa.bool_(), "level": pa.int64(), "votes": pa.string(), "score": pa.float64()}
+ROWS: list[dict[str, Any]] = [
+    {"problem_id": "p0", "problem": 'Two lines\nand a "quote", and a comma', "answer": "=1+1", "correct": True, "level": 3},
+    {"problem_id": "p1", "problem": "2 < 3?", "answer": None, "correct": None, "votes": {"7": 2, "8": 1}, "score": 0.5},
+    {"problem_id": "p2", "level": 2**53 + 1, "votes": [1, None]},
+]
+
+
+def test_what_is_written_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(answers_file, "AT_ONCE", 2)
+    for name in ("a.jsonl", "a.csv", "a.parquet"):
+        assert write_rows(tmp_path / name, COLUMNS, iter(ROWS)) == len(ROWS)
+    assert [json.loads(line) for line in (tmp_path / "a.jsonl").read_bytes().splitlines()] == ROWS
+    with (tmp_path / "a.csv").open(newline="", encoding="utf-8") as file:
+        first, second, third = csv.DictReader(file)
+    assert first == dict(zip(COLUMNS, ("p0", ROWS[0]["problem"], "=1+1", "true", "3", "", ""), strict=True))
+    assert (second["votes"], second["score"], second["answer"]) == ('{"7":2,"8":1}', "0.5", "")
+    assert third["level"] == "9007199254740993"
+    table = pq.read_table(tmp_path / "a.parquet")
+    assert {field.name: field.type for field in table.schema} == COLUMNS
+    texts = {"votes": [None, '{"7":2,"8":1}', "[1,null]"]}
+    assert table.to_pydict() == {name: [row.get(name) for row in ROWS] for name in COLUMNS} | texts
+
+
+def test_a_file_is_whole_or_not_there(tmp_path: Path) -> None:
+    def broken() -> Iterator[dict[str, Any]]:
+        yield ROWS[0]
+        raise ValueError("the second row")
+
+    for name in ("a.jsonl", "a.csv", "a.parquet"):
+        with pytest.raises(ValueError, match="the second row"):
+            write_rows(tmp_path / name, COLUMNS, broken())
+    assert list(tmp_path.iterdir()) == []

@@ -28,8 +28,6 @@ LINES = [
     request("again", "Why?", seed=3, temperature=1),
     request("stop", stop="o"),
 ]
-
-
 Lines = tuple[list[dict[str, Any]], list[dict[str, Any]]]
 """Of the answers and of the errors."""
 

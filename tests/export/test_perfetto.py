@@ -9,10 +9,8 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.errors import InputError
 from pipeline.export.perfetto import Slots, export
 from tests.support.installed import FAULTY, faulty_file, installed
-from tests.support.run_files import write_run_json
 from tests.support.runs import solve
 
 Event = dict[str, Any]
@@ -68,12 +66,3 @@ def test_a_span_takes_the_lowest_free_slot() -> None:
     slots = Slots()
     assert {span: slots.take(*span) for span in spans} == spans
     assert slots.count == 4
-
-
-def test_a_run_without_calls_leaves_no_file(tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    run.mkdir()
-    write_run_json(run)
-    with pytest.raises(InputError, match=r"run: has no calls: there is nothing to export"):
-        export(run, tmp_path / "trace.json")
-    assert [path.name for path in tmp_path.iterdir()] == ["run"]

@@ -1,12 +1,15 @@
 """Runs whose folder or input is a URL, on one machine and on several, against a real server."""
 
 import json
+import logging
 import re
 import shutil
 import subprocess
 import sys
 import threading
+import warnings
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +21,7 @@ from pipeline.errors import RunFolderError, StoreError, UsageError
 from pipeline.remote import folder as remote
 from pipeline.remote.inputs import fetch_problems
 from pipeline.remote.store import RemoteFiles
-from pipeline.remote.url import Url, parse_url
+from pipeline.remote.url import Url, is_url, parse_url
 from pipeline.store.rows import CallRow, ChainRow, StepRow
 from pipeline.store.run_file import RunFile
 from pipeline.store.store import RunStore, read_rows
@@ -34,6 +37,35 @@ SMALL_PARTS = (
     "store.PART_BYTES, folder.EVERY_S = 1 << 18, 0.05;"
     "from pipeline.cli.main import main; main()"
 )
+
+
+@pytest.fixture(scope="session", name="server")
+def _server() -> Iterator[Any]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import boto3
+        from moto.server import ThreadedMotoServer
+
+        logging.getLogger("werkzeug").setLevel(logging.CRITICAL)
+        server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+        server.start()
+        url = "http://{}:{}".format(*server.get_host_and_port())
+        client = boto3.client("s3", endpoint_url=url, region_name="us-east-1", aws_access_key_id="test", aws_secret_access_key="test")
+        client.create_bucket(Bucket="runs")
+    yield client
+    server.stop()
+
+
+@pytest.fixture(name="store")
+def _store(server: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    """A client of the server, which the environment names."""
+    for name in ("AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL_S3", "AWS_REGION", "AWS_DEFAULT_REGION"):
+        monkeypatch.delenv(name, raising=False)
+    given = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_EC2_METADATA_DISABLED": "true"}
+    given |= {"AWS_ENDPOINT_URL": server.meta.endpoint_url, "HOME": str(tmp_path / "home"), "XDG_CACHE_HOME": str(tmp_path / "first")}
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    return server
 
 
 @pytest.fixture(name="url")
@@ -56,6 +88,14 @@ def put(store: Any, url: str, **files: bytes) -> None:
 def copy_of(url: str, cache: Path) -> Path:
     """The copy of a run on the machine whose folder for copies is `cache`."""
     return cache / "speculative-pipeline/runs/s3/runs" / parse_url(url).key
+
+
+def test_a_url_is_a_place_in_a_store_and_a_path_is_none() -> None:
+    """Sentences about wrong ones are in `tests/cli/test_refusals.py`."""
+    assert parse_url("S3://bucket/runs/one/") == Url("s3", "bucket", "runs/one")
+    assert parse_url("gs://my.bucket-1") == Url("gs", "my.bucket-1", "")
+    assert parse_url("s3://bucket/data/part-?.parquet") == Url("s3", "bucket", "data/part-?.parquet")
+    assert not any(map(is_url, ("data.parquet", "C:/data", "replay:runs/one", "/a/b", "-")))
 
 
 FOUND: dict[str, list[str] | str] = {
