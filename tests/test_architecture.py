@@ -40,6 +40,7 @@ DOORS = {
     "tokenizers": ["engines/tokenizer"],
     "starlette": ["show/pages", "serve/"],
     "uvicorn": ["show/pages", "serve/server"],
+    "numba": ["analysis/time/walk"],
     "math_verify": ["grading/expressions"],
     "latex2sympy2_extended": ["grading/expressions"],
     "sympy": ["grading/expressions"],
@@ -208,7 +209,7 @@ def loaded_by(statement: str) -> set[str]:
     return {name.partition(".")[0] for name in out.split()}
 
 
-HEAVY = {"torch", "transformers", "vllm", "scipy", "sympy"}
+HEAVY = {"torch", "transformers", "vllm", "numba", "scipy", "sympy"}
 ARRAYS = {"duckdb", "numpy", "pyarrow"}
 
 

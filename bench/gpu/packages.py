@@ -19,7 +19,7 @@ PYTHON = "3.12"
 ARCHITECTURE = 90
 """The compute capability of its GPU, an H100 or H200, times ten."""
 CARRIED = ("msgspec", "duckdb", "latex2sympy2-extended", "math-verify", "antlr4-python3-runtime")
-"""Packages that the program needs and that the machine lacks; it has torch, transformers, peft, pyarrow."""
+"""Packages that the program needs and that the machine lacks; it has torch, transformers, peft, numba, pyarrow."""
 VLLM = "0.24.0"
 """For the machine's torch, 2.11."""
 BESIDE_VLLM = """

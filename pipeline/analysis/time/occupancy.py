@@ -20,7 +20,7 @@ import numpy as np
 from msgspec import Struct
 
 from pipeline.analysis.facts import EngineFacts, devices_of, engine_facts, replica_count
-from pipeline.analysis.time.idle import IdleRules, occupancy_sums
+from pipeline.analysis.time.walk import IdleRules, occupancy_sums
 from pipeline.analysis.time.work import Array, Lives, RunTimes
 
 BINS = 600
