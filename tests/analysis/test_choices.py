@@ -52,32 +52,24 @@ def plan(unit: Literal["step", "thought"] = "thought", *, reject: bool = True) -
 def test_classes_and_predictions(tmp_path: Path) -> None:
     """5 is right; what nobody knows, and chains that failed, are left out."""
     unknown = "... I do not know"
-    rounds: list[tuple[list[str], int | None, bool]] = [
-        (["5", "5.0", "7"], 1, False),  # class 1, right
-        (["5", "6"], 1, False),  # class 1, a wrong draft selected
-        (["5"], None, False),  # class 1, all rejected
-        (["6", "7"], None, False),  # class 2, right
-        (["6"], 0, False),  # class 2, wrong
-        (["5"], 0, True),  # a chain that failed
-        ([unknown, "7"], 1, False),  # the first draft may be right
-        ([unknown, "5"], 1, False),  # class 1 whatever it is
-        ([unknown, "5"], 0, False),  # class 1, and the selected draft is not known
+    rounds: list[tuple[list[str], int | None, tuple[bool, bool, bool] | None]] = [
+        (["5", "5.0", "7"], 1, (True, False, True)),  # class 1, right
+        (["5", "6"], 1, (True, False, False)),  # class 1, a wrong draft selected
+        (["5"], None, (True, True, False)),  # class 1, all rejected
+        (["6", "7"], None, (False, True, False)),  # class 2, right
+        (["6"], 0, (False, False, False)),  # class 2, wrong
+        (["5"], 0, None),  # a chain that failed
+        ([unknown, "7"], 1, None),  # the first draft may be right
+        ([unknown, "5"], 1, (True, False, True)),  # class 1 whatever it is
+        ([unknown, "5"], 0, None),  # class 1, and the selected draft is not known
     ]
     steps, chains = list[Any](), list[Any]()
-    for number, (said, chosen, failed) in enumerate(rounds):
+    for number, (said, chosen, _) in enumerate(rounds):
         drafts = tuple(THOUGHT.format(3, answer) if answer[0].isdigit() else answer for answer in said)
         steps.append(blank(StepRow, chain_id=f"p{number}#0", chosen_candidate=chosen, candidate_texts=drafts, **CHOOSE))
-        stop = "error" if failed else "thought_closed"
+        stop = "error" if number == 5 else "thought_closed"
         chains.append(blank(ChainRow, chain_id=f"p{number}#0", grader="math", reference_answer="5", stop_reason=stop))
     run = write(tmp_path, steps=steps, chains=chains)
-    outcomes = [
-        (True, False, True),
-        (True, False, False),
-        (True, True, False),
-        (False, True, False),
-        (False, False, False),
-        (True, False, True),
-    ]
-    assert read_choices([run], plan()) == [ThoughtChoice(*each, may_reject=True) for each in outcomes]
+    assert read_choices([run], plan()) == [ThoughtChoice(*outcome, may_reject=True) for _, _, outcome in rounds if outcome]
     assert {choice.may_reject for choice in read_choices([run], plan(reject=False))} == {False}
     assert read_choices([run], plan("step")) == read_choices([run], plan_of()) == []

@@ -8,18 +8,8 @@ from typing import Any
 import pytest
 
 from bench import sharing, token_level
-from pipeline.analysis.facts import (
-    MEDIAN_ERROR,
-    OWN_TEXT_ERROR,
-    TOKEN_LEVEL_ERROR,
-    EngineFacts,
-    Resources,
-    answers,
-    devices_of,
-    engine_facts,
-    resources,
-    stated,
-)
+from pipeline.analysis import facts
+from pipeline.analysis.facts import TOKEN_LEVEL_ERROR, EngineFacts, Resources, answers, devices_of, engine_facts, resources, stated
 from pipeline.errors import InputError
 from pipeline.store.run_file import RunFile
 from tests.support.paths import ROOT
@@ -72,9 +62,9 @@ def test_facts_are_read_as_engines_state_them(tmp_path: Path) -> None:
 
 def test_the_stated_errors_are_those_of_the_results_file_and_of_the_engines() -> None:
     errors = (MEASURED[name] for name in ("median_error", "own_text_error", "token_level_error"))
-    assert tuple(each and round(each, 2) for each in errors) == (MEDIAN_ERROR, OWN_TEXT_ERROR, TOKEN_LEVEL_ERROR)
+    assert tuple(each and round(each, 2) for each in errors) == (facts.MEDIAN_ERROR, facts.OWN_TEXT_ERROR, TOKEN_LEVEL_ERROR)
     fitted = [EngineFacts(fit_error=error) for error in (0.1, None, 0.441)]
-    assert f"off by a median of {MEDIAN_ERROR:.0%} with recorded text" in stated([])
+    assert f"off by a median of {facts.MEDIAN_ERROR:.0%} with recorded text" in stated([])
     assert stated(fitted).endswith("The rates here were fitted, and times of single calls are off by 44.1% on average.")
     said = stated([EngineFacts(), EngineFacts(token_level=True)])
     assert said.endswith(f"Speed-ups by token-level speculation are off by {TOKEN_LEVEL_ERROR:.0%} of printed ones on average.")

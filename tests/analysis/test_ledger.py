@@ -122,26 +122,16 @@ def test_by_kinds_of_stages(tmp_path: Path, calls: Any, steps: Any, more: dict[s
     assert {role: lines(found.engines[role]) for role in expected} == expected
 
 
-def test_a_run_that_goes_on(tmp_path: Path) -> None:
+def test_what_a_run_that_goes_on_or_was_killed_has_not_recorded_is_said(tmp_path: Path) -> None:
+    """Of the last run the first session was killed, and left no row of five tokens."""
     calls, steps = [answered("d", "draft", 1, 30, "\n\n")], [step(1, "accepted", "d", 30, 30, drafted=30)]
-    folder = write(tmp_path, calls=calls, steps=steps, closed=False, card=card(0, 1, sessions=[{"started_unix_ns": 1}]))
+    folder = write(tmp_path / "on", calls=calls, steps=steps, closed=False, card=card(0, 1, sessions=[{"started_unix_ns": 1}]))
     found = ledger(folder).engines["d"]
-    assert lines(found) == {"lost": 30}
-    assert "in progress" in found.why_unrecorded
-
-
-def test_several_sessions_count_together(tmp_path: Path) -> None:
-    """The first one was killed, and left no row of five tokens."""
-    calls, steps = [answered("d", "draft", 1, 30, "\n\n")], [step(1, "accepted", "d", 30, 30, drafted=30)]
+    assert (lines(found), "in progress" in found.why_unrecorded) == ({"lost": 30}, True)
     first = {"started_unix_ns": 1, "status": "killed", "engine_statistics": {"d": statistics(5, 5)}}
     second = {"started_unix_ns": 2, "ended_unix_ns": 3, "status": "finished", "engine_statistics": {"d": statistics(30)}}
-    rows = [chain("a", 0, 1, thought_tokens=30)]
-    found = ledger(write(tmp_path, calls=calls, steps=steps, chains=rows, card=card(0, 1, sessions=[first, second]))).engines["d"]
-    assert (found.output["unrecorded"], found.input["unrecorded"]) == (5, 5)
-    assert "left no rows" in found.why_unrecorded
-
-
-def test_no_tokens_at_all(tmp_path: Path) -> None:
-    empty = ledger(write(tmp_path, calls=[], steps=[], chains=[]))
-    assert [lines(each) for each in empty.engines.values()] == [{}]
-    assert empty.share(*WASTED) is None
+    rows, told = [chain("a", 0, 1, thought_tokens=30)], card(0, 1, sessions=[first, second])
+    found = ledger(write(tmp_path / "twice", calls=calls, steps=steps, chains=rows, card=told)).engines["d"]
+    assert (found.output["unrecorded"], found.input["unrecorded"], "left no rows" in found.why_unrecorded) == (5, 5, True)
+    empty = ledger(write(tmp_path / "empty"))
+    assert ([lines(each) for each in empty.engines.values()], empty.share(*WASTED)) == ([{}], None)

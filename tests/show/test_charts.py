@@ -59,20 +59,19 @@ def test_every_cause_and_every_outcome_has_words() -> None:
 
 
 def test_busy_and_idle_are_shares_of_each_slice(tmp_path: Path) -> None:
-    """Two engines on one device, in four slices: `a` drafts until 1 and is verified until 3, `b` waits for the draft; the run ends at 4."""
-    calls = [call("a", "d", 0, 0, 1), call("b", "d", 0, 1, 2), call("a", "t", 1, 1, 3)]
-    engines = {role: {"backend": "sim", "device": {"name": "gpu"}} for role in ("d", "t")}
-    told = card(0, 4, engines=engines)
-    with Query(write(tmp_path, calls=calls, chains=[chain("a", 0, 3), chain("b", 0, 2)], card=told)) as db:
+    """Two engines on one device, in four slices of 2 s: `a` drafts until 2 and is verified until 6, `b` drafts after it."""
+    calls = [call("a", "d", 0, 0, 2), call("b", "d", 0, 2, 4), call("a", "t", 2, 2, 6)]
+    told = card(0, 8, engines={role: {"backend": "sim", "device": {"name": "gpu"}} for role in ("d", "t")})
+    with Query(write(tmp_path, calls=calls, chains=[chain("a", 0, 6), chain("b", 0, 4)], card=told)) as db:
         found = occupancy.occupancy(read_work(db), 4)
     in_flight = [[list(mark.y) for mark in panel.marks] for panel in charts.requests(found).panels]
     assert in_flight == [[[1, 1, 0, 0], [2, 1, 0, 0]], [[0, 1, 1, 0]], [[2, 2, 2, 2, 1, 1, 0, 0]]], "those that wait lie on top"
     chart = charts.causes(found)
     assert [panel.y.title for panel in chart.panels] == [
-        "d: busy 2 s (50.0%), no chain in flight 1 s (25.0%), tail (too few chains left) 1 s (25.0%)",
-        "t: busy 2 s (50.0%), no chain in flight 1 s (25.0%), all chains at the other engine 1 s (25.0%)",
-        "device gpu: busy 3 s (75.0%), no chain in flight 1 s (25.0%)",
-        "engines at the same time: two or more engines busy 1 s (25.0%)",
+        "d: busy 4 s (50.0%), no chain in flight 2 s (25.0%), tail (too few chains left) 2 s (25.0%)",
+        "t: busy 4 s (50.0%), no chain in flight 2 s (25.0%), all chains at the other engine 2 s (25.0%)",
+        "device gpu: busy 6 s (75.0%), no chain in flight 2 s (25.0%)",
+        "engines at the same time: two or more engines busy 2 s (25.0%)",
     ]
     assert [list(panel.marks[-1].y) for panel in chart.panels] == [[1] * 4, [1] * 4, [1] * 4, [0, 1, 0, 0]], "the last part ends at all"
     assert "barrier (lockstep)" not in chart.legend, "what never was has no place in the legend"
