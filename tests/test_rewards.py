@@ -1,7 +1,7 @@
 """Steps are scored: which texts and whose, what is asked at once, what fails, and what the bundled reward model makes of a real run."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from statistics import mean
@@ -39,7 +39,7 @@ SIM = SimSpec(
     max_model_len=256, max_in_flight=4,
 )  # fmt: skip
 PROMPT = TextPrompt(begin="{problem}\n", step="{step}\n\n")
-Fail = Callable[[str], Exception | float | None]
+Failures = Mapping[str, Exception | float]
 Scores = list[tuple[StepToScore, Mapping[str, Reward]]]
 STAGES = {"draft": {"kind": "draft", "engine": "small", "candidates": 2, "max_tokens": 9}}
 ENGINES: dict[str, Any] = {"small": {}, "large": {}}
@@ -107,10 +107,10 @@ def test_it_reads_what_a_run_writes(tmp_path: Path, graph: str) -> None:
 
 
 class Watched:
-    """An engine that counts what is asked of it, and fails or dawdles as `fail` says of a chain."""
+    """An engine that counts what is asked of it, and fails with the error of a chain or dawdles for its seconds."""
 
-    def __init__(self, engine: Engine, fail: Fail) -> None:
-        self._engine, self._fail = engine, fail
+    def __init__(self, engine: Engine, failures: Failures) -> None:
+        self._engine, self._failures = engine, failures
         self.requests: list[Request] = []
         self.in_flight = self.most = 0
 
@@ -122,11 +122,10 @@ class Watched:
         self.in_flight += 1
         self.most = max(self.most, self.in_flight)
         try:
-            failure = self._fail(request.affinity)
+            failure = self._failures.get(request.affinity, 0.0)
             if isinstance(failure, Exception):
                 raise failure
-            if failure is not None:
-                await anyio.sleep(failure)
+            await anyio.sleep(failure)
             return await self._engine.generate(request)
         finally:
             self.in_flight -= 1
@@ -142,9 +141,9 @@ def step_of(number: int, *texts: str, before: tuple[str, ...] = ()) -> StepToSco
     )
 
 
-async def score(steps: list[StepToScore], fail: Fail = lambda chain: None) -> tuple[Scores, Watched]:
+async def score(steps: list[StepToScore], failures: Failures | None = None) -> tuple[Scores, Watched]:
     async with open_engines({"reward": SIM}) as engines:
-        engine = Watched(engines["reward"], fail)
+        engine = Watched(engines["reward"], failures or {})
         found: Scores = []
         scorer = Scorer(engine, SIM, RewardPromptBuilder(engine.tokenizer, PROMPT, "test"))
         await scorer.run(iter(steps), lambda *scored: found.append(scored))
@@ -154,7 +153,7 @@ async def score(steps: list[StepToScore], fail: Fail = lambda chain: None) -> tu
 @pytest.mark.anyio
 async def test_rewards_come_in_order_with_the_engine_as_full_as_it_may_be() -> None:
     steps = [step_of(i, "a", "b", "a") for i in range(20)]
-    found, engine = await score(steps, lambda chain: 5.0 if chain == "p#0" else None)
+    found, engine = await score(steps, {"p#0": 5.0})
     assert [step for step, _ in found] == steps
     assert all(set(rewards) == {"a", "b"} for _, rewards in found)
     assert all(isinstance(reward, float) and 0 <= reward <= 1 for _, rewards in found for reward in rewards.values())
@@ -176,15 +175,14 @@ async def test_a_text_of_several_steps_has_the_least_of_their_rewards() -> None:
 @pytest.mark.anyio
 async def test_a_text_that_fails_has_no_reward_and_the_others_have_but_a_dead_engine_ends_it() -> None:
     steps, refused = [step_of(0, "y " * 1200, "", "x"), step_of(1, "x")], RequestRefused("no")
-    found, _ = await score(steps, lambda chain: refused if chain == "p#1" else None)
+    found, _ = await score(steps, {"p#1": refused})
     long, empty, short = (found[0][1][text] for text in ("y " * 1200, "", "x"))
     assert isinstance(long, ContextOverflow)
     assert str(empty) == "the text says nothing"
     assert isinstance(short, float)
     assert found[1][1]["x"] is refused
-    dead = EngineDead("reward", "out of breath")
     with pytest.raises(EngineDead, match="engine 'reward' died: out of breath"):
-        await score([step_of(i, "a", "b") for i in range(9)], lambda chain: dead if chain == "p#5" else None)
+        await score([step_of(i, "a", "b") for i in range(9)], {"p#5": EngineDead("reward", "out of breath")})
 
 
 def test_means_are_over_steps_and_count_a_text_as_often_as_it_was_drafted(tmp_path: Path) -> None:

@@ -50,7 +50,11 @@ class Selections:
             raise UsageError(f"--labels answers: {what}; use rewards or verdicts")
         if self._labels == "rewards" and not scored:
             raise UsageError(f"--labels rewards: {run} has no rewards; score its candidates with `pipeline score {run} --prm FILE`")
-        self._rewards = _rewards(run) if self._labels == "rewards" else {}
+        self._rewards: dict[tuple[str, int, int], float] = {}
+        """By chain, step and candidate."""
+        if self._labels == "rewards":
+            with Query(run) as db:
+                self._rewards = {(chain, step, index): reward for chain, step, index, reward in db.stream(REWARDS)}
 
     def found(self, left_out: Counter[str]) -> Iterator[Found]:
         """Each verification that has a right option. What gives no row is counted in `left_out` by the reason, as a clause."""
@@ -59,7 +63,7 @@ class Selections:
             for step, requests in chain.steps:
                 for asked in requests:
                     if asked.label.name in self._judges:
-                        found = self._right(chain, step, asked.distinct, asked.label.name)
+                        found = self._right(chain, step, asked)
                         options, right = ((), ()) if found is None else self._options(asked, found)
                         if right:
                             yield *of_chain, self._columns(step, asked) | {"options": options, "right": right}
@@ -91,18 +95,20 @@ class Selections:
         right = tuple(place for place, index in zip(places, asked.distinct, strict=True) if index in found)
         return options.all, right if right or options.none is None else (options.none,)
 
-    def _right(self, chain: RetracedChain, step: Step, judged: Iterable[int], stage: str) -> Collection[int] | None:
+    def _right(self, chain: RetracedChain, step: Step, asked: AskedRequest) -> Collection[int] | None:
         """The indices of the judged candidates that are right, perhaps none; None where nobody knows."""
+        judged = asked.distinct
         if self._labels == "answers":
             return self._by_answers(chain, step, judged)
         if self._labels == "rewards":
-            rewards = {index: self._rewards.get((chain.row.chain_id, step.index, index)) for index in judged}
-            known = {index: reward for index, reward in rewards.items() if reward is not None}
-            return {index for index, reward in known.items() if reward >= GOOD} if len(known) == len(rewards) else None
+            places = {index: (chain.row.chain_id, step.index, index) for index in judged}
+            if not self._rewards.keys() >= {*places.values()}:
+                return None
+            return {index for index, place in places.items() if self._rewards[place] >= GOOD}
         if not chain.row.correct:
             return None
         # Of two stages that judged a step the first one had rejected all.
-        verdict = step.verdict if step.verify_stage == stage else None
+        verdict = step.verdict if step.verify_stage == asked.label.name else None
         return set() if verdict is None else {*judged} & {verdict.chosen}
 
     def _by_answers(self, chain: RetracedChain, step: Step, judged: Iterable[int]) -> Collection[int] | None:
@@ -113,9 +119,3 @@ class Selections:
         found = {index: draft_is_right(step.candidates[index].text, kind, reference, self._grader) for index in judged}
         right = {index for index, correct in found.items() if correct}
         return None if not right and None in found.values() else right
-
-
-def _rewards(run: Path) -> dict[tuple[str, int, int], float]:
-    """The reward of every candidate that was scored, by its chain, step and index."""
-    with Query(run) as db:
-        return {(chain, step, index): reward for chain, step, index, reward in db.stream(REWARDS)}

@@ -1,6 +1,5 @@
 """Fitting simulated engines to runs: rates that made a run are found again, lengths come back, the file is one that runs."""
 
-import math
 import shutil
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from pipeline.calibration.calibrate import Calibration, calibrate, engines_file
 from pipeline.calibration.fit import error_of, simulate
 from pipeline.calibration.recorded import CORRELATION, TimedCall, accuracy_for, durations, read_calls, read_texts, undisturbed
 from pipeline.engines.models import read_json
-from pipeline.engines.sim.spec import SimDeviceSpec, SimSpec
+from pipeline.engines.sim.spec import SimDeviceSpec
 from pipeline.errors import InputError, UsageError
 from pipeline.options import RunOptions
 from pipeline.run.prepare import load_plan
@@ -92,16 +91,6 @@ def test_the_file_gives_about_the_same_run_beside_which_its_error_stands(recorde
     assert error == pytest.approx(fitted.specs["draft"].device.fit_error, rel=1e-5)
     assert f"off by {error:.1%} on average" in notices(file, "finished")[1]
     assert {spec.parameters for spec in file.plan.engines.values()} == {3.28e10, 1.78e9}  # type: ignore[attr-defined]
-
-
-def test_work_that_shares_a_device_shares_its_time() -> None:
-    device = SimDeviceSpec(name="d", flops_per_s=math.inf, bytes_per_s=math.inf, overhead_s=1.0)
-    spec = SimSpec(model="m", device=device, parameters=1.0, kv_bytes_per_token=0.0)
-    call = TimedCall("draft", 0.0, 1.0, 10, 5, (4, 2))
-    alone = simulate({"draft": spec}, {"draft": [call]})
-    both = simulate({"draft": spec, "target": spec}, {"draft": [call], "target": [call]})
-    assert alone["draft"].tolist() == [4.0]  # the prompt's iteration gives the first token
-    assert both["draft"].tolist() == both["target"].tolist() == [8.0]
 
 
 def test_calls_are_read_up_to_the_moment_at_which_one_engine_has_enough(recorded: list[Path]) -> None:

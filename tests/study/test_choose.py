@@ -37,8 +37,7 @@ def test_the_upper_end_is_where_the_score_test_begins_to_reject(problems: int, p
 
 
 def test_no_difference_in_n_problems_is_a_loss_of_little_more_than_wilson_s() -> None:
-    assert Pairs(100, 0, 0).most(Z) == pytest.approx(Z * Z / (100 + Z * Z))
-    assert Pairs(10, 10, 0).most(Z) == pytest.approx(1)
+    assert [Pairs(100, 0, 0).most(Z), Pairs(10, 10, 0).most(Z)] == pytest.approx([Z * Z / (100 + Z * Z), 1])
 
 
 @pytest.fixture(scope="module")
@@ -81,12 +80,10 @@ def test_the_preset_makes_the_plan_of_the_point_again(points: list[Measured], se
 
 
 @pytest.mark.slow
-def test_several_samples_or_no_answers_are_refused(points: list[Measured]) -> None:
-    target, *_ = points
+def test_several_samples_or_no_other_point_are_refused(points: list[Measured]) -> None:
     twice = [graded(point, [1] * 40, 1) for point in points]
-    for point in twice:
-        point.run.sums["graded"] *= 2
+    twice[0].run.sums["graded"] *= 2
     with pytest.raises(UsageError, match="--max-loss: needs one sample a problem"):
         choose(twice, 0.01)
     with pytest.raises(UsageError, match="no point finished beside the target alone"):
-        choose([target], 0.01)
+        choose(points[:1], 0.01)

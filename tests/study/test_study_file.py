@@ -127,7 +127,6 @@ def test_a_run_of_two_parts_is_made_once_and_engines_files_tell_systems_apart(st
     [
         ({"systems": None}, "mine.yaml, line 1: $: the key `systems` is missing"),
         ({"systems": [{"graph": "speccot", "sets": {}}]}, "line 4: $.systems[0]: unknown key `sets`; did you mean `set`?"),
-        ({"set": {"nothing": 1}}, "no graph or engines file here has `nothing`"),
         ({"systems": [{"graph": "speccot", "set": {"nothing": 1}}]}, "speccot has no param `nothing`"),
         ({"data": ["arith"], "random": "2:0"}, "data arith: has both `limit` and `random`; give only one of them"),
         ({"tables": ["speccot-22"]}, "--table speccot-22: no such table; did you mean"),

@@ -41,7 +41,6 @@ def test_settings_go_before_the_file(tmp_path: Path) -> None:
         ({"learning_rat": 1}, "train.yaml, line 1: $: unknown key `learning_rat`; did you mean `learning_rate`?"),
         (["lora.dropout=1.0"], "--set lora.dropout=1.0: expected `float` < 1.0, got 1.0"),
         (["output=null"], "has no `output`; name the folder of the adapter there, or with --output"),
-        (["lora.rank"], "--set lora.rank: expected NAME=VALUE"),
     ],
 )
 def test_what_is_wrong_in_a_file_or_a_setting_is_one_sentence(tmp_path: Path, wrong: dict[str, Any] | list[str], says: str) -> None:

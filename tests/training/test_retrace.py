@@ -33,12 +33,13 @@ def test_every_step_comes_out_as_it_was_recorded(run: str, tmp_path: Path, monke
     digests = {row["request_id"]: row["prompt_digest"] for row in rows(result, "calls")}
     asked = [asked.request for chain in found.values() for _, requests in chain.steps for asked in requests]
     assert all(request.digest() == digests[request.request_id] for request in asked)
-    steps = {(row["chain_id"], row["step_index"]): row for row in rows(result, "steps")}
-    retraced = {(name, step.index): step for name, chain in found.items() for step, _ in chain.steps}
-    assert retraced.keys() == steps.keys()
-    for place, step in retraced.items():
-        row, drafts = steps[place], [each.text for each in step.candidates]
-        assert (step.decision, step.span.text, drafts) == (row["decision"], row["step_text"], row["candidate_texts"])
+    said = ("decision", "step_text", "candidate_texts")
+    recorded = {(row["chain_id"], row["step_index"]): tuple(row[name] for name in said) for row in rows(result, "steps")}
+    assert {
+        (name, step.index): (step.decision, step.span.text, [each.text for each in step.candidates])
+        for name, chain in found.items()
+        for step, _ in chain.steps
+    } == recorded
     graded = {row["chain_id"]: (row["correct"], row["answer"]) for row in rows(result, "chains")}
     assert {name: (each.row.correct, each.chain.stated_answer()) for name, each in found.items()} == graded
 

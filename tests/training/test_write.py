@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,11 @@ import pytest
 
 from pipeline.errors import UsageError
 from pipeline.run.run import SessionResult
+from pipeline.store.rows import RewardRow
+from pipeline.store.store import RunStore
 from pipeline.training.examples import split_of
 from pipeline.training.write import Wanted, WrittenData, write_training_data
+from tests.support.rows import blank
 from tests.support.runs import rows, solve, write_problems
 
 pytestmark = pytest.mark.slow  # whole runs
@@ -73,6 +77,20 @@ def test_choices_of_a_run_whose_answers_are_right(speccot: SessionResult, tmp_pa
         step = steps[row["chain_id"], row["step_index"]]
         assert tuple(row["option_ids"]) in asked
         assert [row["options"][place] for place in row["right"]] == [step["score_label"]]
+
+
+def test_choices_of_a_run_with_rewards_are_right_by_them(speccot: SessionResult, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(speccot.folder, tmp_path / "run"))
+    _, *known = [row for row in rows(folder, "steps") if row["verify_kind"] == "choose"]  # of the first one nobody knows
+    steps = {(row["chain_id"], row["step_index"]): row["candidate_texts"] for row in known}
+    with RunStore(folder).rewards() as add:
+        for (chain, index), texts in steps.items():
+            add([blank(RewardRow, chain_id=chain, step_index=index, candidate_index=i, reward=i / 2) for i in range(len(texts))])
+    _, data = written(tmp_path, folder, format="selection")
+    assert {(row["chain_id"], row["step_index"]): row["right"] for row in data} == {
+        step: [place for place, text in enumerate(dict.fromkeys(texts), 1) if texts.index(text) / 2 >= 0.5] or [0]
+        for step, texts in steps.items()
+    }
 
 
 def test_choices_among_thoughts_by_their_answers(tmp_path: Path) -> None:
