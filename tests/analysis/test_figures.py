@@ -22,12 +22,13 @@ from pipeline.analysis.steps import count_steps
 from pipeline.analysis.summary import StageSummary, Summary, summarize
 from pipeline.analysis.time.latency import QUANTITIES, latencies
 from pipeline.cli.show import failures
+from pipeline.errors import InputError
 from pipeline.store.query import Query
 from pipeline.store.rows import RewardRow, StepRow
 from pipeline.store.store import RunStore
 from tests.analysis.conftest import STAGES
 from tests.support.rows import blank
-from tests.support.run_files import RESPONSE, RUN_JSON
+from tests.support.run_files import RESPONSE, RUN_JSON, write_run_json
 from tests.support.traces import CHOOSE, SCORE, at, call, card, chain, write
 
 SESSIONS = (0, 40), (50, 100)
@@ -249,10 +250,10 @@ def test_counts_of_steps_and_failures_and_percentiles_are_what_plain_loops_find(
         assert (scores.accepted.sum(), scores.rejected.sum(), scores.threshold) == (counted["accepted"], counted["fallback"], 7.0)
     failed = sorted((row for row in rows["chains"] if row.stop_reason == "error"), key=lambda row: (row.end_unix_ns, row.chain_id))
     for each in (causes := failures(folder)):
-        mine = [row for row in failed if (row.error_type, row.error_stage) == (each["error_type"], each["stage"])]
-        assert (each["count"], each["message"]) == (len(mine), mine[0].error_message)
-        assert each["examples"] == [row.chain_id for row in mine[:5]]
-    assert [each["count"] for each in causes] == sorted(Counter((row.error_type, row.error_stage) for row in failed).values(), reverse=True)
+        mine = [row for row in failed if (row.error_type, row.error_stage) == (each.error_type, each.stage)]
+        assert (each.count, each.message) == (len(mine), mine[0].error_message)
+        assert each.examples == tuple(row.chain_id for row in mine[:5])
+    assert [each.count for each in causes] == sorted(Counter((row.error_type, row.error_stage) for row in failed).values(), reverse=True)
     columns = dict(zip(QUANTITIES, ("client_wait_s", "queue_time_s", None, "decode_time_s", None, "e2e_latency_s", None), strict=True))
     known = defaultdict[tuple[str, str], list[float]](list)
     for row in rows["calls"]:
@@ -264,6 +265,22 @@ def test_counts_of_steps_and_failures_and_percentiles_are_what_plain_loops_find(
         some = known[each.stage, each.quantity]
         assert [each.p50, each.p90, each.p99] == pytest.approx(np.percentile(some, [50, 90, 99], method="inverted_cdf").tolist())
         assert (each.count, each.max, each.mean) == (len(some), pytest.approx(max(some)), pytest.approx(fmean(some)))
+
+
+def test_a_run_without_rows_or_that_goes_on_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
+    store = RunStore(write_run_json(tmp_path, sessions=[]))
+    found = summarize(tmp_path)
+    assert (found.run, found.status, found.graph, found.models) == (tmp_path.name, "finished", "target", {"target": "large"})
+    assert (found.schedule, found.batch_size, found.planned, found.samples) == ("pipelined", 8, 1, 1)
+    assert (found.chains, found.steps, found.engines, found.stages, found.errors) == (0, 0, {}, {}, {})
+    assert [found.accuracy, found.problems_per_s, found.acceptance_rate, found.draft_share] == [None] * 4
+    for mass in [1.0] * 9 + [0.3]:
+        store.append("steps", [blank(StepRow, step_tokens=2, decision="fallback", score_mass=mass, score_probs=(1.0,), **SCORE)])
+    assert (summarize(tmp_path).thought_tokens, summarize(tmp_path).doubtful_share) == (20, 0.1)
+    store.close()
+    assert (summarize(tmp_path).thought_tokens, summarize(tmp_path).doubtful_share) == (20, 0.1)
+    with pytest.raises(InputError, match="expected a run folder"):
+        summarize(tmp_path / "missing")
 
 
 counts = st.lists(st.tuples(st.integers(0, 9), st.integers(1, 9)), min_size=30, max_size=40)

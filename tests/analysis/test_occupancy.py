@@ -89,14 +89,12 @@ TWO = {"batch_size": 1, "replicas": 2, "input": RUN_JSON["input"] | {"rows": 2}}
         ([], [], {}, "d", 4, 0, {"nothing_admitted": 4}),
     ],
 )  # fmt: skip
-def test_by_hand(
-    tmp_path: Path, calls: Any, lives: Any, more: Any, place: str, span: float, busy: float, expected: dict[str, float]
-) -> None:
+def test_by_hand(tmp_path: Path, calls: Any, lives: Any, more: Any, place: str, span: int, busy: float, expected: Any) -> None:
     """Calls: chain, engine, ready, sent, ended, and if given attempt and replica. `more` of `run.json`; None: the run was killed."""
-    rows = [call(*each[:5], attempt=each[5] if len(each) > 5 else 0, replica=each[6] if len(each) > 6 else 0) for each in calls]
+    rows = [call(*each[:5], **dict(zip(("attempt", "replica"), (*each[5:], 0, 0), strict=False))) for each in calls]
     chains = [chain(*each, replica=number, input_row=number + 1) for number, each in enumerate(lives)]
     told: Any = {"sessions": []} if more is None else card(0, span, **more)
-    found = over_time(write(tmp_path, calls=rows, chains=chains, steps=[], closed=more is not None, card=told), bins=int(span))
+    found = over_time(write(tmp_path, calls=rows, chains=chains, steps=[], closed=more is not None, card=told), bins=span)
     spent = (found.engines | found.devices)[place]
     assert (found.span_s, spent.total_busy_s, idle(spent)) == (span, busy, expected)
     if more is None:
