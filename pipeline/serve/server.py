@@ -42,7 +42,7 @@ Metrics = Callable[[Plan, Executor | None, Desk], tuple[bytes, str]]
 
 
 class GraphServer:
-    """One server over one run, from its start to its end, in an event loop."""
+    """One server over one run, from its start to its end."""
 
     def __init__(self, run: Prepared, limits: ServeLimits, address: Address, listener: socket.socket, metrics: Metrics) -> None:
         self._arrivals, self._listener, self._run = Arrivals(), listener, run
@@ -145,11 +145,8 @@ def serve(
         observer.ready(run)
         for sentence in run.told:
             observer.tell(sentence)
-
-        async def solve_in_loop() -> SessionResult:
-            return await GraphServer(run, limits, address, listener, metrics).solve(observer, attend)
-
-        return in_loop(solve_in_loop, virtual=False)
+        server = GraphServer(run, limits, address, listener, metrics)
+        return in_loop(partial(server.solve, observer, attend), virtual=False)
 
 
 def allow_files() -> None:
