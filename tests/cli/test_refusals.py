@@ -13,7 +13,6 @@ from tests.support.rows import blank
 from tests.support.run_files import write_run_json
 from tests.support.training_data import write_config
 
-LOCAL_ONLY = "a URL, where only a path of this machine can be used"
 NO_SECRETS = "s3://bucket/x: a URL holds no credentials and no options; set them in the environment"
 TRAIN = "train select train.yaml --set"
 REFUSED = {
@@ -72,7 +71,7 @@ REFUSED = {
     "export one --correct": "--correct: only with --as sft or selection, not --as answers",
     "export one two": "--as answers: one RUN at a time; several only with --as sft or selection",
     "sweep speccot": "no problems to solve: name a file or a data set with --input, such as arith",
-    "sweep speccot arith -o s3://b/x": f"--output: s3://b/x: {LOCAL_ONLY}",
+    "sweep speccot arith -o s3://b/x": "--output: s3://b/x: a URL, where only a path of this machine can be used",
     "sweep speccot -i arith --batch-size 1,x": "'x' is not a whole number",
     "sweep speccot -i arith --batch-size 1,1": "names a value twice",
     "sweep speccot -i arith --vary candidates": "expected NAME=VALUE,VALUE,..., for example candidates=1,2,5",

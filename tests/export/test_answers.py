@@ -23,14 +23,10 @@ from tests.support.runs import rows, solve, write_problems
 BAD = (b'{"problem_id": "empty", "level": "hard"}',)
 
 
-def answer_rows(folder: Path) -> list[dict[str, Any]]:
-    return list(Answers(folder).rows())
-
-
 @pytest.mark.slow
 def test_a_row_for_each_problem_in_the_order_of_the_input(tmp_path: Path) -> None:
     folder = solve(tmp_path, input=write_problems(tmp_path, 12, BAD)).folder
-    *answered, bad = answer_rows(folder)
+    *answered, bad = Answers(folder).rows()
     chains = {chain["problem_id"]: chain for chain in rows(folder, "chains")}
     assert [(row["problem_id"], row["problem"]) for row in answered] == [(f"p{i}", f"Problem number {i}?") for i in range(12)]
     for row in answered:
@@ -45,7 +41,7 @@ def test_columns_that_are_called_like_ours_are_renamed(tmp_path: Path) -> None:
     problems = tmp_path / "problems.jsonl"
     problems.write_bytes(msgspec.json.encode({"question": "1+1?", "answer": "x", "status": "old", "gold": "2", "level": 5}) + b"\n")
     folder = solve(tmp_path, input=problems, columns={"problem": "question", "answer": "gold"}).folder
-    [row] = answer_rows(folder)
+    [row] = Answers(folder).rows()
     own = {"input_answer": "x", "input_status": "old", "gold": "2", "level": 5}
     assert (row["problem"], row["reference_answer"], {name: row[name] for name in own}) == ("1+1?", "2", own)
     assert list(Answers(folder, thoughts=True).columns()) == [*list(row)[:7], "thought", *own]
@@ -99,7 +95,7 @@ def test_of_a_run_that_is_not_finished(tmp_path: Path) -> None:
     whole = solve(tmp_path).folder
     cut(whole, part := tmp_path / "part", 0.5)
     over = {row["problem_id"] for batch in read_batches(part, "chains", ["problem_id"]) for row in batch.to_pylist()}
-    states = {row["problem_id"]: row["status"] for row in answer_rows(part)}
+    states = {row["problem_id"]: row["status"] for row in Answers(part).rows()}
     assert {name for name, state in states.items() if state == "done"} == over
     assert set(states.values()) == {"done", "unfinished"}
 
