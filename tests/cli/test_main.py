@@ -1,5 +1,6 @@
-"""The command line as a whole: help, the environment, exit codes, errors that nobody foresaw."""
+"""The command line as a whole: help, the environment, exit codes, errors that nobody foresaw; and what is bundled: lists, data, plans."""
 
+import json
 import os
 import subprocess
 import sys
@@ -8,10 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import click
+import pyarrow.parquet as pq
 import pytest
 
+from pipeline.cli.bundled import KINDS
 from pipeline.cli.main import COMMANDS, cli
 from pipeline.errors import MAX_NAMES, did_you_mean
+from pipeline.graph.files import bundled_files
 from pipeline.store.run_file import RunFile
 from tests.support.commands import COMMAND, pipeline, spawned
 from tests.support.paths import ROOT, SIM
@@ -22,6 +26,7 @@ SHORT = {"--output": "-o", "--input": "-i", "--limit": "-n", "--set": "-s", "--q
 HEADINGS = ["Input", "Models", "Prompting", "Scheduling", "Output", "Resume", "Replicas", "Display"]
 FAIL = "import pipeline.graph.files as b\ndef fail(*kinds):\n    raise {}\nb.bundled_files = fail\n"
 RUN = ("run", "speccot")
+SPECCOT = "graphs/speccot.yaml"
 
 
 def options_in(command: dict[str, Any]) -> Iterator[list[str]]:
@@ -118,3 +123,55 @@ def test_the_traceback_of_a_defect_is_in_a_file_that_the_sentence_names(tmp_path
     no_defect = failing("ExceptionGroup('g', [MemoryError()])", tmp_path)
     assert (no_defect.returncode, no_defect.stderr.startswith("error: out of memory; ")) == (1, True)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("kind", [None, *KINDS])
+def test_everything_bundled_is_listed_with_what_it_is(kind: str | None) -> None:
+    words = [] if kind is None else [kind]
+    found = json.loads(pipeline("list", *words, "--json").stdout)
+    assert all(row["name"] and row["about"] for row in found)
+    printed = pipeline("list", *words).stdout
+    assert all(row["name"] in printed for row in found)
+    assert "None" not in printed
+    names = [row["name"] for row in found]
+    form = None if kind is None else KINDS[kind][1]
+    assert sorted(names) == sorted(KINDS if kind is None else names if form is None else bundled_files(form))
+    if kind == "graphs":
+        assert names[:4] == ["speccot", "specreason", "scot", "target"]
+
+
+def test_a_data_set_is_prepared_in_the_folder_data(tmp_path: Path) -> None:
+    done = pipeline("prepare", "arith", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("data/arith.parquet: 500 problems, digest ")
+    assert pq.read_metadata(tmp_path / "data/arith.parquet").num_rows == 500
+    (tmp_path / "one.jsonl").write_text('{"question": "x", "answer": "#### 1"}\n')
+    other = pipeline("prepare", "gsm8k", "--from", "one.jsonl", "-o", "here.parquet", cwd=tmp_path)
+    assert (other.returncode, other.stdout.startswith("here.parquet: 1 problems, digest ")) == (0, True)
+    assert other.stderr.startswith("warning: one.jsonl: 1 rows with the digest ")
+
+
+def test_a_plan_as_text_as_json_and_as_a_drawing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    done = pipeline("graph", "check", SPECCOT)
+    assert done.stdout.startswith(f"{SPECCOT}: OK\nspeccot, digest ")
+    assert "↻ reason: repeat" in done.stdout
+    assert json.loads(pipeline("graph", "check", SPECCOT, "--json").stdout)["graph"]["name"] == "speccot"
+    assert "\n● answer: answer" in pipeline("graph", "show", SPECCOT).stdout
+    assert pipeline("graph", "show", SPECCOT, "--format", "mermaid").stdout.startswith("flowchart TD\n")
+    chosen = pipeline("graph", "check", "speccot", "--model", "target=bundled:tiny-target", "--model", "draft=bundled:tiny-draft")
+    assert chosen.stderr.startswith("engines: target bundled:tiny-target (")
+    assert chosen.stderr.splitlines()[0].endswith("; prompts: default")
+    assert "● target  torch" in chosen.stdout
+
+
+def test_a_preset_may_set_what_the_graph_has_in_part(tmp_path: Path) -> None:
+    preset = tmp_path / "tuned.yaml"
+    for graph, values in (
+        ("specreason", "statistic: min, sure: -0.7, threshold: 5"),
+        ("target", "temperature: 0.5, threshold: 5"),
+        ("specreason", "stages.fallback.temperature: 0.5"),
+    ):
+        preset.write_text(f"set: {{{values}}}\n")
+        done = pipeline("graph", "check", graph, "--preset", preset)
+        assert (done.returncode, done.stderr) == (0, "")

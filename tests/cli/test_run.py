@@ -26,7 +26,6 @@ from tests.support.runs import write_problems
 SPECCOT = str(ROOT / "graphs/speccot.yaml")
 NOBODY = "{backend: openai, base_url: 'http://127.0.0.1:1/v1', model: none, tokenizer: 'bundled:tiny-target', reconnect_s: 0.1}"
 """An engine that cannot be opened: that would be another sentence and another exit code."""
-SMALL = ("--model", "target=bundled:tiny-target", "--model", "draft=bundled:tiny-draft")
 SHORT = ["--set", "engines.*.text.steps_mean=3"]
 STUDY = f"""
 title: Two systems
@@ -117,8 +116,8 @@ def test_a_working_folder_that_is_gone_is_named(tmp_path: Path, capsys: pytest.C
 @pytest.mark.torch
 @pytest.mark.usefixtures("torch_here")
 def test_a_run_on_named_models_is_resumed_on_the_engines_that_were_chosen(tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    done = pipeline("run", "speccot", *SMALL, "--input", TEST_SET, "--limit", "8", "--output", run)
+    run, models = tmp_path / "run", ("--model", "target=bundled:tiny-target", "--model", "draft=bundled:tiny-draft")
+    done = pipeline("run", "speccot", *models, "--input", TEST_SET, "--limit", "8", "--output", run)
     assert done.returncode == 0, done.stderr
     assert "engines: target bundled:tiny-target (torch, " in done.stderr
     assert pipeline("resume", run, "--limit", "12").returncode == 0

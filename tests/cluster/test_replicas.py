@@ -221,7 +221,6 @@ def test_what_is_not_all_shards_of_one_run_once_is_refused(shards: Mapping[str |
     stopped = structs.replace(files["1/3"], status="interrupted")
     for given, what in (
         ([files["0/3"], files["1/3"]], "each once; these are 0/3, 1/3$"),
-        ([files["0/3"]], "each once; these are 0/3$"),
         ([files["0/3"], files["1/3"], files["1/3"]], "each once; these are 0/3, 1/3, 1/3$"),
         ([files["0/3"], files["whole"]], "is not a shard"),
         ([files["0/3"], other, files["2/3"]], "are not shards of one run: seed is 8, was 7"),

@@ -20,12 +20,18 @@ from tests.support.killed import cut
 from tests.support.rows import blank
 from tests.support.runs import rows, solve, write_problems
 
-BAD = (b'{"problem_id": "empty", "level": "hard"}',)
+COLUMNS = {name: pa.string() for name in ("problem_id", "problem", "answer")}
+COLUMNS |= {"correct": pa.bool_(), "level": pa.int64(), "votes": pa.string(), "score": pa.float64()}
+ROWS: list[dict[str, Any]] = [
+    {"problem_id": "p0", "problem": 'Two lines\nand a "quote", and a comma', "answer": "=1+1", "correct": True, "level": 3},
+    {"problem_id": "p1", "problem": "2 < 3?", "answer": None, "correct": None, "votes": {"7": 2, "8": 1}, "score": 0.5},
+    {"problem_id": "p2", "level": 2**53 + 1, "votes": [1, None]},
+]
 
 
 @pytest.mark.slow
 def test_a_row_for_each_problem_in_the_order_of_the_input(tmp_path: Path) -> None:
-    folder = solve(tmp_path, input=write_problems(tmp_path, 12, BAD)).folder
+    folder = solve(tmp_path, input=write_problems(tmp_path, 12, (b'{"problem_id": "empty", "level": "hard"}',))).folder
     *answered, bad = Answers(folder).rows()
     chains = {chain["problem_id"]: chain for chain in rows(folder, "chains")}
     assert [(row["problem_id"], row["problem"]) for row in answered] == [(f"p{i}", f"Problem number {i}?") for i in range(12)]
@@ -98,15 +104,6 @@ def test_of_a_run_that_is_not_finished(tmp_path: Path) -> None:
     states = {row["problem_id"]: row["status"] for row in Answers(part).rows()}
     assert {name for name, state in states.items() if state == "done"} == over
     assert set(states.values()) == {"done", "unfinished"}
-
-
-COLUMNS = {name: pa.string() for name in ("problem_id", "problem", "answer")}
-COLUMNS |= {"correct": pa.bool_(), "level": pa.int64(), "votes": pa.string(), "score": pa.float64()}
-ROWS: list[dict[str, Any]] = [
-    {"problem_id": "p0", "problem": 'Two lines\nand a "quote", and a comma', "answer": "=1+1", "correct": True, "level": 3},
-    {"problem_id": "p1", "problem": "2 < 3?", "answer": None, "correct": None, "votes": {"7": 2, "8": 1}, "score": 0.5},
-    {"problem_id": "p2", "level": 2**53 + 1, "votes": [1, None]},
-]
 
 
 def test_what_is_written_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,7 @@
 """The Chrome trace of a run, read back as JSON, against the tables of chains and calls."""
 
 import json
-from collections import defaultdict
+from collections import Counter, defaultdict
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
@@ -18,10 +18,8 @@ Event = dict[str, Any]
 
 def levels(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
     """How many of `spans` go on after each instant at which that changes, one instant after the other."""
-    steps: dict[int, int] = defaultdict(int)
-    for start, end in spans:
-        steps[start] += 1
-        steps[end] -= 1
+    steps = Counter(start for start, _ in spans)
+    steps.subtract(end for _, end in spans)
     times = sorted(time for time, step in steps.items() if step)
     return list(zip(times, accumulate(steps[time] for time in times), strict=True))
 
