@@ -250,10 +250,10 @@ def test_counts_of_steps_and_failures_and_percentiles_are_what_plain_loops_find(
         assert (scores.accepted.sum(), scores.rejected.sum(), scores.threshold) == (counted["accepted"], counted["fallback"], 7.0)
     failed = sorted((row for row in rows["chains"] if row.stop_reason == "error"), key=lambda row: (row.end_unix_ns, row.chain_id))
     for each in (causes := failures(folder)):
-        mine = [row for row in failed if (row.error_type, row.error_stage) == (each.error_type, each.stage)]
-        assert (each.count, each.message) == (len(mine), mine[0].error_message)
-        assert each.examples == tuple(row.chain_id for row in mine[:5])
-    assert [each.count for each in causes] == sorted(Counter((row.error_type, row.error_stage) for row in failed).values(), reverse=True)
+        mine = [row for row in failed if (row.error_type, row.error_stage) == (each["error_type"], each["stage"])]
+        assert (each["count"], each["message"]) == (len(mine), mine[0].error_message)
+        assert each["examples"] == [row.chain_id for row in mine[:5]]
+    assert [each["count"] for each in causes] == sorted(Counter((row.error_type, row.error_stage) for row in failed).values(), reverse=True)
     columns = dict(zip(QUANTITIES, ("client_wait_s", "queue_time_s", None, "decode_time_s", None, "e2e_latency_s", None), strict=True))
     known = defaultdict[tuple[str, str], list[float]](list)
     for row in rows["calls"]:
