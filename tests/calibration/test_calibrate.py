@@ -16,7 +16,6 @@ from pipeline.calibration.recorded import CORRELATION, TimedCall, accuracy_for, 
 from pipeline.engines.models import read_json
 from pipeline.engines.sim.spec import SimDeviceSpec
 from pipeline.errors import InputError, UsageError
-from pipeline.options import RunOptions
 from pipeline.run.prepare import load_plan
 from pipeline.run.run import run
 from pipeline.show.sections import notices
@@ -24,7 +23,7 @@ from pipeline.store.run_file import RunFile
 from tests.support.paths import ROOT, SIM
 from tests.support.replicas import options_of, replica_run
 from tests.support.run_files import edit_engines
-from tests.support.runs import write_problems
+from tests.support.runs import solve, write_problems
 
 pytestmark = pytest.mark.slow  # whole runs
 
@@ -35,20 +34,12 @@ TORCH = {"backend": "torch", "max_in_flight": 4, "max_num_seqs": 4}
 TRUE = SimDeviceSpec(name="h100-0+1", bytes_per_s=4.82e12, overhead_s=0.0032, **OWN)  # type: ignore[arg-type]
 
 
-def record(output: Path, problems: Path, **options: Any) -> Path:
-    run(RunOptions(graph=SPECCOT, input=(str(problems),), output=output, **{"engines": SIM, **options}))
-    return output
-
-
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """A run at batch size 1 and one at 16."""
     folder = tmp_path_factory.mktemp("recorded")
-    problems = write_problems(folder, 24)
-    sizes = {1: 8, 16: 24}
-    for batch_size, limit in sizes.items():
-        record(folder / f"b{batch_size}", problems, batch_size=batch_size, limit=limit, settings=SETTINGS)
-    return [folder / f"b{batch_size}" for batch_size in sizes]
+    given: dict[str, Any] = {"input": write_problems(folder, 24), "settings": SETTINGS}
+    return [solve(folder, f"b{size}", batch_size=size, limit=limit, **given).folder for size, limit in ((1, 8), (16, 24))]
 
 
 @pytest.fixture(scope="module")
@@ -82,11 +73,11 @@ def test_of_replicas_the_calls_of_one_are_read(tmp_path: Path) -> None:
 
 def test_the_file_gives_about_the_same_run_beside_which_its_error_stands(recorded: list[Path], fitted: Calibration, tmp_path: Path) -> None:
     (path := tmp_path / "calibration.yaml").write_text(engines_file(fitted))
-    record(tmp_path / "again", write_problems(tmp_path, 24), engines=path, batch_size=16)
-    again, first = summarize(tmp_path / "again"), summarize(recorded[1])
+    folder = solve(tmp_path, "again", input=write_problems(tmp_path, 24), engines=path, batch_size=16).folder
+    again, first = summarize(folder), summarize(recorded[1])
     assert again.acceptance_rate == pytest.approx(first.acceptance_rate, abs=0.08)
     assert again.thought_tokens == pytest.approx(first.thought_tokens, rel=0.35)
-    file = RunFile.read(tmp_path / "again")
+    file = RunFile.read(folder)
     [error] = {facts.fit_error for facts in engine_facts(file).values()}
     assert error == pytest.approx(fitted.specs["draft"].device.fit_error, rel=1e-5)
     assert f"off by {error:.1%} on average" in notices(file, "finished")[1]
@@ -121,10 +112,10 @@ def test_an_accuracy_gives_the_acceptance_that_it_is_for() -> None:
 
 def test_what_cannot_be_calibrated_with_is_refused(recorded: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     problems = write_problems(tmp_path, 2)
-    other = record(tmp_path / "other", problems, settings=("engines.draft.max_in_flight=3",))
+    other = solve(tmp_path, "other", input=problems, settings=("engines.draft.max_in_flight=3",)).folder
     with pytest.raises(UsageError, match=r"other: its engine '(draft|target)' differs from .*b1; use runs on the same engines"):
         calibrate([recorded[0], other])
-    instant = record(tmp_path / "instant", problems, engines=ROOT / "graphs/engines/sim-instant.yaml")
+    instant = solve(tmp_path, "instant", input=problems, engines=ROOT / "graphs/engines/sim-instant.yaml").folder
     with pytest.raises(InputError, match=r"instant: no call of engine '\w+' took time, so there is nothing to calibrate with$"):
         calibrate([instant])
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")

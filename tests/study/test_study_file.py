@@ -16,7 +16,7 @@ from pipeline.graph.files import bundled_files
 from pipeline.options import RunOptions
 from pipeline.store.run_file import RunFile
 from pipeline.study.points import Point, Study
-from pipeline.study.run import Done, SweepResult, carry_out
+from pipeline.study.run import carry_out
 from pipeline.study.study_file import is_study, read_study
 from tests.support.paths import SIM, TEST_SET
 from tests.support.runs import write_problems
@@ -39,10 +39,6 @@ def _study(tmp_path: Path) -> Write:
         return read_study(path, folder, small=small_form)
 
     return read
-
-
-def solved(study: Study, done: Done | None = None) -> SweepResult:
-    return carry_out(study, done=done, workers=1)
 
 
 def systems(study: Study) -> list[str]:
@@ -156,10 +152,10 @@ def test_a_study_goes_on_where_it_ended_and_makes_its_tables(study: Write) -> No
         if number == 2:
             raise UsageError("enough")
 
-    ended = solved(study(**keys), done=stop)
+    ended = carry_out(study(**keys), done=stop, workers=1)
     assert (len(ended.points), ended.planned, str(ended.error)) == (2, 6, "enough")
     assert "4 runs of these tables are not finished: they are in none of them." in list(study_tables(ended.folder))
-    resumed = solved(study(resume=True, **keys), done=lambda number, planned, point, run: seen.append(point.folder))
+    resumed = carry_out(study(resume=True, **keys), done=lambda number, planned, point, run: seen.append(point.folder), workers=1)
     assert resumed.error is None
     assert len(seen) == len(set(seen)) == len(resumed.points) == 6
     first, second = study_tables(resumed.folder)
@@ -174,7 +170,8 @@ def test_a_study_goes_on_where_it_ended_and_makes_its_tables(study: Write) -> No
 
 def test_a_run_all_of_whose_chains_failed_is_said_and_the_others_have_their_tables(study: Write, faulty: Path) -> None:
     faults = {"engines.draft.faults.garbage_share": 1, "engines.draft.max_retries": 0}
-    result = solved(study(engines=[{"engines": str(faulty), "name": "broken", "set": faults}], tables=["data-sets"]))
+    broken = {"engines": str(faulty), "name": "broken", "set": faults}
+    result = carry_out(study(engines=[broken], tables=["data-sets"]), workers=1)
     assert (result.failed, result.exit_code) == (4, 3)
     table, said = study_tables(result.folder)
     assert isinstance(table, Table)
@@ -183,7 +180,7 @@ def test_a_run_all_of_whose_chains_failed_is_said_and_the_others_have_their_tabl
 
 
 def test_a_run_may_be_the_baseline_of_one_part_and_a_system_of_another(study: Write) -> None:
-    result = solved(study(parts={"first": {"baseline": "speccot", "systems": ["specreason"]}, "then": {}}, limit=1))
+    result = carry_out(study(parts={"first": {"baseline": "speccot", "systems": ["specreason"]}, "then": {}}, limit=1), workers=1)
     first, then = read_points(result.folder).values()
     assert [(point.label.system, point.label.baseline) for point in first] == [("speccot", True), ("specreason", False)]
     assert [(point.label.system, point.label.baseline) for point in then] == [("target", True), ("speccot", False)]

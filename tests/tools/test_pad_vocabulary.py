@@ -17,13 +17,8 @@ SIZE, USED = 560, 554
 """Ids of the bundled models, and how many of them their tokenizer uses."""
 
 
-@pytest.fixture(scope="module")
-def tool() -> Any:
-    return import_module("pad_vocabulary")
-
-
-def run(tool: Any, *arguments: object) -> Result:
-    return CliRunner().invoke(tool.main, [str(each) for each in arguments])
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(import_module("pad_vocabulary").main, [str(each) for each in arguments])
 
 
 def copied(folder: Path, **config: Any) -> Path:
@@ -34,12 +29,12 @@ def copied(folder: Path, **config: Any) -> Path:
     return folder
 
 
-def test_a_padded_draft_has_further_rows_and_is_the_same_otherwise(tool: Any, tmp_path: Path) -> None:
+def test_a_padded_draft_has_further_rows_and_is_the_same_otherwise(tmp_path: Path) -> None:
     import torch
     from safetensors.torch import load_file
 
     out = tmp_path / "padded"
-    done = run(tool, MODELS / "tiny-draft", SIZE + 16, out)
+    done = run(MODELS / "tiny-draft", SIZE + 16, out)
     assert done.exit_code == 0, done.output
     assert "576 ids instead of 560" in done.output
     before, after = (load_file(folder / "model.safetensors") for folder in (MODELS / "tiny-draft", out))
@@ -52,12 +47,13 @@ def test_a_padded_draft_has_further_rows_and_is_the_same_otherwise(tool: Any, tm
 
 
 @pytest.mark.parametrize("unused", [[5, 7, 8, 9], []])
-def test_a_further_id_is_never_the_likeliest_and_rarer_than_what_it_is_the_mean_of(tool: Any, unused: list[int]) -> None:
+def test_a_further_id_is_never_the_likeliest_and_rarer_than_what_it_is_the_mean_of(unused: list[int]) -> None:
     import torch
+    from pad_vocabulary import padded
 
     generator = torch.Generator().manual_seed(0)
     rows, states = torch.randn(40, 8, generator=generator), 10 * torch.randn(2000, 8, generator=generator)
-    logits = states @ tool.padded(rows, 48, unused).T
+    logits = states @ padded(rows, 48, unused).T
     probabilities = logits.double().softmax(-1)
     assert torch.equal(logits[:, :40], states @ rows.T)
     assert int(logits.argmax(-1).max()) < 40
@@ -65,7 +61,7 @@ def test_a_further_id_is_never_the_likeliest_and_rarer_than_what_it_is_the_mean_
     assert bool((probabilities[:, 40:].amax(-1) <= own * (1 + 1e-4)).all())
 
 
-def test_a_head_that_is_not_the_embedding_is_padded_too_wherever_it_is(tool: Any, tmp_path: Path) -> None:
+def test_a_head_that_is_not_the_embedding_is_padded_too_wherever_it_is(tmp_path: Path) -> None:
     import torch
     from safetensors.torch import load_file, save_file
 
@@ -77,14 +73,14 @@ def test_a_head_that_is_not_the_embedding_is_padded_too_wherever_it_is(tool: Any
         save_file(part, source / name, {"format": "pt"})
     places = {tensor: name for name, part in files.items() for tensor in part}
     (source / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": places}))
-    assert run(tool, source, 600, out).exit_code == 0
+    assert run(source, 600, out).exit_code == 0
     assert [path.name for path in out.glob("*.safetensors*")] == ["model.safetensors"]
     made = load_file(out / "model.safetensors")
     assert made[HEAD].shape == (600, 64)
     assert torch.equal(made[HEAD], -made[EMBEDDING])
 
 
-def test_what_cannot_be_padded_is_refused_and_leaves_nothing(tool: Any, tmp_path: Path) -> None:
+def test_what_cannot_be_padded_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
     import torch
     from safetensors.torch import load_file, save_file
 
@@ -97,5 +93,5 @@ def test_what_cannot_be_padded_is_refused_and_leaves_nothing(tool: Any, tmp_path
         (headless, 600, "lm_head.weight is missing or cannot be padded"),
         (biased, 600, "lm_head.bias is missing or cannot be padded"),
     ):
-        done = run(tool, source, target, tmp_path / "out")
+        done = run(source, target, tmp_path / "out")
         assert (done.exit_code, said in done.output.replace("\n", ""), (tmp_path / "out").exists()) == (2, True, False), done.output
