@@ -20,7 +20,7 @@ from bench.figures import ROOT, TRIAL, Results, going_on, grid, origin, results_
 from bench.runs import say, whole, write_problems
 from pipeline.analysis.compare import Comparison, Run, compare, read_runs
 from pipeline.analysis.facts import stated
-from pipeline.analysis.tables import plain, shown
+from pipeline.analysis.tables import plain
 from pipeline.options import RunOptions
 from pipeline.run.run import Observer
 from pipeline.study.points import Point, Study
@@ -106,9 +106,9 @@ def _site(family: str, systems: Mapping[str, Sequence[Point]], tables: Mapping[s
 
 def _row(run: Run, found: Comparison) -> Iterator[str]:
     of, over = run.figures, found.over_baseline(run)
-    yield from (run.name, shown(of["accuracy"], "percent"), shown(of["tokens"]), shown(of["latency_s"]), plain(run.wall_time_s))
-    yield from ("-",) * 3 if over["over"] == run.name else (shown(over[name]) for name in ("speed_up", "token_factor", "rate_factor"))
-    yield shown(of["fallback_rate"], "percent")
+    yield from (run.name, of["accuracy"].shown("percent"), of["tokens"].shown(), of["latency_s"].shown(), plain(run.wall_time_s))
+    yield from ("-",) * 3 if over["over"] == run.name else (over[name].shown() for name in ("speed_up", "token_factor", "rate_factor"))
+    yield of["fallback_rate"].shown("percent")
 
 
 def mean_of(runs: Sequence[Run]) -> Run:

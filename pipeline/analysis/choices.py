@@ -8,6 +8,7 @@ out.
 
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import TypeAlias
 
 from msgspec import Struct
 
@@ -22,13 +23,8 @@ SELECT chosen_candidate, candidate_texts, grader, reference_answer FROM steps JO
 WHERE score_of_candidates AND len(candidate_texts) > 0 AND reference_answer IS NOT NULL AND finished
 """
 
-
-class Sample(Struct, frozen=True):
-    """One graded chain."""
-
-    correct: bool
-    answer: str | None
-    """Null where it gave none; then it does not count in the majority vote."""
+Sample: TypeAlias = tuple[bool, str | None]
+"""Whether a graded chain is right, and its answer; without one it does not count in the majority vote."""
 
 
 class Answer(Struct, frozen=True):
@@ -45,11 +41,10 @@ class Answer(Struct, frozen=True):
 def ballot(samples: Sequence[Sample]) -> list[Answer]:
     """The answers of one problem's samples, those with most votes first, and among equally frequent ones the one given first."""
     places: dict[Hashable, list[int]] = {}
-    for place, sample in enumerate(samples):
-        if sample.answer is not None:
-            same = True if sample.correct else (canonical(sample.answer), is_percentage(sample.answer))
-            places.setdefault(same, []).append(place)
-    found = [Answer(str(samples[each[0]].answer), len(each), each[0], samples[each[0]].correct) for each in places.values()]
+    for place, (correct, answer) in enumerate(samples):
+        if answer is not None:
+            places.setdefault(correct or (canonical(answer), is_percentage(answer)), []).append(place)
+    found = [Answer(str(samples[first][1]), 1 + len(more), first, samples[first][0]) for first, *more in places.values()]
     return sorted(found, key=lambda answer: (-answer.votes, answer.first))
 
 

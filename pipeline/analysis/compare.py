@@ -16,7 +16,7 @@ from msgspec import Struct
 from pipeline.analysis.facts import EngineFacts, Resources, answers, engine_facts, of_answers, replica_count, resources, stated
 from pipeline.analysis.figures import Estimate, Sums, changes, common, figures, read_sums
 from pipeline.analysis.rules import Rules, differences, rules_of
-from pipeline.analysis.tables import Table, plain, shown, times
+from pipeline.analysis.tables import Table, plain, times
 from pipeline.errors import InputError, UsageError
 from pipeline.graph.files import model_name
 from pipeline.store.query import Query, run_names
@@ -78,21 +78,11 @@ class Run(Struct, frozen=True, kw_only=True, dict=True):
         """Value and interval of each of `FIGURES`, by name."""
         return figures(self.sums)
 
-    @property
-    def graph(self) -> str:
-        """The name of its graph's file."""
-        return self.file.graph
-
-    @property
-    def drafters(self) -> tuple[str, ...]:
-        """Roles that draft."""
-        return tuple(dict.fromkeys(self.file.plan.drafters))
-
     @cached_property
     def models(self) -> dict[str, str]:
         """The model by role: of roles that write, then of those that judge alone, then of those that draft."""
         writers = {node.spec.role for node in self.file.plan.stages() if node.spec.purpose != "judge"}
-        roles = sorted(self.file.plan.engines, key=lambda role: (role in self.drafters, role not in writers))
+        roles = sorted(self.file.plan.engines, key=lambda role: (role in self.file.plan.drafters, role not in writers))
         return {role: model_name(str(self.file.engines.get(role, {}).get("model", role))) for role in roles}
 
     @property
@@ -139,7 +129,7 @@ class Run(Struct, frozen=True, kw_only=True, dict=True):
         file = self.file
         return {
             "pooled": self.pooled,
-            "graph": self.graph,
+            "graph": file.graph,
             "models": self.models,
             "schedule": file.options.schedule,
             "batch_size": file.options.batch_size,
@@ -238,7 +228,7 @@ class Comparison(Struct, frozen=True, kw_only=True):
     def over_baseline(self, run: Run) -> dict[str, Any]:
         """How `run` differs from its baseline: in accuracy on the problems that both have, in all else on those that both finished."""
         base = self.baseline_of(run)
-        return {"over": base.name, "problems": common(run.sums, base.sums), **changes(run.sums, base.sums)}
+        return {"over": base.name, "problems": len(common(run.sums, base.sums)[0]), **changes(run.sums, base.sums)}
 
     def as_dict(self) -> dict[str, Any]:
         """All of it as JSON has it."""
@@ -267,10 +257,10 @@ def _baselines(runs: Sequence[Run], data: Mapping[str, str], wanted: str | None)
     found: dict[str, Run] = {}
     for name in dict.fromkeys(data.values()):
         members, over = [run for run in runs if data[run.name] == name], f" over {name}" if len(set(data.values())) > 1 else ""
-        graph = wanted if named is None else named.graph
-        alike = [named] if named in members else [run for run in members if run.graph == graph]
+        graph = wanted if named is None else named.file.graph
+        alike = [named] if named in members else [run for run in members if run.file.graph == graph]
         if wanted is None:
-            alike = [min(members, key=lambda run: (run.graph != "target", bool(run.drafters)))]
+            alike = [min(members, key=lambda run: (run.file.graph != "target", bool(run.file.plan.drafters)))]
         elif not alike:
             raise UsageError(f"--baseline {wanted}: no such run or graph here{over}; there are {', '.join(run.name for run in runs)}")
         elif len(alike) > 1 and named is None:
@@ -333,15 +323,15 @@ def speeds(c: Comparison) -> Table:
     several, rows = len(c.baselines) > 1, []
     for run in c.runs:
         base, right = c.baseline_of(run), run.figures["accuracy"]
-        row = [run.name, *([c.data[run.name]] if several else []), run.graph + (" (simulated)" if run.file.virtual_time else "")]
+        row = [run.name, *([c.data[run.name]] if several else []), run.file.graph + (" (simulated)" if run.file.virtual_time else "")]
         row += [" + ".join(run.models.values()), str(run.file.options.batch_size)]
-        row += [of_answers(right.value, run.answers, shown(right, "percent")), plain(run.problems_per_s), plain(run.kept_tokens_per_s)]
+        row += [of_answers(right.value, run.answers, right.shown("percent")), plain(run.problems_per_s), plain(run.kept_tokens_per_s)]
         if run is base:
             row += ["baseline" if len(c.runs) > 1 else "-", "-", "-", "-"]
         else:
             over = changes(run.sums, base.sums)
             row += [times(run.problems_per_s, base.problems_per_s)]
-            row += [shown(over[name]) for name in ("speed_up", "token_factor", "rate_factor")]
+            row += [over[name].shown() for name in ("speed_up", "token_factor", "rate_factor")]
         rows.append(tuple(row))
     speed = ("problems/s", "kept tokens/s", "times as fast", "speed-up", "= tokens", "x rate")
     columns = ("run", *(["data"] if several else []), "system", "models", "batch", "accuracy", *speed)

@@ -9,13 +9,15 @@ interval (1927). Below `LEAST` problems there is none.
 """
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal, TypeAlias
 
 import numpy as np
-from msgspec import Struct
+from msgspec import Struct, structs
 
+from pipeline.analysis.tables import FORMS, TOO_FEW
 from pipeline.analysis.time.work import Array, Axis
 from pipeline.store.query import Query
 from pipeline.store.run_file import RunFile
@@ -37,6 +39,11 @@ class Estimate(Struct, frozen=True):
     value: float | None
     low: float | None = None
     high: float | None = None
+
+    def shown(self, form: str = "number") -> str:
+        """The figure as it is printed, with its interval, in one of `FORMS`."""
+        value, low, high = (None if each is None else FORMS[form](each) for each in structs.astuple(self))
+        return "-" if value is None else f"{value} ({TOO_FEW})" if low is None or high is None else f"{value} [{low}, {high}]"
 
 
 NOTHING = Estimate(None)
@@ -88,13 +95,7 @@ def read_sums(runs: Sequence[Query]) -> Sums:
     for name in list(parts[0]):  # column by column, so that a long run is not in memory twice
         added = np.bincount(place, np.concatenate([part.pop(name) for part in parts]), len(problem))
         sums[name] = added if name in COUNTS else added / np.maximum(sums["chains"], 1)
-    return sums | {
-        "problems": (sums["chains"] > 0).astype(float),
-        "tokens": sums["thought_tokens"] + sums["answer_tokens"],
-        "verified": sums["accepted"] + sums["fallbacks"],
-        "by_draft": sums["accepted"] + sums["unverified"],
-        "judged": sums["accepted"] + sums["fallbacks"] + sums["unverified"],
-    }
+    return sums
 
 
 def _read(db: Query) -> Sums:
@@ -121,19 +122,14 @@ def _figure(figure: Figure, sums: Sums) -> Estimate:
 
 def changes(sums: Sums, base: Sums) -> dict[str, Estimate]:
     """The `CHANGES` of a run from another one, and its gain of accuracy, over the problems that both finished, or that both count."""
-    counted, both = (_common(sums, base, of) for of in ("graded", "chains"))
-    (ours, theirs), (our, their) = both, counted
+    (ours, theirs), (our, their) = common(sums, base), common(sums, base, "graded")
     found = {name: factor([(sums[of][ours], base[of][theirs], power) for of, power in powers.items()]) for name, powers in CHANGES.items()}
     return {"accuracy_gain": gain(sums["right"][our], sums["graded"][our], base["right"][their], base["graded"][their])} | found
 
 
-def common(sums: Sums, base: Sums) -> int:
-    """The number of problems that both finished."""
-    return len(_common(sums, base, "chains")[0])
-
-
-def _common(sums: Sums, base: Sums, marked: str) -> tuple[Array, Array]:
-    """Where the problems are that both runs have, of each only those with a `marked` chain."""
+def common(sums: Sums, base: Sums, marked: str = "chains") -> tuple[Array, Array]:
+    """Where the problems are that both runs have, in the columns of each: by default those that both finished, else those with a `marked`
+    chain in both."""
     _, ours, theirs = np.intersect1d(sums["problem"], base["problem"], assume_unique=True, return_indices=True)
     some = (sums[marked][ours] > 0) & (base[marked][theirs] > 0)
     return ours[some], theirs[some]
@@ -217,15 +213,9 @@ def pass_at(samples: Array, right: Array) -> dict[int, float]:
     ("Evaluating Large Language Models Trained on Code", equation 1): 1 - C(n - c, k) / C(n, k) with c of n samples right, averaged over
     the problems that have k samples.
     """
-    most = int(samples.max(initial=0))
-    outcomes, alike = np.unique(np.rint(samples * (most + 1) + right).astype(int), return_inverse=True)  # few, of however many problems
-    found = {}
-    for k in (2**power for power in range(most.bit_length())):
-        chances = np.array([_any_of(k, *divmod(outcome, most + 1)) for outcome in outcomes.tolist()])
-        found[k] = float(np.mean(chances[alike[samples >= k]]))
+    outcomes, found = Counter(zip(samples.astype(int).tolist(), right.astype(int).tolist(), strict=True)), {}
+    for k in (2**power for power in range(int(samples.max(initial=0)).bit_length())):
+        alike = {(n, c): problems for (n, c), problems in outcomes.items() if n >= k}
+        missed = sum(problems * math.comb(n - c, k) / math.comb(n, k) for (n, c), problems in alike.items())
+        found[k] = 1.0 - missed / sum(alike.values())
     return found
-
-
-def _any_of(k: int, samples: int, right: int) -> float:
-    """The chance that one of `k` of the `samples`, drawn without replacement, is among the `right` ones; 0 of fewer than `k`."""
-    return 1.0 - math.comb(samples - right, k) / math.comb(samples, k) if k <= samples else 0.0

@@ -14,7 +14,7 @@ from pipeline.analysis.compare import compare, read_runs
 from pipeline.analysis.facts import made_up
 from pipeline.analysis.figures import Estimate
 from pipeline.analysis.progress import duration, state_of
-from pipeline.analysis.rules import EXITS, Rules, differences
+from pipeline.analysis.rules import EXITS, differences
 from pipeline.analysis.steps import LOW
 from pipeline.analysis.summary import Baseline, Summary, summarize
 from pipeline.analysis.tables import TOO_FEW, Table, plain
@@ -80,7 +80,8 @@ def summary_of(run: Path, found: Summary | None = None) -> Summary:
 
 
 def _read_baseline(run: Path, stop_reasons: Collection[str]) -> Baseline | None:
-    """How the run in the folder `run`, whose chains ended for these reasons, compares with its baseline; None where it has none."""
+    """How the run in the folder `run`, whose chains ended for these reasons, compares with its baseline; None where it has none. That their
+    stop conditions differ is said of those alone that a chain has met."""
     folder = baseline_folder(run)
     if not (folder / FILE).is_file():
         return None
@@ -92,7 +93,8 @@ def _read_baseline(run: Path, stop_reasons: Collection[str]) -> Baseline | None:
     except (InputError, UsageError) as error:  # no problem that both have finished
         return Baseline(run=folder.name, status=state, flags=(str(error),))
     ours, theirs = found.runs
-    rate, base_rate, unmet = ours.problems_per_s, theirs.problems_per_s, _unmet(ours.rules, theirs.rules, stop_reasons)
+    rate, base_rate = ours.problems_per_s, theirs.problems_per_s
+    unmet = {said for name, said in differences(ours.rules, theirs.rules).items() if name in EXITS and name not in stop_reasons}
     return Baseline(
         run=folder.name,
         status=state,
@@ -102,11 +104,6 @@ def _read_baseline(run: Path, stop_reasons: Collection[str]) -> Baseline | None:
         speed_up=found.over_baseline(ours)["speed_up"],
         flags=tuple(said for said in found.flags[ours.name] if said not in unmet),
     )
-
-
-def _unmet(ours: Rules, theirs: Rules, stop_reasons: Collection[str]) -> set[str]:
-    """What differs in the stop conditions of two runs, of those that no chain has met."""
-    return {clause for name, clause in differences(ours, theirs).items() if name in EXITS and name not in stop_reasons}
 
 
 def headline(s: Summary, place: str = "") -> Headline:
@@ -157,11 +154,8 @@ def _ends(s: Summary, place: str) -> Iterator[Row]:
         alike = s.failed == s.chains and len(s.errors) == 1 and place and s.resumable
         remedy = f"; mend that, then:  pipeline resume {place} --retry-failed" if alike else ""
         yield Row("failed", _percent(s.failed / s.chains), f"{s.failed:,} of {s.chains:,} chains: {causes}; for example: {example}{remedy}")
-    if s.left is not None:
-        time = "" if s.left.time_s is None else f", {_seconds(s.left.time_s)}"
-        unknown = "none is over, so that it is not known what they take"
-        rest = unknown if s.left.tokens is None else f"about {s.left.tokens:,} tokens{time} more, as the chains so far"
-        yield Row("left", f"{s.left.chains:,}", f"chains, {s.cancelled:,} of them begun: {rest}")
+    if (left := s.planned - s.done - s.failed) and s.status in ("interrupted", "failed"):
+        yield Row("left", f"{left:,}", f"chains, {s.cancelled:,} of them begun: {_rest(s)}")
     elif s.cancelled:
         yield Row("cancelled", f"{s.cancelled:,}", "chains" + (", which `pipeline resume` solves" if s.resumable else ""))
     if retried := sum(engine.retried_calls for engine in s.engines.values()):
@@ -169,6 +163,15 @@ def _ends(s: Summary, place: str) -> Iterator[Row]:
     if crashed := {name: engine.restarts for name, engine in s.engines.items() if engine.restarts}:
         said = ", ".join(f"{name} {'once' if count == 1 else f'{count} times'}" for name, count in crashed.items())
         yield Row("restarts", "", f"engines crashed and were restarted: {said}")
+
+
+def _rest(s: Summary) -> str:
+    """What the chains that are left take: as much for each as so far, where one that has begun counts as half."""
+    if not (over := s.done + s.failed) or not s.output_tokens:
+        return "none is over, so that it is not known what they take"
+    share = s.planned / (over + s.cancelled / 2) - 1
+    time = f", {_seconds(s.wall_time_s * share)}" if s.wall_time_s else ""
+    return f"about {s.output_tokens * share:,.0f} tokens{time} more, as the chains so far"
 
 
 def _accuracy(s: Summary) -> Iterator[Row]:
@@ -181,7 +184,7 @@ def _accuracy(s: Summary) -> Iterator[Row]:
         yield Row("accuracy", "-", "answers are simulated")
     else:
         bounds, of = s.accuracy_interval, f" {s.answers} answers" if s.answers else ""
-        interval = f"95 % CI {100 * bounds.low:.1f}-{100 * bounds.high:.1f}" if bounds else f"{TOO_FEW} problems for an interval"
+        interval = f"95 % CI {100 * bounds['low']:.1f}-{100 * bounds['high']:.1f}" if bounds else f"{TOO_FEW} problems for an interval"
         yield Row("accuracy", _percent(s.accuracy), f"{s.correct:,} of {s.graded:,}{of}, {interval}")
         yield Row("grading", "", missing)
         if s.samples > 1:

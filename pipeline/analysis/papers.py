@@ -10,26 +10,18 @@ from pipeline.analysis.choices import ThoughtChoice, read_choices
 from pipeline.analysis.compare import Run, data_sets
 from pipeline.analysis.figures import CHANGES, FIGURES, Estimate, changes
 from pipeline.analysis.rules import differences, of_work
-from pipeline.analysis.tables import Table, printed, read_query, shown
+from pipeline.analysis.tables import Table, printed, read_query
 from pipeline.errors import UsageError
 from pipeline.graph.files import model_name
 from pipeline.store.query import Query, words_of
 
 FIGURE = pa.struct([("value", pa.float64()), ("low", pa.float64()), ("high", pa.float64()), ("text", pa.string())])
-MACROS = """
-CREATE OR REPLACE TEMP MACRO said(x) AS
-    CASE WHEN x IS NULL OR isnan(x::DOUBLE) THEN '-'
-         WHEN abs(x) >= 999.5 THEN format('{:,}', round(x)::BIGINT) ELSE format('{:.3g}', x) END;
-CREATE OR REPLACE TEMP MACRO said_percent(x) AS CASE WHEN x IS NULL THEN '-' ELSE format('{:.1f}%', 100 * x) END;
-"""
-"""For queries: a number and a share as they are printed, without interval."""
 
 
 def paper_table(name: str, runs: Sequence[Run]) -> Table:
     """The table of a paper, or of an SQL file, over `runs`; raises `UsageError` where there is none, or none of the runs is in it."""
     query = read_query(name)
     with Query(*(folder for run in runs for folder in run.folders)) as db, db.errors_of_sql():
-        db.execute(MACROS)
         make_runs(db, runs, query.sql)
         found = db.select(query.sql)
         columns, rows = found.columns, [tuple(map(printed, row)) for row in found.fetchall()]
@@ -62,20 +54,20 @@ def make_runs(db: Query, runs: Sequence[Run], sql: str) -> None:
     members = [(name, run.name) for run in runs for name in run.pooled or (run.name,)]
     db.register("members", run=[name for name, _ in members], member=[run for _, run in members])
     if "choices" in words_of(sql):
-        found = [(run.name, *structs.astuple(choice)) for run in runs for choice in read_choices(run.folders, run.file.plan)]
-        run_names, *columns = zip(*found, strict=True) if found else [()] * (1 + len(ThoughtChoice.__struct_fields__))
-        outcomes = {name: pa.array(column, pa.bool_()) for name, column in zip(ThoughtChoice.__struct_fields__, columns, strict=True)}
-        db.register("choices", run=pa.array(run_names, pa.string()), **outcomes)
+        found = [{"run": run.name} | structs.asdict(choice) for run in runs for choice in read_choices(run.folders, run.file.plan)]
+        kinds = {"run": pa.string()} | dict.fromkeys(ThoughtChoice.__struct_fields__, pa.bool_())
+        db.register("choices", **{name: pa.array([each[name] for each in found], kind) for name, kind in kinds.items()})
 
 
 def _row(run: Run, data: str, target: Run | None) -> dict[str, Any]:
     found = run.resources
-    writers = [model for role, model in run.models.items() if role not in run.drafters]
+    drafters = dict.fromkeys(run.file.plan.drafters)
+    writers = [model for role, model in run.models.items() if role not in drafters]
     named = {
         "run": run.name,
         "data": data,
         "models": " + ".join(run.models.values()),
-        "draft": " + ".join(run.models[role] for role in run.drafters if role in run.models) or "-",
+        "draft": " + ".join(run.models[role] for role in drafters if role in run.models) or "-",
         "target": writers[0] if writers else "-",
         "speculation": _speculation(run),
         "gpus": found.gpus,
@@ -85,12 +77,12 @@ def _row(run: Run, data: str, target: Run | None) -> dict[str, Any]:
     plain_ones = {name: value for name, value in run.decided().items() if name not in ("pooled", "models", "params")}
     params = [(name, str(value)) for name, value in run.file.plan.params.items()]
     estimates = {each.name: _figure(run.figures[each.name], each.form) for each in FIGURES}
-    over = None if target is None else {name: _figure(each, "number") for name, each in changes(run.sums, target.sums).items()}
+    over = None if target is None else {name: _figure(each) for name, each in changes(run.sums, target.sums).items()}
     return {**named, **plain_ones, "params": params, **estimates, "over_target": over}
 
 
-def _figure(e: Estimate, form: str) -> dict[str, Any]:
-    return structs.asdict(e) | {"text": shown(e, form)}
+def _figure(e: Estimate, form: str = "number") -> dict[str, Any]:
+    return structs.asdict(e) | {"text": e.shown(form)}
 
 
 def _columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, pa.Array]:
@@ -110,14 +102,13 @@ def _speculation(run: Run) -> str:
 
 def target_of(run: Run, runs: Sequence[Run]) -> Run | None:
     """The run of the target alone over the same data with the same model that has most in common with `run`: settings and engines."""
-    if run.graph == "target":
+    if run.file.graph == "target":
         return None
-    alike = [each for each in runs if each.graph == "target" and each.file.input.sha256 == run.file.input.sha256]
+    alike = [each for each in runs if each.file.graph == "target" and each.file.input.sha256 == run.file.input.sha256]
     alike = [each for each in alike if each.models.get("target") == run.models.get("target")]
-    return max(alike, key=lambda each: _agreeing(run, each), default=None)
 
+    def agreeing(other: Run) -> int:
+        ours, theirs = ({**each.settings, "on": each.resources, **each.rules} for each in (run, other))
+        return sum(ours[name] == theirs[name] for name in ours.keys() & theirs.keys())
 
-def _agreeing(run: Run, other: Run) -> int:
-    """How many settings agree."""
-    ours, theirs = ({**each.settings, "on": each.resources, **each.rules} for each in (run, other))
-    return sum(ours[name] == theirs[name] for name in ours.keys() & theirs.keys())
+    return max(alike, key=agreeing, default=None)

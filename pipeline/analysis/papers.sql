@@ -1,13 +1,13 @@
 -- The tables of the papers, as `compare --table NAME` prints them: over `runs`, `members`, `choices` and the tables of the run folders. A cell
--- is the text of a figure; an average is over the data sets.
+-- is the text of a figure, a share with its %, or a number that is still to be rounded; an average is over the data sets.
 
 -- table: speccot-2
 -- title: Tokens, latency per problem and speed-up r over the same target alone
 -- source: SpecCoT table 2, section 4.2
 WITH found AS (
-    SELECT graph, models, data, tokens.text AS tokens, latency_s.text AS latency_s, over_target.speed_up.text AS r FROM runs
+    SELECT graph, models, data, tokens, latency_s, over_target.speed_up AS r FROM runs
     UNION ALL
-    SELECT graph, models, 'average', said(avg(tokens.value)), said(avg(latency_s.value)), said(avg(over_target.speed_up.value))
+    SELECT graph, models, 'average', {'value': avg(tokens.value)}, {'value': avg(latency_s.value)}, {'value': avg(over_target.speed_up.value)}
     FROM runs GROUP BY ALL HAVING count(DISTINCT data) > 1)
 PIVOT (FROM found WHERE graph IN ('draft', 'target', 'speccot')) ON data USING first(tokens) AS tokens, first(latency_s) AS latency_s, first(r) AS r
 GROUP BY graph, models ORDER BY list_position(['draft', 'target', 'speccot'], graph), models
@@ -25,8 +25,9 @@ GROUP BY data, draft ORDER BY data, draft
 -- source: SpecCoT table 4, section 4.4.3
 -- note: Saved and gained over the least resources that the system ran on.
 SELECT data, graph, models, resources, latency_s.text AS latency_s,
-       said_percent(1 - latency_s.value / first_value(latency_s.value) OVER least) AS time_saved, said(kept_tokens_per_s) AS "kept tokens/s",
-       said_percent(kept_tokens_per_s / first_value(kept_tokens_per_s) OVER least - 1) AS throughput_gained
+       format('{:.1f}%', 100 * (1 - latency_s.value / first_value(latency_s.value) OVER least)) AS time_saved,
+       kept_tokens_per_s AS "kept tokens/s",
+       format('{:.1f}%', 100 * (kept_tokens_per_s / first_value(kept_tokens_per_s) OVER least - 1)) AS throughput_gained
 FROM runs WHERE graph IN ('draft', 'target', 'speccot')
 WINDOW least AS (PARTITION BY data, graph, models ORDER BY gpus, cores, flops_per_s)
 ORDER BY data, list_position(['draft', 'target', 'speccot'], graph), models, gpus, cores, flops_per_s
@@ -42,8 +43,8 @@ FROM runs WHERE graph = 'speccot' AND drafted_reward.value IS NOT NULL ORDER BY 
 -- title: Wall time and throughput by batch size
 -- source: SpecCoT table 6, section A.2
 -- note: Speed-up: wall time at the least batch size over this one.
-SELECT data, models, batch_size, said(wall_time_s) AS "wall time s", said(kept_tokens_per_s) AS "kept tokens/s",
-       said(first_value(wall_time_s) OVER (PARTITION BY data, models ORDER BY batch_size) / wall_time_s) AS speed_up
+SELECT data, models, batch_size, wall_time_s AS "wall time s", kept_tokens_per_s AS "kept tokens/s",
+       first_value(wall_time_s) OVER (PARTITION BY data, models ORDER BY batch_size) / wall_time_s AS speed_up
 FROM runs WHERE graph = 'speccot' ORDER BY data, models, batch_size
 
 -- table: scot-1
@@ -66,8 +67,9 @@ PIVOT (SELECT draft, data, tokens_per_draft.text AS tokens FROM runs WHERE graph
 -- source: SCoT 4.3 and 4.4, their tables of ablations and of selection
 -- note: Class 1: problems with a right draft, and how often one is selected; class 2: without, and how often all drafts are rejected.
 SELECT graph, models, params['candidates'] AS candidates, params['adapter'] AS adapter, data, accuracy.text AS accuracy,
-       count(*) FILTER (right_drafted) AS class_1, said_percent(avg(picked_right::INT) FILTER (right_drafted)) AS selected,
-       count(*) FILTER (NOT right_drafted) AS class_2, said_percent(avg(rejected::INT) FILTER (NOT right_drafted AND may_reject)) AS rejected
+       count(*) FILTER (right_drafted) AS class_1, format('{:.1f}%', 100 * avg(picked_right::INT) FILTER (right_drafted)) AS selected,
+       count(*) FILTER (NOT right_drafted) AS class_2,
+       format('{:.1f}%', 100 * avg(rejected::INT) FILTER (NOT right_drafted AND may_reject)) AS rejected
 FROM runs LEFT JOIN choices USING (run) WHERE graph IN ('scot', 'best-of-n') GROUP BY ALL ORDER BY graph DESC, models, candidates DESC, adapter, data
 
 -- table: specreason-3
@@ -97,10 +99,10 @@ WITH scored AS (
              USING (run, chain_id, step_index, candidate_index)
          JOIN (SELECT run AS member, data, models FROM runs WHERE graph = 'specreason') USING (member)
     WHERE score_value IS NOT NULL AND NOT score_of_candidates AND (chosen_candidate IS NOT NULL OR num_candidates = 1))
-SELECT data, models, format('[{:.1f}, {:.1f})', bin / 10, (bin + 1) / 10) AS reward, said(score) AS score, steps
+SELECT data, models, format('[{:.1f}, {:.1f})', bin / 10, (bin + 1) / 10) AS reward, score, steps
 FROM (SELECT data, models, least(floor(reward * 10 + 1e-9), 9) AS bin, avg(score_value) AS score, count(*) AS steps FROM scored GROUP BY ALL)
 UNION ALL
-SELECT data, models, 'rank correlation', said(corr(score_rank, reward_rank)), count(*) FROM scored GROUP BY ALL
+SELECT data, models, 'rank correlation', nullif(corr(score_rank, reward_rank), 'NaN'), count(*) FROM scored GROUP BY ALL
 ORDER BY data, models, reward
 
 -- table: data-sets

@@ -27,11 +27,13 @@ of_chains AS (
     FROM (SELECT *, hash(chain_id) AS chain FROM chains WHERE finished OR counted IS NOT NULL)
          LEFT JOIN of_calls USING (chain) LEFT JOIN of_responses USING (chain) LEFT JOIN of_steps USING (chain) LEFT JOIN of_rewards USING (chain)),
 figures AS (
-    SELECT hash(problem_id) AS problem, finished, counted, chain_time_s AS latency_s, thought_tokens,
-           coalesce(ending_tokens, 0) - in_response AS answer_tokens, thought_tokens - coalesce(draft_kept, 0) AS target_tokens,
+    SELECT hash(problem_id) AS problem, finished, counted, 1 AS problems, chain_time_s AS latency_s, thought_tokens,
+           coalesce(ending_tokens, 0) - in_response AS answer_tokens, thought_tokens + answer_tokens AS tokens,
+           thought_tokens - coalesce(draft_kept, 0) AS target_tokens,
            (worked(greatest(thought_end, response_end - (decode_ns * (1 - least(in_response / response_tokens, 1)))::BIGINT)) - worked(ready)) / 1e9
                AS thinking_s,
-           drafts, drafted, longest, steps, accepted_steps AS accepted, fallback_steps AS fallbacks, unverified_steps AS unverified,
+           drafts, drafted, longest, steps, fallback_steps AS fallbacks, unverified_steps AS unverified,
+           accepted_steps + fallbacks AS verified, accepted_steps + unverified AS by_draft, verified + unverified AS judged,
            drafted_reward, drafted_rewards, selected_reward, selected_rewards
     FROM of_chains)
 SELECT problem, count(*) FILTER (finished) AS chains, count(counted) AS graded, count(*) FILTER (counted) AS "right",

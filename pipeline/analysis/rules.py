@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import msgspec
 
 from pipeline.graph.files import model_name
-from pipeline.graph.plan import LoopNode, Plan
+from pipeline.graph.plan import Plan
 from pipeline.graph.spec import PLAIN_SAMPLING, SamplingSpec
 
 Rules: TypeAlias = dict[str, Any]
@@ -38,7 +38,9 @@ def rules_of(plan: Plan) -> Rules:
         "answer_tokens": max(filter(None, own), default=NONE),
         "thoughts over budget are answered": "true" if own else "false",
     }
-    found |= {name: ", ".join(_exits(plan.loops, name)) or NONE for name in EXITS}
+    for name in EXITS:
+        given = filter(None, (getattr(loop.until, name) for loop in plan.loops))
+        found[name] = ", ".join("true" if value is True else f"{value:g}" for value in given) or NONE
     for purpose in WRITING:
         said = [spec.sampling for spec in specs if isinstance(spec, SamplingSpec) and spec.purpose == purpose]
         found |= {f"sampling to {purpose}": "; ".join(dict.fromkeys(map(_worded, said)))} if said else {}
@@ -72,10 +74,6 @@ def _told(value: Any, other: Any) -> str:
         return f"{value:,}" if isinstance(value, int) else str(value)
     known = other if isinstance(other, Mapping) else {}
     return ", ".join(f"{key} {each}" for key, each in value.items() if each is not None and each != known.get(key)) or "its defaults"
-
-
-def _exits(loops: tuple[LoopNode, ...], name: str) -> list[str]:
-    return [f"{value:g}" if not isinstance(value, bool) else "true" for loop in loops if (value := getattr(loop.until, name))]
 
 
 def _engine(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -25,10 +25,7 @@ LENGTHS = """
 SELECT kind, tokens, sum(count)::BIGINT AS count FROM (
     SELECT decision AS kind, tokens, steps AS count FROM step_sums
     UNION ALL
-    SELECT 'rejected', tokens, 1 FROM (
-        SELECT chosen_candidate, unnest(candidate_tokens) AS tokens, generate_subscripts(candidate_tokens, 1) - 1 AS place
-        FROM steps)
-    WHERE place IS DISTINCT FROM chosen_candidate)
+    SELECT 'rejected', unnest(list_filter(candidate_tokens, lambda each, place: place - 1 IS DISTINCT FROM chosen_candidate)), 1 FROM steps)
 GROUP BY ALL ORDER BY kind
 """
 VERIFIED = """

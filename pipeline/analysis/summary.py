@@ -3,14 +3,13 @@
 Works on a run that is in progress or cut short: it counts what is on disk, in parts or write-ahead files. Nothing is written.
 """
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
 from msgspec import Struct
 
-from pipeline.analysis.choices import Sample, majority
+from pipeline.analysis.choices import majority
 from pipeline.analysis.facts import answers, engine_facts, of_engines, replica_count
 from pipeline.analysis.figures import NOTHING, Estimate, outcomes, pass_at
 from pipeline.analysis.steps import LOW, STEP_SUMS
@@ -26,11 +25,9 @@ WITH of_chains AS (
            count(*) FILTER (stop_reason = 'cancelled') AS cancelled, count(counted) AS graded, count(*) FILTER (counted) AS correct,
            count(*) FILTER (finished AND coalesce(answer_text, '') !~ '\\S') AS empty_answers,
            coalesce(sum(thought_tokens) FILTER (finished), 0)::BIGINT AS kept_of_thoughts,
-           (max(end_unix_ns) - min(start_unix_ns)) / 1e9 AS span_of_chains_s, arg_min(problem_id, input_row) FILTER (finished) AS example
+           (max(end_unix_ns) - min(start_unix_ns)) / 1e9 AS span_of_chains_s, arg_min(problem_id, input_row) FILTER (finished) AS example,
+           count(DISTINCT input_row) AS problems, count(DISTINCT input_row) FILTER (finished) AS done_problems
     FROM chains),
-of_problems AS (
-    SELECT count(*) AS problems, count(*) FILTER (done) AS done_problems
-    FROM (SELECT bool_or(finished) AS done FROM chains GROUP BY input_row)),
 of_steps AS (
     SELECT coalesce(sum(steps), 0)::BIGINT AS steps, coalesce(sum(steps) FILTER (verify_kind IS NOT NULL), 0)::BIGINT AS verified_steps,
            coalesce(sum(steps) FILTER (decision = 'accepted'), 0)::BIGINT AS accepted_steps,
@@ -43,7 +40,7 @@ of_steps AS (
            (SELECT avg((score_mass < $low)::INT) FROM steps WHERE len(score_probs) > 0) AS doubtful_share
     FROM step_sums)
 SELECT *, accepted_steps / nullif(verified_steps, 0) AS acceptance_rate, drafted_tokens / nullif(thought_tokens, 0) AS draft_share
-FROM of_chains, of_problems, of_steps
+FROM of_chains, of_steps
 """
 """One row, most of whose columns are fields of `Summary`. `kept_of_thoughts`: tokens of the thoughts of the chains that are done;
 `finishing_tokens`: of thoughts within whole responses."""
@@ -76,13 +73,6 @@ UNPIVOT (ending FOR field IN (stop_reasons, errors, grading_errors))
 WHERE ending <> '' GROUP BY field, ending ORDER BY count(*) DESC, min(end_unix_ns), ending
 """
 """How chains ended, by fields of `Summary`, most frequent first; with the first message of each."""
-
-
-class Interval(Struct, frozen=True):
-    """A 95 % confidence interval of a share, 0 to 1."""
-
-    low: float
-    high: float
 
 
 class EngineSummary(Struct, frozen=True, kw_only=True):
@@ -140,17 +130,6 @@ class Baseline(Struct, frozen=True, kw_only=True):
     """Reasons other than the graph why the two may differ, as clauses."""
 
 
-class Left(Struct, frozen=True, kw_only=True):
-    """The work left when a run ended before its chains did, and its cost if the rest is like the chains so far. Null: unknown."""
-
-    chains: int
-    """Those that were cancelled continue from a recorded call."""
-    tokens: int | None = None
-    """Tokens that the engines would sample."""
-    time_s: float | None = None
-    """With the batch size, graph and engines that it had."""
-
-
 class Summary(Struct, frozen=True, kw_only=True):
     """The figures of a run. A rate is null where its denominator is zero or not known."""
 
@@ -186,8 +165,6 @@ class Summary(Struct, frozen=True, kw_only=True):
     """The most chains in flight at once, on each replica where there are several."""
     pauses: int | None = None
     """Times that a chain had to pause for room in a cache; null where the run does not say."""
-    left: Left | None = None
-    """Null where all chains are over."""
     wall_time_s: float | None
     """As in `run.json`; without one, from the first chain's start until the last one's end. Null where no session and no chain ended."""
     problems: int
@@ -200,6 +177,7 @@ class Summary(Struct, frozen=True, kw_only=True):
     """Those of `done` whose answer has no text."""
     failed: int
     cancelled: int
+    """These continue from a recorded call when the run is resumed."""
     graded: int
     """Chains that count as right or wrong: those whose answer was graded, and failed ones with a reference answer."""
     correct: int
@@ -211,8 +189,8 @@ class Summary(Struct, frozen=True, kw_only=True):
     doubtful_share: float | None = None
     """Share of the verifications that gave less than `steps.LOW` of the probability to their valid options, 0 to 1; null without any that
     says."""
-    accuracy_interval: Interval | None
-    """95 % interval of `accuracy`; null below 30 problems."""
+    accuracy_interval: dict[str, float] | None
+    """The ends `low` and `high` of the 95 % interval of `accuracy`; null below 30 problems."""
     samples: int
     """Chains of one problem."""
     pass_at: dict[str, float]
@@ -278,7 +256,6 @@ def summarize_work(work: RunTimes, over_time: Occupancy | None = None) -> Summar
     kept = int(sums["kept_of_thoughts"] + total["ending_tokens"] - sums["finishing_tokens"])
     found = {
         "run": db.folders[0].resolve().name,
-        "left": _left(file, sums, total["output_tokens"], wall_s),
         "wall_time_s": wall_s,
         "problems_per_s": _over(sums["done_problems"], wall_s),
         "wasted_draft_tokens": total["draft_tokens"] - sums["kept_draft_tokens"],
@@ -316,20 +293,6 @@ def _decided(run: RunFile, chains: int) -> dict[str, Any]:
     }
 
 
-def _left(run: RunFile, sums: Mapping[str, Any], tokens: int, wall_s: float | None) -> Left | None:
-    """What is left of a run that sampled that many `tokens`: as much for each chain as so far, where one that has begun counts as half.
-    None where nothing is left, or the run goes on."""
-    over = sums["done"] + sums["failed"]
-    if run.input.chains <= over or run.status == "running":
-        return None
-    share = run.input.chains / (over + sums["cancelled"] / 2) - 1 if over and tokens else None
-    return Left(
-        chains=run.input.chains - over,
-        tokens=None if share is None else round(tokens * share),
-        time_s=None if share is None or wall_s is None else wall_s * share,
-    )
-
-
 def _engine(sums: dict[str, Any], run: RunFile, over_time: Occupancy, span_s: float) -> dict[str, Any]:
     busy_s, own = over_time.engines[sums["engine"]].total_busy_s, run.engine_statistics.get(sums["engine"])
     speculation = own.speculation if own else None
@@ -355,7 +318,7 @@ def _chain_figures(db: Query, samples: int) -> dict[str, Any]:
         "accuracy_interval": None if accuracy.low is None else {"low": accuracy.low, "high": accuracy.high},
         "error_examples": {ending: example for of, ending, _, example in ends if of == "errors"},
         "pass_at": {str(k): share for k, share in pass_at(graded, right).items()},
-        "majority_accuracy": majority([Sample(**each) for each in row] for (row,) in db.stream(VOTES)) if samples > 1 else None,
+        "majority_accuracy": majority([tuple(each.values()) for each in row] for (row,) in db.stream(VOTES)) if samples > 1 else None,
     }
 
 

@@ -9,15 +9,12 @@ import io
 import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 from msgspec import Struct
 
 from pipeline.errors import UsageError, boundary, did_you_mean
-
-if TYPE_CHECKING:
-    from pipeline.analysis.figures import Estimate
 
 PAPERS = Path(__file__).with_name("papers.sql")
 THOUSAND = 999.5
@@ -69,14 +66,6 @@ def _query(name: str, text: str) -> NamedQuery:
     return NamedQuery(**{"title": name} | head, sql=text)
 
 
-def shown(e: "Estimate", form: str = "number") -> str:
-    """A figure with its interval, in one of `FORMS`."""
-    if e.value is None:
-        return "-"
-    value, low, high = (None if each is None else FORMS[form](each) for each in (e.value, e.low, e.high))
-    return f"{value} ({TOO_FEW})" if low is None or high is None else f"{value} [{low}, {high}]"
-
-
 def plain(value: float | None) -> str:
     """A number without an interval: three digits, from 1,000 on a whole number; `-` for None."""
     return "-" if value is None else f"{value:,.0f}" if abs(value) >= THOUSAND else f"{value:.3g}"
@@ -108,7 +97,7 @@ def times(over: float | None, under: float | None) -> str:
 def printed(value: Any) -> str:
     """A value of a query's result: of a figure its text."""
     if isinstance(value, Mapping) and "text" in value:
-        return str(value["text"])
+        return str(value["text"] or plain(value["value"]))
     return "-" if value is None else plain(value) if isinstance(value, float) else str(value)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from pipeline.analysis.choices import Sample, ballot
+from pipeline.analysis.choices import ballot
 from pipeline.data.columns import ALIASES
 from pipeline.data.files import Flaw, Record
 from pipeline.data.problems import Problem
@@ -93,7 +93,7 @@ def _answered(chains: Sequence[SolvedChain], *, vote: bool) -> Row:
     """What the `chains` of one problem came to."""
     done = [chain for chain in chains if chain.stop_reason not in UNFINISHED]
     failed = [chain for chain in chains if chain.stop_reason == "error"]
-    answers = ballot([Sample(bool(chain.correct), chain.answer) for chain in done]) if vote else []
+    answers = ballot([(bool(chain.correct), chain.answer) for chain in done]) if vote else []
     chosen = done[answers[0].first] if answers else next(iter((*done, *failed)), None)
     return {
         "answer": chosen and chosen.answer,

@@ -39,13 +39,12 @@ def run_of(name: str, latency: Sequence[float], *, sums: dict[str, Any] | None =
     )
     given = {"problem": np.arange(len(ones)), "chains": ones, "graded": ones, "right": ones, "latency_s": np.array(latency)}
     given |= {"thought_tokens": 40 * ones, "answer_tokens": 10 * ones, "target_tokens": 20 * ones, "thinking_s": 0.5 * np.array(latency)}
-    given |= {"accepted": 3 * ones * drafts, "fallbacks": ones * drafts, "steps": 4 * ones, "drafts": 15 * ones * drafts}
+    given |= {"fallbacks": ones * drafts, "steps": 4 * ones, "drafts": 15 * ones * drafts}
+    given |= {"verified": 4 * ones * drafts, "by_draft": 3 * ones * drafts, "judged": 4 * ones * drafts}
     given |= dict.fromkeys(("drafted", "longest", "unverified", "drafted_reward", "drafted_rewards"), 0 * ones)
     given |= dict.fromkeys(("selected_reward", "selected_rewards"), 0 * ones)
     given |= {each: np.asarray(column, float) for each, column in (sums or {}).items()}
     given |= {"problems": (given["chains"] > 0).astype(float), "tokens": given["thought_tokens"] + given["answer_tokens"]}
-    given |= {"verified": given["accepted"] + given["fallbacks"], "by_draft": given["accepted"] + given["unverified"]}
-    given["judged"] = given["verified"] + given["unverified"]
     values = {"folders": (), "seeds": (options.get("seed", 0),), "status": "finished", "mean_wall_time_s": 10.0, "ends": Ends(len(ones))}
     return Run(name=name, file=structs.replace(file, **fields), sums=given, **values | own)
 

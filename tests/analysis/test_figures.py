@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.analysis.choices import Sample, majority
+from pipeline.analysis.choices import majority
 from pipeline.analysis.figures import FIGURES, NOTHING, Estimate, factor, figures, gain, outcomes, pass_at, ratio, read_sums, share, wilson
 from pipeline.analysis.progress import run_state
 from pipeline.analysis.steps import count_steps
@@ -187,9 +187,9 @@ def test_a_summary_and_the_line_of_a_run_count_what_plain_loops_count(given_run:
     reasons, decided = Counter(row.stop_reason for row in chains), Counter(step.decision for step in steps)
     graded = [[each for each in mine if each["right"] is not None] for mine in by_hand(rows).values()]
     right = [each["right"] for mine in graded for each in mine]
-    votes = [[Sample(each["right"], each["answer"]) for each in mine] for mine in graded if mine]
+    votes = [[(each["right"], each["answer"]) for each in mine] for mine in graded if mine]
     assert found.majority_accuracy == majority(each[::-1] for each in votes), "in the order of the samples"
-    chances = pass_at(*(np.array([count(mine) for mine in votes]) for count in (len, lambda mine: sum(each.correct for each in mine))))
+    chances = pass_at(*(np.array([count(mine) for mine in votes]) for count in (len, lambda mine: sum(correct for correct, _ in mine))))
     assert found.pass_at == {str(k): pytest.approx(chance) for k, chance in chances.items()}
     assert msgspec.json.decode(msgspec.json.encode(found, order="sorted"), type=Summary) == found
     done = [row for row in chains if row.stop_reason == "thought_closed"]

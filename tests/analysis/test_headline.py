@@ -9,7 +9,7 @@ from msgspec import structs
 from pipeline.analysis.compare import read_runs
 from pipeline.analysis.figures import Estimate
 from pipeline.analysis.headline import WHEN_TO_USE, baseline_folder, headline, limit, summary_of
-from pipeline.analysis.summary import Baseline, EngineSummary, Interval, Summary, summarize
+from pipeline.analysis.summary import Baseline, EngineSummary, Summary, summarize
 from pipeline.options import RunOptions
 from pipeline.run.run import run
 from pipeline.study.systems import run_baseline
@@ -35,7 +35,7 @@ def summary(draft: float = 0.895, target: float = 0.997, **others: Any) -> Summa
         "run": "run", "status": "finished", "graph": "speccot", "models": {"target": "tiny-target", "draft": "tiny-draft"},
         "has_toy_models": True, "drafters": ("draft",), "schedule": "pipelined", "batch_size": 64, "resumable": True, "replicas": 1,
         "planned": 500, "problems": 500, "chains": 500, "done": 500, "samples": 1, "example": "p7", "wall_time_s": 10.3,
-        "graded": 500, "correct": 498, "accuracy": 0.996, "accuracy_interval": Interval(0.986, 0.999), "problems_per_s": 48.5,
+        "graded": 500, "correct": 498, "accuracy": 0.996, "accuracy_interval": {"low": 0.986, "high": 0.999}, "problems_per_s": 48.5,
         "output_tokens": 88_703, "kept_tokens": 22_330, "kept_tokens_per_s": 2168.0, "draft_tokens": 80_000, "wasted_draft_tokens": 64_800,
         "verified_steps": 2154, "accepted_steps": 2066, "fallback_steps": 88, "acceptance_rate": 0.959, "draft_share": 0.762,
         "engines": {"target": engine(target), "draft": engine(draft)},

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from pipeline.analysis.figures import read_sums
+from pipeline.analysis.headline import headline
 from pipeline.analysis.summary import summarize
 from pipeline.cli.live import restored_handlers, stop_on_signal
 from pipeline.engines.meter import Listener
@@ -184,10 +185,10 @@ def test_a_run_that_is_interrupted_says_what_is_left_and_goes_on(recorded: Recor
     assert (result.exit_code, result.run.status) == (130, "interrupted")
     assert 4 < result.done < 24
     found = summarize(result.folder)
-    assert found.left is not None
-    assert found.left.chains == 24 - result.done
-    total = sum(row["output_tokens"] for row in rows(whole, "calls"))
-    assert (found.left.tokens or 0) + found.output_tokens == pytest.approx(total, rel=0.3)
+    left = next(row for row in headline(found).rows if row.name == "left")
+    assert left.figure == str(24 - result.done)
+    total, more = sum(row["output_tokens"] for row in rows(whole, "calls")), left.text.replace(",", "").partition("about ")[2].split()[0]
+    assert int(more) + found.output_tokens == pytest.approx(total, rel=0.3)
     result = run(resume_options(tmp_path / "run"))
     assert (result.exit_code, said(result)) == (0, said(whole))
 
