@@ -99,8 +99,7 @@ class Query:
 
     def scalar(self, sql: str | Path, **params: Any) -> Any:
         """The value of a query with one row and one column."""
-        with self._errors_of_files():
-            [(value,)] = self._execute(sql, params).fetchall()
+        [(value,)] = self.stream(sql, **params)
         return value
 
     def columns(self, sql: str | Path, **params: Any) -> dict[str, Array]:

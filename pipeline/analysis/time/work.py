@@ -53,13 +53,6 @@ class Lives(NamedTuple):
     """`FINISHED`, `LOST` or `OPEN`."""
 
 
-CALLS = """
-SELECT chain::INTEGER AS chain, attempt > 0 AS again, ready, submit, "end", (list_position($engines, engine) - 1)::TINYINT AS engine
-FROM timed
-"""
-"""The columns of `Calls`."""
-
-
 class Axis(Struct, frozen=True):
     """Converts instants in nanoseconds UTC into nanoseconds of work: since `origin`, without `pauses`."""
 
@@ -79,11 +72,18 @@ class Axis(Struct, frozen=True):
         return f"({instant} - {self.origin}{paused})"
 
 
+_READ = (
+    "* FROM chains",
+    "chain_id, problem_id, stage, decision, chosen_candidate, step_tokens, draft_tokens, verify_kind, score_mass, score_probs, "
+    "start_unix_ns, end_unix_ns FROM steps",
+    "chain_id, problem_id, engine, stage, purpose, attempt, error_type, error_message, submit_unix_ns, end_unix_ns, client_wait_s, "
+    "queue_time_s, input_tokens, cached_input_tokens, output_tokens FROM calls",
+)
+"""What the figures of a run are made of: checksums of columns that are read together are verified in less time."""
 _SEEN_IN_CALLS = f"""
 SELECT min(first) AS first, max(last) AS last, list(DISTINCT engine ORDER BY engine) AS engines
 FROM (SELECT engine, min({READY}) AS first, max(end_unix_ns) AS last FROM calls GROUP BY ALL)
 """
-_SEEN_IN_CHAINS = "SELECT min(start_unix_ns) AS first, max(end_unix_ns) AS last FROM chains"
 
 
 class RunTimes(Struct, frozen=True, kw_only=True):
@@ -102,34 +102,26 @@ class RunTimes(Struct, frozen=True, kw_only=True):
 
     def read_calls(self) -> Calls:
         """All calls of the run, which take much memory."""
-        return Calls(**self.db.columns(CALLS, engines=list(self.engines)))
+        asked = """
+        SELECT chain::INTEGER AS chain, attempt > 0 AS again, ready, submit, "end", (list_position($engines, engine) - 1)::TINYINT AS engine
+        FROM timed"""
+        return Calls(**self.db.columns(asked, engines=list(self.engines)))
 
 
 def read_work(db: Query) -> RunTimes:
-    """The one run that is open in `db`; raises `InputError` where its tables cannot be read."""
+    """The one run that is open in `db`; a chain without a row ends with the last call. Raises `InputError` where it cannot be read."""
     run = RunFile.read(db.folders[0])
-    [(first, last, roles)], [ends] = db.stream(_SEEN_IN_CALLS), db.stream(_SEEN_IN_CHAINS)
+    for columns in _READ:
+        db.execute(f"SELECT {columns} LIMIT 1")
+    [(first, last, roles)], [ends] = db.stream(_SEEN_IN_CALLS), db.stream("SELECT min(start_unix_ns), max(end_unix_ns) FROM chains")
     known = [at for at in (first, last, *ends, run.started_unix_ns, run.ended_unix_ns) if at]
     axis = Axis(min(known, default=0), run.pauses)
-    _add_tables(db, axis, last or 0)
-    return RunTimes(
-        db=db,
-        run=run,
-        axis=axis,
-        span=int(axis.of(max(known, default=0))),
-        engines=tuple(dict.fromkeys([*run.plan.engines, *(roles or [])])),
-        lives=Lives(**db.columns('SELECT start, "end", status FROM lives ORDER BY chain')),
-    )
-
-
-def _add_tables(db: Query, axis: Axis, last: int) -> None:
-    """Add `lives`, `flights` and `timed`; `last` is when the last call ended, ns UTC, and with it chains that have no row."""
     db.execute(f"""
         CREATE TEMP TABLE lives AS
         WITH rows AS (
             SELECT chain_id, start_unix_ns, end_unix_ns, if(stop_reason IN {UNFINISHED}, {LOST}, {FINISHED}) AS status FROM chains
             UNION ALL
-            SELECT chain_id, min({READY}), {last}, {OPEN} FROM calls ANTI JOIN chains USING (chain_id) GROUP BY chain_id)
+            SELECT chain_id, min({READY}), {last or 0}, {OPEN} FROM calls ANTI JOIN chains USING (chain_id) GROUP BY chain_id)
         SELECT row_number() OVER (ORDER BY start_unix_ns, chain_id) - 1 AS chain, chain_id, {axis.sql("start_unix_ns")} AS start,
                greatest({axis.sql("start_unix_ns")}, {axis.sql("end_unix_ns")}) AS "end", status::BIGINT AS status
         FROM rows""")
@@ -139,3 +131,11 @@ def _add_tables(db: Query, axis: Axis, last: int) -> None:
                {axis.sql("greatest(submit_unix_ns, end_unix_ns)")} AS "end"
         FROM calls""")
     db.execute("CREATE TEMP VIEW timed AS SELECT flights.*, chain FROM flights JOIN lives USING (chain_id)")
+    return RunTimes(
+        db=db,
+        run=run,
+        axis=axis,
+        span=int(axis.of(max(known, default=0))),
+        engines=tuple(dict.fromkeys([*run.plan.engines, *(roles or [])])),
+        lives=Lives(**db.columns('SELECT start, "end", status FROM lives ORDER BY chain')),
+    )
