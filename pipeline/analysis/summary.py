@@ -204,8 +204,8 @@ class Summary(Struct, frozen=True, kw_only=True):
     output_tokens: int
     """Generated tokens: those that all engines sampled, whatever became of them."""
     kept_tokens: int
-    """Tokens of the thoughts and answers of the chains that are done. What a stage samples that ends its chain is an answer, but for the
-    thought in it."""
+    """Tokens of the thoughts of the chains that are done, and of answers: what a stage samples that ends its chain, but for the thought in
+    it."""
     kept_tokens_per_s: float | None
     verified_steps: int
     """Committed steps whose candidates were verified."""

@@ -189,7 +189,7 @@ class Query:
     def _named(self, sql: str | Path, params: Mapping[str, Any]) -> str:
         """The text of a query, after making the tables that it names and verifying the columns that it reads."""
         text = sql.read_text() if isinstance(sql, Path) else sql
-        for table in words_of(text) & self._views.keys():
+        for table in sorted(words_of(text) & self._views.keys()):
             parts, statement = self._views.pop(table)
             check_parts(parts)
             self._connection.execute(statement)
