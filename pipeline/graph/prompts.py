@@ -167,8 +167,8 @@ class Prompts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     `{{letters}}`: A, B, C or D."""
     option: str = "({{letter}}) {{option}}"
     """One line of `{{options}}`. Placeholders: `{{letter}}`, `{{option}}`."""
-    delimiter: Text = DELIMITER
-    """The text that ends a step."""
+    delimiter: Text | Annotated[tuple[Text, ...], Meta(min_length=1)] = DELIMITER
+    """The text that ends a step, or several, each of which does."""
     thought: Marks = Marks()
     """The reasoning tags."""
     trial: str = "\\boxed{"
@@ -185,6 +185,11 @@ class Prompts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         _check_places("options", self.options, ["options"] if self.options else [], ["letters"])
         _check_places("option", self.option, ["letter", "option"])
         _check_places("trial", self.trial, [])
+
+    @property
+    def delimiters(self) -> tuple[str, ...]:
+        """The texts that end a step."""
+        return (self.delimiter,) if isinstance(self.delimiter, str) else self.delimiter
 
     def before(self, history: Sequence[Message] = ()) -> tuple[Message, ...]:
         """The chat before a problem: its own `history`, behind the message of the system unless it begins with another one."""

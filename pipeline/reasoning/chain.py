@@ -244,7 +244,7 @@ class Chain:
         self.contexts = {role: array("I", builder.generation(*asked)) for role, builder in builders.items()}
         self.begins = {role: len(context) for role, context in self.contexts.items()}
         """Where the thought begins in each context."""
-        self._delimiter = next((builder.prompts.delimiter for builder in builders.values()), DELIMITER)
+        self._delimiters = next((builder.prompts.delimiters for builder in builders.values()), (DELIMITER,))
         self.thought: list[Span] = []
         """The text of every committed step, guidance included; what was not chosen is not kept."""
         self.next_index = 1
@@ -298,13 +298,12 @@ class Chain:
         return tokens * own // grown if grown > own > 0 else tokens
 
     @property
-    def rest_of_delimiter(self) -> str:
-        """What ends a step that was cut within the delimiter after it; empty if none was."""
+    def rests_of_delimiters(self) -> tuple[str, ...]:
+        """Any of what ends a step that was cut within a delimiter after it; empty if none was."""
         tail = "".join(span.text for span in self.thought[-2:])
-        if tail.endswith(self._delimiter):
-            return ""
-        parts = (self._delimiter[:size] for size in range(len(self._delimiter) - 1, 0, -1))
-        return next((self._delimiter[len(part) :] for part in parts if tail.endswith(part)), "")
+        if tail.endswith(self._delimiters):
+            return ()
+        return tuple(text[size:] for text in self._delimiters for size in range(1, len(text)) if tail.endswith(text[:size]))
 
     def left(self, role: str, tokens: int) -> int:
         """How many tokens the context of the engine `role` has room for in addition to `tokens`; below 0: not even these fit."""
@@ -391,9 +390,14 @@ class Chain:
             return "thought_closed"
         return "context_length" if self.ending.overflowed or self._is_full(0) else "max_tokens"
 
+    @property
+    def thought_text(self) -> str:
+        """All that was committed."""
+        return "".join(span.text for span in self.thought)
+
     def stated_answer(self, form: Form | None = None) -> str | None:
         """What the chain gives as its answer, looked for as a thing of this `form`; None where it gives none."""
-        return stated_in(self.answer.text if self.answer else "", "".join(span.text for span in self.thought), form)
+        return stated_in(self.answer.text if self.answer else "", self.thought_text, form)
 
     def _is_full(self, reserve: int) -> bool:
         """Whether fewer than `reserve` tokens, or none, are left of the context of any role."""

@@ -26,26 +26,27 @@ _PLACE = re.compile(r"\{(problem|step|number)\}")
 class Thought:
     """The committed text of one chain, cut into steps. `thought_end` replaces the closing reasoning tag.
 
-    A step ends at the run's delimiter, mostly a blank line, whoever wrote its parts: guidance and the candidate that continues it are one
-    step.
+    A step ends at a delimiter of the run, mostly a blank line, whoever wrote its parts: guidance and the candidate that continues it are
+    one step.
     """
 
     def __init__(self, thought_end: str = "", said: Prompts = DEFAULT_PROMPTS) -> None:
         """`said`: the prompts of the run, which name what ends a step and a thought."""
         self.steps: list[str] = []
-        """The steps that the delimiter has ended, without it."""
+        """The steps that a delimiter has ended, without it."""
         self._begun = ""
-        self._thought_end, self._delimiter, self._mark = thought_end, said.delimiter, said.thought.close
+        self._thought_end, self._mark = thought_end, said.thought.close
+        self._delimiter = re.compile("|".join(map(re.escape, said.delimiters)))
 
     def commit(self, text: str) -> None:
         """Add `text` to the end of the thought."""
-        *ended, self._begun = (self._begun + self._said(text)).split(self._delimiter)
+        *ended, self._begun = self._delimiter.split(self._begun + self._said(text))
         self.steps += filter(None, map(str.strip, ended))
 
     def steps_of(self, text: str) -> list[str]:
         """The steps that `text` would end or begin if it were committed; empty for a blank text."""
         said = self._said(text)
-        pieces = (self._begun + said).split(self._delimiter) if said else []
+        pieces = self._delimiter.split(self._begun + said) if said else []
         return [*filter(None, map(str.strip, pieces))]
 
     def _said(self, text: str) -> str:

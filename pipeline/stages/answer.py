@@ -37,11 +37,14 @@ class AnswerSpec(SamplingSpec, frozen=True, kw_only=True, tag="answer"):
 
 class AnswerStage(EngineStage):
     """Asks for the final answer after the committed thought (SpecCoT 3.1; SCoT 3.4), or for the rest of one that is cut; nothing where
-    the budget leaves no token for it."""
+    the budget leaves no token for it. A model without reasoning tags boxes its answer in the thought: then that is the answer, too, as in
+    SpecReason's code, and nothing is asked."""
 
     spec: AnswerSpec
 
     def requests(self, chain: Chain) -> list[Request]:
+        if self._is_stated(chain):
+            return []
         begun = () if chain.answer is None else chain.translate(chain.answer, self.role)
         max_tokens = chain.left_of_response(self._room(chain)) - len(begun)
         if max_tokens < 1:
@@ -53,6 +56,9 @@ class AnswerStage(EngineStage):
         stop = tuple(text for text in chain.problem.settings.stop if text.strip())
         return [self.request(chain, [*prompt, *begun] if begun else prompt, max_tokens, stop=stop, **self.sampled(chain))]
 
+    def _is_stated(self, chain: Chain) -> bool:
+        return not self.close_ids and chain.answer is None and boxed(chain.thought_text) is not None
+
     def _room(self, chain: Chain) -> int:
         """Most tokens of the answer."""
         spec = self.spec
@@ -62,7 +68,7 @@ class AnswerStage(EngineStage):
 
     def apply(self, chain: Chain, completions: Sequence[Completion]) -> Outcome:
         if not completions:
-            return Outcome()
+            return Outcome(answer=Span(self.role, (), chain.thought_text)) if self._is_stated(chain) else Outcome()
         candidate = self.whole(completions[0].candidates[0])
         cut = candidate.finish_reason == "length"
         if chain.answer is None:

@@ -108,7 +108,7 @@ class EngineStage:
         self.builder = builders[self.role]
         self.in_thread = False
         self.close_ids = () if self.builder.think_close_id is None else (self.builder.think_close_id,)
-        self.stop = (self.builder.prompts.delimiter,) if getattr(spec, "unit", None) == "step" else ()
+        self.stop = self.builder.prompts.delimiters if getattr(spec, "unit", None) == "step" else ()
         self.sampling: Mapping[str, Any] = spec.sampling if isinstance(spec, SamplingSpec) else {}
 
     def check(self, candidates: int) -> str | None:
@@ -158,15 +158,15 @@ class EngineStage:
         return Outcome(verdict=Verdict(kind=self.spec.kind, chosen=None, label=TOO_LONG, value=0.0, mass=0.0))
 
     def spans(self, candidates: Sequence[Candidate], chain: Chain) -> list[Span]:
-        """Each of the `candidates` as what follows in `chain`. An engine looks for the delimiter only in what it writes: where the step
-        before was cut within it, what completes it ends this step."""
-        begun, rest = self.begun(chain), chain.rest_of_delimiter if self.spec.unit == "step" else ""
-        found = [self.span(candidate, begun) for candidate in candidates]
-        return [self._completed(span, rest) for span in found] if rest else found
+        """Each of the `candidates` as what follows in `chain`. An engine looks for a delimiter only in what it writes: where the step
+        before was cut within one, what completes it ends this step."""
+        begun, rests = self.begun(chain), chain.rests_of_delimiters if self.spec.unit == "step" else ()
+        return [self._completed(self.span(candidate, begun), rests) for candidate in candidates]
 
-    def _completed(self, span: Span, rest: str) -> Span:
-        """`span` up to the `rest` of a delimiter, where it begins with that."""
-        if not span.text.startswith(rest):
+    def _completed(self, span: Span, rests: Sequence[str]) -> Span:
+        """`span` up to the first of the `rests` of delimiters, where it begins with one."""
+        rest = min(filter(span.text.startswith, rests), key=len, default="")
+        if not rest:
             return span
         decode = self.builder.tokenizer.decode
         size = next(size for size in range(1, len(span.ids) + 1) if decode(span.ids[:size]).startswith(rest))

@@ -54,6 +54,15 @@ def test_what_completes_a_delimiter_that_was_cut_ends_the_step(role: str, before
     assert span == here.span(role, step)
 
 
+def test_a_step_ends_at_any_of_several_delimiters_also_where_the_one_before_was_cut_in_it() -> None:
+    here, chain = begun(delimiter=("\n\n", "\n2."))
+    [request] = generate(here, "step").requests(chain)
+    assert request.stop == ("\n\n", "\n2.")
+    here.write(chain, "It is\n")
+    spans = draft(here).apply(chain, [here.said("\nSo 5.\n\n", "2. So 5.\n\n", "2 So 5.\n\n")]).candidates
+    assert [span.text for span in spans] == ["\n", "2.", "2 So 5.\n\n"]
+
+
 def test_no_text_ends_within_a_character_wherever_it_is_cut() -> None:
     """Steps, candidates, responses and answers: whoever goes on writes the character anew."""
     here, text = World("tiny", "tiny"), "It is 5\u20ac \u2212 \\boxed{√π°} 汉𝒙"
@@ -155,6 +164,19 @@ def test_an_answer_that_is_cut_goes_on_within_its_tokens() -> None:
     [request] = answer(here).requests(chain)
     assert (request.max_tokens, list(request.prompt_ids[-len(written_ids) :])) == (32 - len(written_ids), written_ids)
     assert answer(here, max_tokens=len(written_ids)).requests(chain) == []
+
+
+@pytest.mark.parametrize(
+    ("target", "text", "asked"), [("plain", "so \\boxed{5}", False), ("plain", "so 5", True), ("sim", "so \\boxed{5}", True)]
+)
+def test_an_answer_is_asked_for_unless_a_model_without_thoughts_has_boxed_it(target: str, text: str, asked: bool) -> None:
+    here, chain = begun(target=target)
+    here.write(chain, "One.\n\n", text)
+    stage = answer(here)
+    assert bool(stage.requests(chain)) == asked
+    if not asked:
+        chain.apply("answer", stage.apply(chain, []))
+        assert (chain.answer.text, chain.answer.ids, chain.stated_answer()) == (f"One.\n\n{text}", (), "5")
 
 
 def test_how_a_step_came_about() -> None:

@@ -10,6 +10,7 @@ from pipeline.data.problems import ChainSettings, Problem
 from pipeline.engine import Candidate, Completion, FinishReason, Tokenizer, Usage
 from pipeline.engines.sim.tokenizer import SimTokenizer
 from pipeline.engines.tokenizer import HFTokenizer
+from pipeline.graph.prompts import Prompts
 from pipeline.reasoning.chain import Chain, Outcome, Span, Step
 from pipeline.reasoning.prompts import PromptBuilder
 from pipeline.reasoning.translate import TokenTranslator
@@ -61,9 +62,10 @@ TOKENIZERS: dict[str, Callable[[], Tokenizer]] = {
 class World:
     """Chains, spans and completions over named tokenizers, without any engine."""
 
-    def __init__(self, draft: str = "sim", target: str = "sim", limit: int = 10_000) -> None:
+    def __init__(self, draft: str = "sim", target: str = "sim", limit: int = 10_000, **prompts: Any) -> None:
+        """`prompts`: texts of the graph, as fields of `Prompts`."""
         self.tokenizers = {"draft": TOKENIZERS[draft](), "target": TOKENIZERS[target]()}
-        self.builders = {role: PromptBuilder(tokenizer) for role, tokenizer in self.tokenizers.items()}
+        self.builders = {role: PromptBuilder(tokenizer, Prompts(**prompts)) for role, tokenizer in self.tokenizers.items()}
         self._limits = {"draft": limit, "target": limit}
 
     def chain(self, problem_id: str = "p", sample_index: int = 0, *, seed: int = 0, order: int = 0, own: ChainSettings = DEFAULT) -> Chain:
@@ -100,7 +102,7 @@ class World:
         return Completion(candidates=(), option_logprobs=logprobs, usage=Usage(input_tokens=1))
 
 
-def begun(draft: str = "sim", target: str = "sim", limit: int = 10_000) -> tuple[World, Any]:
+def begun(draft: str = "sim", target: str = "sim", limit: int = 10_000, **prompts: Any) -> tuple[World, Any]:
     """A chain that begins, in a world of these tokenizers."""
-    here = World(draft, target, limit)
+    here = World(draft, target, limit, **prompts)
     return here, here.chain()
