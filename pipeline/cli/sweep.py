@@ -32,6 +32,7 @@ from pipeline.cli.options import (
 )
 from pipeline.cli.show import write_page
 from pipeline.cli.terminal import output, print_line, print_notice
+from pipeline.engines.placement import pairs
 from pipeline.errors import MissingExtra, UsageError
 from pipeline.graph.files import parse
 from pipeline.options import SCHEDULE_HELP, RunOptions, ScheduleName
@@ -44,7 +45,7 @@ from pipeline.study.run import SweepResult, carry_out
 from pipeline.study.study_file import is_study, read_study
 from pipeline.study.systems import EnginesEntry, Matrix, SystemEntry, engines_name, varied
 
-WITH_A_STUDY = ("graphs", "small", "dry_run", "output", "fail_on_error", "resume", "quiet", "verbose", "log_file")
+WITH_A_STUDY = ("graphs", "models", "small", "dry_run", "output", "fail_on_error", "resume", "quiet", "verbose", "log_file")
 """What may be given with a study file, which says the rest itself."""
 
 
@@ -123,8 +124,8 @@ MAX_LOSS = "Write the fastest settings that lose at most this share of accuracy,
 def sweep(graphs: tuple[Path, ...], small: bool, dry_run: bool, max_loss: float | None, **options: Any) -> None:
     """Solve the same problems with GRAPH... at several batch sizes, beside the target alone, and say which is fastest where.
 
-    STUDY is the name of a study file, which says all that itself, or its path: see `pipeline list studies`. Every point is a run folder
-    under DIR/runs. Real engines stay open from one point to the next; simulated points run in parallel.
+    STUDY is the name of a study file, which says all that itself but for your --model, or its path: see `pipeline list studies`. Every
+    point is a run folder under DIR/runs. Real engines stay open from one point to the next; simulated points run in parallel.
     """
     study = _study(graphs, small, options) if is_study(graphs[0]) else _sweep(graphs, options)
     if max_loss is not None and len(study.groups) > 1:
@@ -157,7 +158,7 @@ def _study(graphs: tuple[Path, ...], small: bool, options: dict[str, Any]) -> St
     if unfit := sorted(known - {*WITH_A_STUDY, None}):
         raise UsageError(f"--{unfit[0].replace('_', '-')}: a study file says that itself; leave it out")
     folder = RunOptions(graph=graphs[0], input=(), **{name: options[name] for name in ("output", "fail_on_error", "resume")})
-    return read_study(graphs[0], folder, small=small)
+    return read_study(graphs[0], folder, pairs(options["models"]), small=small)
 
 
 def _sweep(graphs: tuple[Path, ...], options: dict[str, Any]) -> Study:

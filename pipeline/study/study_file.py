@@ -85,8 +85,9 @@ def is_study(name: Path) -> bool:
     return "title" in read_file((bundled_files("study file") | bundled_files("graph")).get(str(name), name), "graph")
 
 
-def read_study(name: Path, folder: RunOptions, *, small: bool = False) -> Study:
-    """What a study file runs, in the folder of those options. Raises `GraphError` for what is wrong in it, and in files that it names."""
+def read_study(name: Path, folder: RunOptions, models: Mapping[str, str] = {}, *, small: bool = False) -> Study:
+    """What a study file runs, in the folder of those options, with other `models` by role. Raises `GraphError` for what is wrong in it, and
+    in files that it names."""
     path = find_file(name, "study file")
     values = read_file(path, "study file")
     with located(values):
@@ -96,7 +97,7 @@ def read_study(name: Path, folder: RunOptions, *, small: bool = False) -> Study:
     groups, told, tables = dict[str, tuple[Point, ...]](), list[str](), dict[str, dict[str, None]]()
     for part, spec in specs.items():
         with boundary(GraphError, parts[part].place, foreign=UsageError):
-            found = dict(_groups(part, spec, folder, told, several=several))
+            found = dict(_groups(part, _with_models(spec, models), folder, told, several=several))
             groups |= found
             _check_names(point for points in groups.values() for point in points)
             for table in spec.tables:
@@ -125,6 +126,13 @@ def _below(values: FileMapping, key: str) -> FileMapping:
     """The mapping at a key; an empty one where there is none."""
     found: FileMapping = copied(mapping(values.get(key) or {}, (key,)), values.places.get(key, values.place))
     return found
+
+
+def _with_models(spec: StudySpec, models: Mapping[str, str]) -> StudySpec:
+    """A part whose engines load these models by role, whatever model its files name."""
+    chosen = {f"engines.{role}.model": model for role, model in models.items()}
+    engines = tuple(structs.replace(each, set={**each.set, **chosen}) for each in map(_engines, spec.engines))
+    return structs.replace(spec, set={**spec.set, **chosen}, engines=engines)
 
 
 def _groups(part: str, spec: StudySpec, folder: RunOptions, told: list[str], *, several: bool) -> Iterator[tuple[str, tuple[Point, ...]]]:

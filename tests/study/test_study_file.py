@@ -1,6 +1,6 @@
 """Study files: what they expand into, what they refuse, and a whole study that goes on where it ended."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,18 +31,26 @@ Write = Callable[..., Study]
 def _study(tmp_path: Path) -> Write:
     """Reads a study of SpecCoT on simulated engines, with other values for some of its keys; None leaves a key out."""
 
-    def read(*, small_form: bool = False, resume: bool = False, **keys: Any) -> Study:
+    def read(models: Mapping[str, str] = {}, *, small_form: bool = False, resume: bool = False, **keys: Any) -> Study:
         given = {"title": "Mine", "systems": ["speccot"], "engines": [str(SIM)], "data": [str(TEST_SET)], "limit": 4, "batch_sizes": [2]}
         path = tmp_path / "mine.yaml"
         path.write_text(yaml.safe_dump({name: value for name, value in (given | keys).items() if value is not None}, sort_keys=False))
         folder = RunOptions(graph=path, input=(), output=tmp_path / "out", resume=resume)
-        return read_study(path, folder, small=small_form)
+        return read_study(path, folder, models, small=small_form)
 
     return read
 
 
 def systems(study: Study) -> list[str]:
     return list(dict.fromkeys(point.label.curve for points in study.groups.values() for point in points))
+
+
+def test_every_point_loads_the_models_that_are_named_beside_a_study(study: Write) -> None:
+    engines = ["tiny", {"engines": "tiny", "name": "other", "set": {"engines.target.model": "bundled:tiny-draft"}}]
+    named = study({"target": "bundled:tiny-selection"}, engines=engines)
+    assert {point.plan.engines["target"].model for point in named.points} == {"bundled:tiny-selection"}
+    with pytest.raises(UsageError, match=r"no graph or engines file here has `engines.judge.model`"):
+        study({"judge": "x"}, engines=engines)
 
 
 @pytest.mark.parametrize("small", [False, True], ids=["whole", "small"])
