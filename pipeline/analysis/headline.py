@@ -30,6 +30,8 @@ BUSY = 0.9
 """From this share of the time on an engine counts as busy all the time."""
 DOUBTFUL = 0.05
 """Above this share of doubtful verifications, verdicts are not to be trusted."""
+LENIENT, ENOUGH = 0.98, 50
+"""From this acceptance rate of this many steps on a judge may be one that accepts anything."""
 ALIKE = 0.03
 """Engines whose busy shares are no further apart are equally busy."""
 
@@ -203,6 +205,12 @@ def _drafting(s: Summary) -> Iterator[Row]:
     if s.verified_steps:
         rewritten = f"; {s.fallback_steps:,} rewritten by the target" if s.fallback_steps else ""
         yield Row("drafting", _percent(s.acceptance_rate), f"of {s.verified_steps:,} steps accepted{written}{rewritten}")
+    if (s.acceptance_rate or 0) >= LENIENT and s.verified_steps >= ENOUGH and s.answers is None and not s.has_toy_models:
+        what = "accepted nearly every step and may be too lenient: set a stricter threshold, or method=expected where it scores"
+        yield Row("judge", "", what)
+    if s.cut_steps > s.steps / 2:
+        what = "of the steps were cut at their token limit: name what ends a step of this model as `delimiter` of the prompts"
+        yield Row("cut", _percent(s.cut_steps / s.steps), what)
     if (s.doubtful_share or 0) > DOUBTFUL:
         what = f"of the verifications gave over {1 - LOW:.0%} of the probability to something other than a valid option"
         yield Row("options", _percent(s.doubtful_share), f"{what}: check the judge's prompt (`pipeline graph prompt`)")

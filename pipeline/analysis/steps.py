@@ -17,7 +17,7 @@ from pipeline.store.query import Query
 STEP_SUMS = """
 CREATE TEMP TABLE IF NOT EXISTS step_sums AS
 SELECT decision, stage, verify_kind, step_tokens AS tokens, count(*) AS steps,
-       sum(step_tokens) FILTER (chosen_candidate IS NOT NULL) AS kept_draft_tokens
+       sum(step_tokens) FILTER (chosen_candidate IS NOT NULL) AS kept_draft_tokens, count(*) FILTER (cut AND step_index > 0) AS cut_steps
 FROM steps GROUP BY ALL
 """
 """Makes a table of the steps by their length, for all figures of lengths."""

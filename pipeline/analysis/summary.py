@@ -33,7 +33,7 @@ of_steps AS (
            coalesce(sum(steps) FILTER (decision = 'accepted'), 0)::BIGINT AS accepted_steps,
            coalesce(sum(steps) FILTER (decision = 'fallback'), 0)::BIGINT AS fallback_steps,
            coalesce(sum(steps) FILTER (decision = 'unverified'), 0)::BIGINT AS unverified_steps,
-           coalesce(sum(steps * tokens), 0)::BIGINT AS thought_tokens,
+           coalesce(sum(steps * tokens), 0)::BIGINT AS thought_tokens, coalesce(sum(cut_steps), 0)::BIGINT AS cut_steps,
            coalesce(sum(steps * tokens) FILTER (decision IN ('accepted', 'unverified')), 0)::BIGINT AS drafted_tokens,
            coalesce(sum(steps * tokens) FILTER (list_contains($finishing, stage)), 0)::BIGINT AS finishing_tokens,
            coalesce(sum(kept_draft_tokens), 0)::BIGINT AS kept_draft_tokens,
@@ -217,6 +217,8 @@ class Summary(Struct, frozen=True, kw_only=True):
     """Steps by the draft that a gate let pass: neither accepted nor rejected."""
     acceptance_rate: float | None
     """Accepted over verified steps, 0 to 1."""
+    cut_steps: int
+    """Steps that ended at a token limit, guidance aside."""
     thought_tokens: int
     """Tokens of all committed steps."""
     draft_share: float | None

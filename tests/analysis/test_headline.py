@@ -69,6 +69,8 @@ LOST = {"errors": {"RequestRefused": 2, "BadRow": 1}, "error_examples": {"Reques
 ALIKE = {"failed": 12, "chains": 12, "done": 0, "errors": {"RequestRefused": 12}}
 SMALL = {"graded": 3, "correct": 2, "accuracy": 2 / 3, "accuracy_interval": None}
 RATES = "48.5 against 68.3 problems/s; per problem 1.43x slower"
+LENIENT = "accepted nearly every step and may be too lenient: set a stricter threshold, or method=expected where it scores"
+CUT = "name what ends a step of this model as `delimiter` of the prompts"
 TOLD = "gave over 10% of the probability to something other than a valid option: check the judge's prompt (`pipeline graph prompt`)"
 
 
@@ -88,6 +90,11 @@ TOLD = "gave over 10% of the probability to something other than a valid option:
         ),
         ({"done": 12, "empty_answers": 11}, "empty", None),
         ({"empty_answers": 500}, "empty", "all answers are empty; does the server take the text out, as reasoning or as a call of a tool?"),
+        ({"has_toy_models": False}, "judge", None),
+        ({"acceptance_rate": 0.99}, "judge", None),
+        ({"acceptance_rate": 0.99, "has_toy_models": False}, "judge", LENIENT),
+        ({"steps": 10, "cut_steps": 5}, "cut", None),
+        ({"steps": 10, "cut_steps": 6}, "cut", f"60.0 % of the steps were cut at their token limit: {CUT}"),
         ({"doubtful_share": 0.05}, "options", None),
         ({"doubtful_share": 0.1}, "options", f"10.0 % of the verifications {TOLD}"),
         ({"status": "failed", "error": "it is in vain"}, "stopped", "it is in vain"),
