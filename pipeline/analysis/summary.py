@@ -25,9 +25,11 @@ WITH of_chains AS (
            count(*) FILTER (stop_reason = 'cancelled') AS cancelled, count(counted) AS graded, count(*) FILTER (counted) AS correct,
            count(*) FILTER (finished AND coalesce(answer_text, '') !~ '\\S') AS empty_answers,
            coalesce(sum(thought_tokens) FILTER (finished), 0)::BIGINT AS kept_of_thoughts,
-           (max(end_unix_ns) - min(start_unix_ns)) / 1e9 AS span_of_chains_s, arg_min(problem_id, input_row) FILTER (finished) AS example,
-           count(DISTINCT input_row) AS problems, count(DISTINCT input_row) FILTER (finished) AS done_problems
+           (max(end_unix_ns) - min(start_unix_ns)) / 1e9 AS span_of_chains_s, arg_min(problem_id, input_row) FILTER (finished) AS example
     FROM chains),
+of_problems AS (  -- grouped, as distinct counts of the chains take 40 MiB more of 200,000
+    SELECT count(*) AS problems, count(*) FILTER (done) AS done_problems
+    FROM (SELECT bool_or(finished) AS done FROM chains GROUP BY input_row)),
 of_steps AS (
     SELECT coalesce(sum(steps), 0)::BIGINT AS steps, coalesce(sum(steps) FILTER (verify_kind IS NOT NULL), 0)::BIGINT AS verified_steps,
            coalesce(sum(steps) FILTER (decision = 'accepted'), 0)::BIGINT AS accepted_steps,
@@ -40,7 +42,7 @@ of_steps AS (
            (SELECT avg((score_mass < $low)::INT) FROM steps WHERE len(score_probs) > 0) AS doubtful_share
     FROM step_sums)
 SELECT *, accepted_steps / nullif(verified_steps, 0) AS acceptance_rate, drafted_tokens / nullif(thought_tokens, 0) AS draft_share
-FROM of_chains, of_steps
+FROM of_chains, of_problems, of_steps
 """
 """One row, most of whose columns are fields of `Summary`. `kept_of_thoughts`: tokens of the thoughts of the chains that are done;
 `finishing_tokens`: of thoughts within whole responses."""
