@@ -202,14 +202,15 @@ class Ending:
 
     def condition(self, until: UntilSpec, thought: Sequence[Span], steps: int, tokens: int, spent: bool) -> str | None:
         """The first condition of `until` that holds of a `thought` with this many `steps` and `tokens`; `spent`: no token may follow."""
+        tail = "".join(span.text for span in thought[-2:])
         holds = {
             # An engine that ended its turn and then has nothing to say would go on saying nothing.
             "thought_closed": self.closed and (until.thought_closed or not thought[-1].ids),
             "max_tokens": spent,
-            "answer_boxed": until.answer_boxed and bool(boxed("".join(span.text for span in thought[-2:]))),
+            "answer_boxed": until.answer_boxed and (bool(boxed(tail)) or "Answer:" in tail or "ANSWER:" in tail),
             "answer_confident": until.answer_confident is not None and self._trial.confidence >= until.answer_confident,
             "answer_stable": until.answer_stable is not None and self._agreeing >= until.answer_stable,
-            "repeated": until.repeated and self._repeats >= until.repeated,
+            "repeated": until.repeated and self._repeats >= until.repeated and steps > until.repeated,
             "token_budget": until.token_budget and tokens >= until.token_budget,
             "max_steps": until.max_steps and steps >= until.max_steps,
         }
