@@ -1,58 +1,69 @@
-"""What the papers' systems do with the bundled pair of models and on simulated machines, beside what the papers print.
+"""The papers' numbers, beside what their systems do on simulated machines and with the bundled pair of models.
 
-    python -m bench.papers            about an hour on two quiet cores; `make build/inflated.yaml` first
+    python -m bench.papers            simulates: some minutes, on a busy machine too, as simulated times are the same on any
+    python -m bench.papers measured   measures: about an hour on two quiet cores; `make build/inflated.yaml` first
 
-The runs are those of the study bench/papers.yaml, kept in build/papers and continued when this is started again; a trial makes them in
-their small form. Writes bench/results/papers.json and bench/papers.md.
+The runs are those of the studies bench/simulated.yaml and bench/papers.yaml; measured ones are kept in build/papers and continued when this
+is started again. A trial makes them in their small form. bench/printed.yaml has the papers' numbers. Writes bench/results/papers.json and
+bench/papers.md.
 """
 
 import math
+import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import yaml
 from msgspec import structs
 from scipy.stats import t
 
-from bench.figures import ROOT, TRIAL, Results, going_on, grid, origin, results_of
+from bench.figures import ROOT, TRIAL, Recording, Results, going_on, grid, origin, results_of
 from bench.runs import say, whole, write_problems
 from pipeline.analysis.compare import Comparison, Run, compare, read_runs
-from pipeline.analysis.facts import stated
+from pipeline.analysis.facts import EngineFacts, stated
 from pipeline.analysis.tables import plain
+from pipeline.errors import InputError
 from pipeline.options import RunOptions
 from pipeline.run.run import Observer
+from pipeline.store.query import Query
 from pipeline.study.points import Point, Study
 from pipeline.study.run import SweepResult, carry_out
 from pipeline.study.study_file import read_study
 
-STUDY = ROOT / "bench/papers.yaml"
+STUDY, SIMULATED, PRINTED = (ROOT / "bench" / name for name in ("papers.yaml", "simulated.yaml", "printed.yaml"))
+STAGES = """
+SELECT stage, sum(e2e_latency_s) / chains AS seconds, count(*) / chains AS calls
+FROM calls, (SELECT count(*) AS chains FROM chains) GROUP BY stage, chains
+"""
 COLUMNS = ("system", "accuracy", "tokens", "s a problem", "wall s", "speed-up", "= tokens", "x rate", "steps that fall back")
 INTRODUCTION = """\
-None of the papers' own models was run. What stands here was measured with toy models on a CPU (`tiny`, the bundled pair, and `inflated`,
-the same with a target of 100 million parameters) or was simulated (sim MACHINE/TEXTS). It says nothing about other models. Settings, and
-what each paper leaves open: [The papers](../docs/pages/reproduce/papers.md)."""
-PRINTED = """\
-**The simulated figures are of the simulator's text before it was mended and its `repair` and `judge_auc` went; accuracies of simulated
-answers mean nothing.**
+**None of the papers' own models was run.** Each of their numbers stands beside ours with the ratio of the two. There is no verdict.
 
-Simulated on 2026-11-26, one problem at a time, 48 problems, seed 0, each with `--batch-size 1 --set 'engines.*.timeout_s=100000'`,
-SpecCoT and SpecReason with `max_steps=1000`. Fitted are tokens and accuracies of SpecCoT and SCoT, SCoT's time of a token, and the rates
-of the A100s; not shares of time, other times of whole problems, and how many steps fall back. SpecReason prints no token counts for its
-pairs; its rows assume `engines.target.text.verbosity=1.8`. The papers describe neither the loop around their engines nor its settings, and
-here calls are free and whatever is ready is sent at once: simulated figures of large batches say what such engines could do, not what
-the papers' programs did."""
+- *predicted*: simulated from nothing that this paper prints: published lengths of texts, datasheets, rates calibrated on another paper.
+- *fitted*: simulated, with lengths, accuracies or rates set by what this paper prints. A fitted figure near the printed one shows nothing;
+  one far from it shows that the fit fails. *In part*: not all of it is.
+- *measured*: with toy models on a CPU, `tiny`, the bundled pair, and `inflated`, the same with a target of 100 million parameters.
+- *not possible here*: it needs the papers' models, or text of theirs that nobody published.
+
+Simulated accuracies mean nothing and are left out. Beside a range there is no ratio. What abstracts repeat and what figures show without a
+number is left out. R1-1.5B and R1-32B are DeepSeek-R1-Distill-Qwen-1.5B and 32B. Settings, and what each paper leaves open:
+[The papers](../docs/pages/reproduce/papers.md)."""
 RUNS = """\
 Brackets are 95 % intervals over problems. A speed-up is over the target alone in the same table, and a product: shorter text x tokens a
 second. Repeated runs stand with their mean times; *noise* is the factor within which 95 % of the ratios of such times of the same work
 lie. Do not compare the times of the kind `quality`: other work may have run beside them."""
 
 
-def planned(folder: Path, *, small: bool) -> Study:
-    """The runs; writes the problems of the simulated ones."""
+def planned(study: Path, folder: Path, *, small: bool) -> Study:
+    """The runs of a study; writes the problems of the simulated ones."""
     write_problems(ROOT / "build/simulated-problems.parquet", 128)
-    return read_study(STUDY, RunOptions(graph=STUDY, input=(), output=folder, resume=folder.exists()), small=small)
+    return read_study(study, RunOptions(graph=study, input=(), output=folder, resume=folder.exists()), small=small)
 
 
 def families(study: Study) -> dict[str, dict[str, list[Point]]]:
@@ -96,7 +107,7 @@ def _site(family: str, systems: Mapping[str, Sequence[Point]], tables: Mapping[s
     size = " to ".join(str(each) for each in dict.fromkeys((sizes[0], sizes[-1])))
     where = "simulated" if simulated else max(run.resources for run in means).label
     return {
-        "site": f"sim {name}" if simulated else name,
+        "site": name,
         "kind": kind,
         "point": f"batch size {size}, {max(len(run.sums['problem']) for run in means)} problems, {where}",
         "noise": None if noise is None else plain(noise),
@@ -130,11 +141,79 @@ def noise_of(repeats: Sequence[Sequence[Run]]) -> float | None:
     return math.exp(float(t.ppf(0.975, freedom)) * math.sqrt(2 * variance / min(map(len, logs))))
 
 
+def figures_of(study: Study, result: SweepResult) -> dict[str, dict[str, dict[str, float]]]:
+    """By part of a simulated study and system the figures of its runs, those of several seeds as one: all but accuracies."""
+    found: dict[str, dict[str, dict[str, float]]] = {}
+    for part, systems in families(study).items():
+        for system, points in systems.items():
+            [run] = read_runs([result.folder / "runs" / point.folder for point in points], pooled=True)
+            found.setdefault(part, {})[system] = {name: float(f"{value:.4g}") for name, value in _simulated(run)}
+    return found
+
+
+def _simulated(run: Run) -> Iterator[tuple[str, float]]:
+    """Figures of a run, means over its problems; of each stage the seconds and the number of its calls."""
+    yield from ((name, each.value) for name, each in run.figures.items() if each.value is not None and name != "accuracy")
+    latency = run.figures["latency_s"]
+    yield "problems", run.problems
+    yield "interval", (latency.high or math.nan) / (latency.value or math.nan) - 1
+    yield "wall_time_s", run.wall_time_s or math.nan
+    yield "tokens_per_s", run.kept_tokens_per_s or math.nan
+    with Query(*run.folders) as db:
+        for stage, seconds, calls in zip(*db.columns(STAGES).values(), strict=True):
+            yield from ((f"{stage}_stage_s", seconds), (f"{stage}_calls", calls))
+
+
+def measured_figures(sites: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, dict[str, float | None]]]:
+    """The same of measured parts: values of the cells of their tables, without intervals, by the names of `COLUMNS`."""
+    rows = {f"{site['site']} {site['kind']}": [row.split(" | ") for row in site["rows"]] for site in sites}
+    return {
+        part: {name: {column: _value(cell) for column, cell in zip(COLUMNS[1:], cells, strict=True)} for name, *cells in systems}
+        for part, systems in rows.items()
+    }
+
+
+def _value(cell: str) -> float | None:
+    return None if cell == "-" else float(cell.split(" ")[0].replace(",", "").rstrip("%"))
+
+
+def beside(results: Results) -> Iterator[str]:
+    """The tables of bench/printed.yaml, with our figures and the ratios."""
+    parts = results["simulated"] | measured_figures(results["sites"])
+    with Query() as db:
+        for group in yaml.safe_load(PRINTED.read_bytes()):
+            rows = [_beside(db, parts, {"how": "", "why": "", **group, **row}) for row in group["rows"]]
+            yield f"**{group['title']}**: {' / '.join(map(str, group['of']))}"
+            yield grid(("what", "printed", "ours", "ours / printed", "how", "why apart"), rows)
+
+
+def _beside(db: Query, parts: dict[str, Any], row: Mapping[str, Any]) -> tuple[str, ...]:
+    """One row; `row` has the keys of its group, too."""
+    of, printed = row["of"], row["printed"]
+    at, said = (each if isinstance(each, list) else [each] * len(of) for each in (row.get("at"), row.get("ours")))
+    ours: list[float | None] = []
+    for column, part, sql in zip(of, at, said, strict=True):
+        ours.append(None)
+        if part and sql:
+            db.register("ours", **{name: pa.array([of_it]) for name, of_it in (parts | parts.get(part, {})).items()})
+            with suppress(InputError):  # such a system was not run: a trial has others, and some need vLLM
+                ours[-1] = db.scalar(f"SELECT {sql.replace('{}', str(column))} FROM ours")
+    ratios = [f"{a / b:.2f}" if a is not None and isinstance(b, int | float) and b else "-" for a, b in zip(ours, printed, strict=True)]
+    how = row["how"] if any(each is not None for each in ours) else "not possible here"
+    cells = [" / ".join(cell) for cell in (["-" if b is None else str(b) for b in printed], map(plain, ours), ratios)]
+    cells = [cell if cell.strip("-/ ") else "-" for cell in cells]
+    return (row["what"], *cells, how, row["why"])
+
+
 def page_of(results: Results) -> str:
-    """The page, from the results."""
-    parts = ["# The papers' systems", f"{origin(results['measured'])[:-1]}.", INTRODUCTION, stated(())]
-    parts += ["## Printed and simulated", PRINTED, grid(("what", "printed", "simulated", "how"), results["printed"])]
-    parts += ["## What was run", RUNS]
+    """The page, from the results and the papers' numbers."""
+    every = [figures for systems in results["simulated"].values() for figures in systems.values()]
+    problems = sorted({f"{figures['problems']:.0f}" for figures in every}, key=int)
+    widest = max(figures["interval"] for figures in every)
+    means = f"Means over {' or '.join(problems)} problems; the widest 95 % interval of a time reaches {widest:.0%} up."
+    made = f"{origin(results['simulated_by'])[:-1]}. {means}"
+    parts = ["# The papers' numbers", INTRODUCTION, stated([EngineFacts(token_level=True)]), "## Printed and ours", made, *beside(results)]
+    parts += ["## What was measured", f"{origin(results['measured'])[:-1]}.", RUNS]
     for site in results["sites"]:
         noise = f", noise {site['noise']}" if site["noise"] else ""
         parts += [f"**{site['site']}, {site['kind']}**: {site['point']}{noise}", grid(COLUMNS, (row.split(" | ") for row in site["rows"]))]
@@ -151,17 +230,27 @@ def possible(study: Study) -> Study:
 
 
 def made(study: Study) -> SweepResult:
-    """Make the runs that are missing."""
-    return whole(carry_out(possible(study), Observer(tell=say), lambda at, of, point, run: say(f"{at}/{of} {point.folder}")))
+    """Make the runs that are missing; simulated ones in this process."""
+    return whole(carry_out(possible(study), Observer(tell=say), lambda at, of, point, run: say(f"{at}/{of} {point.folder}"), workers=1))
 
 
-def main() -> None:
-    """Make the runs that are missing and write the page."""
+def simulate() -> None:
+    """Make the simulated runs and write the page; what was measured stays as it is."""
+    recording, kept = Recording("papers"), results_of("papers")
+    with TemporaryDirectory(prefix="papers-") as name:
+        plan = planned(SIMULATED, Path(name) / "study", small=TRIAL)
+        found = figures_of(plan, made(plan))
+    by, recording.measured = recording.measured, kept.pop("measured")
+    recording.write("papers", kept | {"simulated": found, "simulated_by": by})
+
+
+def measure() -> None:
+    """Make the measured runs that are missing and write the page; what was simulated stays as it is."""
     with going_on(__file__, ROOT / "build/papers") as (recording, folder):
-        plan = planned(folder / "study", small=TRIAL)
+        plan = planned(STUDY, folder / "study", small=TRIAL)
         sites = read_sites(plan, made(plan))
-    recording.write("papers", {"bench": "papers", "sites": sites, "printed": results_of("papers")["printed"]})
+    recording.write("papers", results_of("papers") | {"sites": sites})
 
 
 if __name__ == "__main__":
-    main()
+    measure() if sys.argv[1:] == ["measured"] else simulate()

@@ -8,7 +8,7 @@ from msgspec import structs
 
 from pipeline.analysis.choices import ThoughtChoice, read_choices
 from pipeline.analysis.compare import Run, data_sets
-from pipeline.analysis.figures import CHANGES, FIGURES, Estimate, changes
+from pipeline.analysis.figures import CHANGES, FIGURES, NOTHING, Estimate, changes
 from pipeline.analysis.rules import differences, of_work
 from pipeline.analysis.tables import Table, printed, read_query
 from pipeline.errors import UsageError
@@ -16,6 +16,7 @@ from pipeline.graph.files import model_name
 from pipeline.store.query import Query, words_of
 
 FIGURE = pa.struct([("value", pa.float64()), ("low", pa.float64()), ("high", pa.float64()), ("text", pa.string())])
+NOTES = {"simulated": "Simulated accuracies are left out.", "recorded": "Accuracies are of recorded answers."}
 
 
 def paper_table(name: str, runs: Sequence[Run]) -> Table:
@@ -36,8 +37,7 @@ def paper_table(name: str, runs: Sequence[Run]) -> Table:
 def _notes(runs: Sequence[Run], sql: str) -> Iterator[str]:
     if failed := sum(run.ends.failed for run in runs):
         yield f"Failed chains: {failed:,}; they count as wrong and are in no other figure."
-    if made := dict.fromkeys(run.answers for run in runs if run.answers):
-        yield f"Accuracies are of {' and '.join(map(str, made))} answers."
+    yield from dict.fromkeys(NOTES[run.answers] for run in runs if run.answers and "accuracy" in sql)
     for run in runs if "over_target" in sql else ():
         if (base := target_of(run, runs)) and (
             clauses := [said for name, said in differences(run.rules, base.rules).items() if of_work(name)]
@@ -77,6 +77,8 @@ def _row(run: Run, data: str, target: Run | None) -> dict[str, Any]:
     plain_ones = {name: value for name, value in run.decided().items() if name not in ("pooled", "models", "params")}
     params = [(name, str(value)) for name, value in run.file.plan.params.items()]
     estimates = {each.name: _figure(run.figures[each.name], each.form) for each in FIGURES}
+    if run.answers == "simulated":  # its value stays for queries
+        estimates["accuracy"]["text"] = NOTHING.shown()
     over = None if target is None else {name: _figure(each) for name, each in changes(run.sums, target.sums).items()}
     return {**named, **plain_ones, "params": params, **estimates, "over_target": over}
 

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 from msgspec import structs
 
 from bench import papers
@@ -13,7 +14,6 @@ from pipeline.analysis.papers import paper_table
 from pipeline.analysis.tables import named_queries
 from pipeline.errors import UsageError
 from pipeline.store.query import Query
-from pipeline.study.points import Study
 from tests.analysis.conftest import run_of, score_drafts
 from tests.support.runs import solve_short, write_problems
 
@@ -39,7 +39,9 @@ def test_every_table_has_rows_whose_figures_are_those_of_the_runs(name: str, run
     table = paper_table(name, runs)
     assert table.rows
     assert all(len(row) == len(table.columns) for row in table.rows)
-    assert table.note.endswith("Accuracies are of simulated answers.") or "over" in table.note
+    left_out = [column for column in table.columns if column.endswith("accuracy")]
+    assert ("Simulated accuracies are left out." in table.note) == bool(left_out)
+    assert {row[table.columns.index(column)] for row in table.rows for column in left_out} <= {"-"}
 
 
 def test_a_table_has_the_layout_of_its_paper(runs: list[Run]) -> None:
@@ -71,13 +73,8 @@ def test_what_cannot_be_made_is_said(runs: list[Run], tmp_path: Path) -> None:
         paper_table(str(tmp_path / "mine.sql"), runs)
 
 
-@pytest.fixture(name="plan", scope="module")
-def _plan(tmp_path_factory: pytest.TempPathFactory) -> Study:
-    return papers.planned(tmp_path_factory.mktemp("papers") / "study", small=True)
-
-
-def test_latencies_are_taken_one_problem_at_a_time_on_equal_cores(plan: Study) -> None:
-    for family, systems in papers.families(plan).items():
+def test_latencies_are_taken_one_problem_at_a_time_on_equal_cores(tmp_path: Path) -> None:
+    for family, systems in papers.families(papers.planned(papers.STUDY, tmp_path / "study", small=True)).items():
         if family.rpartition(" ")[2] in ("latency", "inside"):
             points = [point for same in systems.values() for point in same]
             assert {point.label.batch_size for point in points} == {1}
@@ -96,18 +93,25 @@ def test_repeated_runs_are_one_with_their_mean_times_and_say_how_far_clocks_are_
     assert papers.noise_of([same[:1], others[:1]]) is None
 
 
-def test_the_page_has_what_was_run(plan: Study) -> None:
-    headings = [heading for heading in plan.groups if heading.startswith(("2,4xA100/GSM8K cards", "2xA6000/MATH latency"))]
-    plan = structs.replace(plan, groups={heading: plan.groups[heading] for heading in headings})
+def test_simulated_figures_stand_beside_printed_ones(tmp_path: Path) -> None:
+    plan = papers.planned(papers.SIMULATED, tmp_path / "study", small=True)
+    plan = structs.replace(plan, groups={heading: points for heading, points in plan.groups.items() if "xA100/MATH-500" in heading})
     result = papers.made(plan)
-    assert {point.label.engines for point in result.points} == {"sim-2xa100-gsm8k", "sim-4xa100-gsm8k", "sim-2xa6000-math"}
-    sites = papers.read_sites(plan, result)
-    [cards] = [each for each in sites if each["kind"] == "cards"]
-    assert {row.split(" | ")[0] for row in cards["rows"]} == {
-        f"{graph} on sim-{n}xa100-gsm8k" for graph in ("target", "speccot") for n in (2, 4)
+    found = papers.figures_of(plan, result)
+    assert {part: list(systems) for part, systems in found.items()} == {
+        "4xA100/MATH-500": ["target", "draft", "speccot"],
+        "2xA100/MATH-500": ["target", "draft", "speccot"],
+        "4xA100/MATH-500+Decode": ["speculative-decoding", "speccot"],
     }
-    [latency] = [each for each in sites if (each["site"], each["kind"]) == ("sim 2xA6000/MATH", "latency")]
-    assert latency["point"] == "batch size 1, 4 problems, simulated"
-    page = papers.page_of(results_of("papers") | {"sites": sites})
-    assert "**sim 2xA6000/MATH, latency**: batch size 1, 4 problems, simulated\n\n| system |" in page
+    [site, *_] = papers.read_sites(plan, result)
+    assert (site["point"], len(site["rows"])) == ("batch size 1, 4 problems, simulated", 3)
+    kept = results_of("papers")
+    page = papers.page_of(kept | {"simulated": kept["simulated"] | found})
+    ours = found["4xA100/MATH-500"]
+    r = ours["target"]["latency_s"] / ours["speccot"]["latency_s"]
+    [row] = [line.split(" | ") for line in page.splitlines() if line.startswith("| r | 3.3 / 3.1 / 2.3 / 2.0 |")]
+    assert (row[2].split(" / ")[1], row[3].split(" / ")[1::2], row[4]) == (f"{r:.3g}", [f"{r / 3.1:.2f}", "-"], "fitted")
+    rows = [row for group in yaml.safe_load(papers.PRINTED.read_bytes()) for row in group["rows"]]
+    assert page.count(" not possible here |") == sum("ours" not in row for row in rows)
     assert page.count("this simulator is off by") == 1
+    assert not any("accuracy" in figures for systems in kept["simulated"].values() for figures in systems.values())
