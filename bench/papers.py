@@ -10,6 +10,7 @@ bench/papers.md.
 
 import math
 import sys
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from importlib.util import find_spec
@@ -46,13 +47,16 @@ INTRODUCTION = """\
 **None of the papers' own models was run.** Each of their numbers stands beside ours with the ratio of the two. There is no verdict.
 
 - *predicted*: simulated from nothing that this paper prints: published lengths of texts, datasheets, rates calibrated on another paper.
+- *assumed*: simulated from assumptions of which at least one was chosen with the printed figure in view. A figure near it shows little.
 - *fitted*: simulated, with lengths, accuracies or rates set by what this paper prints. A fitted figure near the printed one shows nothing;
   one far from it shows that the fit fails. *In part*: not all of it is.
 - *measured*: with toy models on a CPU, `tiny`, the bundled pair, and `inflated`, the same with a target of 100 million parameters.
 - *not possible here*: it needs the papers' models, or text of theirs that nobody published.
 
-Simulated accuracies mean nothing and are left out. Beside a range there is no ratio. What abstracts repeat and what figures show without a
-number is left out. R1-1.5B and R1-32B are DeepSeek-R1-Distill-Qwen-1.5B and 32B. Settings, and what each paper leaves open:
+*r* is the target's time over the system's; *SpecDecode* is the target with token-level speculation, *+Decode* a system with that target.
+
+Left out: simulated accuracies, which mean nothing, what abstracts repeat, and values that figures show without a number. Beside a range
+there is no ratio. R1-1.5B and R1-32B are DeepSeek-R1-Distill-Qwen-1.5B and 32B. Settings, and what each paper leaves open:
 [The papers](../docs/pages/reproduce/papers.md)."""
 RUNS = """\
 Brackets are 95 % intervals over problems. A speed-up is over the target alone in the same table, and a product: shorter text x tokens a
@@ -183,8 +187,10 @@ def beside(results: Results) -> Iterator[str]:
     with Query() as db:
         for group in yaml.safe_load(PRINTED.read_bytes()):
             rows = [_beside(db, parts, {"how": "", "why": "", **group, **row}) for row in group["rows"]]
+            if "above" in group:
+                yield textwrap.fill(group["above"], 140)
             yield f"**{group['title']}**: {' / '.join(map(str, group['of']))}"
-            yield grid(("what", "printed", "ours", "ours / printed", "how", "why apart"), rows)
+            yield grid(("what", "printed", "ours", "ours / printed", "how", "why they differ"), rows)
 
 
 def _beside(db: Query, parts: dict[str, Any], row: Mapping[str, Any]) -> tuple[str, ...]:
@@ -196,7 +202,7 @@ def _beside(db: Query, parts: dict[str, Any], row: Mapping[str, Any]) -> tuple[s
         ours.append(None)
         if part and sql:
             db.register("ours", **{name: pa.array([of_it]) for name, of_it in (parts | parts.get(part, {})).items()})
-            with suppress(InputError):  # such a system was not run: a trial has others, and some need vLLM
+            with suppress(InputError):  # not run: a trial has other systems, and some need vLLM; tests check the results that are kept
                 ours[-1] = db.scalar(f"SELECT {sql.replace('{}', str(column))} FROM ours")
     ratios = [f"{a / b:.2f}" if a is not None and isinstance(b, int | float) and b else "-" for a, b in zip(ours, printed, strict=True)]
     how = row["how"] if any(each is not None for each in ours) else "not possible here"
@@ -210,7 +216,7 @@ def page_of(results: Results) -> str:
     every = [figures for systems in results["simulated"].values() for figures in systems.values()]
     problems = sorted({f"{figures['problems']:.0f}" for figures in every}, key=int)
     widest = max(figures["interval"] for figures in every)
-    means = f"Means over {' or '.join(problems)} problems; the widest 95 % interval of a time reaches {widest:.0%} up."
+    means = f"Means over {' or '.join(problems)} problems; the widest 95 % interval of a time extends {100 * widest:.0f} % above its mean."
     made = f"{origin(results['simulated_by'])[:-1]}. {means}"
     parts = ["# The papers' numbers", INTRODUCTION, stated([EngineFacts(token_level=True)]), "## Printed and ours", made, *beside(results)]
     parts += ["## What was measured", f"{origin(results['measured'])[:-1]}.", RUNS]
