@@ -83,7 +83,7 @@ def summary_of(run: Path, found: Summary | None = None) -> Summary:
 
 def _read_baseline(run: Path, stop_reasons: Collection[str]) -> Baseline | None:
     """How the run in the folder `run`, whose chains ended for these reasons, compares with its baseline; None where it has none. That their
-    stop conditions differ is said of those alone that a chain has met."""
+    stop conditions differ is said only of conditions that a chain has met."""
     folder = baseline_folder(run)
     if not (folder / FILE).is_file():
         return None
@@ -205,7 +205,7 @@ def _drafting(s: Summary) -> Iterator[Row]:
     if s.verified_steps:
         rewritten = f"; {s.fallback_steps:,} rewritten by the target" if s.fallback_steps else ""
         yield Row("drafting", _percent(s.acceptance_rate), f"of {s.verified_steps:,} steps accepted{written}{rewritten}")
-    if (s.acceptance_rate or 0) >= LENIENT and s.verified_steps >= ENOUGH and s.answers is None and not s.has_toy_models:
+    if s.may_reject and (s.acceptance_rate or 0) >= LENIENT and s.verified_steps >= ENOUGH and not (s.answers or s.has_toy_models):
         what = "accepted nearly every step and may be too lenient: set a stricter threshold, or method=expected where it scores"
         yield Row("judge", "", what)
     if s.cut_steps > s.steps / 2:

@@ -37,7 +37,7 @@ def paper_table(name: str, runs: Sequence[Run]) -> Table:
 def _notes(runs: Sequence[Run], sql: str) -> Iterator[str]:
     if failed := sum(run.ends.failed for run in runs):
         yield f"Failed chains: {failed:,}; they count as wrong and are in no other figure."
-    yield from dict.fromkeys(NOTES[run.answers] for run in runs if run.answers and "accuracy" in sql)
+    yield from dict.fromkeys(NOTES[run.answers] for run in runs if run.answers and "accuracy.text" in sql)
     for run in runs if "over_target" in sql else ():
         if (base := target_of(run, runs)) and (
             clauses := [said for name, said in differences(run.rules, base.rules).items() if of_work(name)]

@@ -27,7 +27,7 @@ WITH of_chains AS (
            coalesce(sum(thought_tokens) FILTER (finished), 0)::BIGINT AS kept_of_thoughts,
            (max(end_unix_ns) - min(start_unix_ns)) / 1e9 AS span_of_chains_s, arg_min(problem_id, input_row) FILTER (finished) AS example
     FROM chains),
-of_problems AS (  -- grouped, as distinct counts of the chains take 40 MiB more of 200,000
+of_problems AS (  -- count(DISTINCT) takes 40 MiB more for 200,000 chains
     SELECT count(*) AS problems, count(*) FILTER (done) AS done_problems
     FROM (SELECT bool_or(finished) AS done FROM chains GROUP BY input_row)),
 of_steps AS (
@@ -35,7 +35,8 @@ of_steps AS (
            coalesce(sum(steps) FILTER (decision = 'accepted'), 0)::BIGINT AS accepted_steps,
            coalesce(sum(steps) FILTER (decision = 'fallback'), 0)::BIGINT AS fallback_steps,
            coalesce(sum(steps) FILTER (decision = 'unverified'), 0)::BIGINT AS unverified_steps,
-           coalesce(sum(steps * tokens), 0)::BIGINT AS thought_tokens, coalesce(sum(cut_steps), 0)::BIGINT AS cut_steps,
+           coalesce(sum(steps * tokens), 0)::BIGINT AS thought_tokens,
+           coalesce(sum(cut_steps) FILTER (NOT list_contains($thoughts, stage)), 0)::BIGINT AS cut_steps,
            coalesce(sum(steps * tokens) FILTER (decision IN ('accepted', 'unverified')), 0)::BIGINT AS drafted_tokens,
            coalesce(sum(steps * tokens) FILTER (list_contains($finishing, stage)), 0)::BIGINT AS finishing_tokens,
            coalesce(sum(kept_draft_tokens), 0)::BIGINT AS kept_draft_tokens,
@@ -206,11 +207,12 @@ class Summary(Struct, frozen=True, kw_only=True):
     output_tokens: int
     """Generated tokens: those that all engines sampled, whatever became of them."""
     kept_tokens: int
-    """Tokens of the thoughts of the chains that are done, and of answers: what a stage samples that ends its chain, but for the thought in
-    it."""
+    """Tokens of the thoughts of chains that are done, and of answers: what a chain's last stage samples, without any thought in it."""
     kept_tokens_per_s: float | None
     verified_steps: int
     """Committed steps whose candidates were verified."""
+    may_reject: bool
+    """Whether a judge may reject all candidates."""
     accepted_steps: int
     """Steps of which a candidate was accepted."""
     fallback_steps: int
@@ -220,7 +222,7 @@ class Summary(Struct, frozen=True, kw_only=True):
     acceptance_rate: float | None
     """Accepted over verified steps, 0 to 1."""
     cut_steps: int
-    """Steps that ended at a token limit, guidance aside."""
+    """Steps that ended at a token limit, neither guidance nor whole thoughts."""
     thought_tokens: int
     """Tokens of all committed steps."""
     draft_share: float | None
@@ -254,8 +256,10 @@ def summarize_work(work: RunTimes, over_time: Occupancy | None = None) -> Summar
     db, file = work.db, work.run
     over_time, finishing = over_time or occupancy(work, 1), list(file.plan.finishing)
     db.execute(STEP_SUMS)
-    [sums] = db.arrow(SUMS, finishing=finishing, low=LOW).to_pylist()
-    total, *calls = db.arrow(CALLS, finishing=finishing, stages=[node.name for node in file.plan.stages()]).to_pylist()
+    nodes = [*file.plan.stages()]
+    thoughts = [node.name for node in nodes if getattr(node.spec, "unit", "step") in ("thought", "response")]
+    [sums] = db.arrow(SUMS, finishing=finishing, thoughts=thoughts, low=LOW).to_pylist()
+    total, *calls = db.arrow(CALLS, finishing=finishing, stages=[node.name for node in nodes]).to_pylist()
     wall_s = file.wall_time_s or sums["span_of_chains_s"] or None
     kept = int(sums["kept_of_thoughts"] + total["ending_tokens"] - sums["finishing_tokens"])
     found = {
@@ -284,6 +288,7 @@ def _decided(run: RunFile, chains: int) -> dict[str, Any]:
         "models": plan.models,
         "has_toy_models": plan.has_toy_models,
         "drafters": tuple(dict.fromkeys(plan.drafters)),
+        "may_reject": any(node.spec.may_reject for node in plan.stages()),
         "planned": max(run.input.chains, chains),
         "schedule": run.options.schedule,
         "resumable": not (run.options.served or any(isinstance(spec, OpenSpec) for spec in plan.engines.values())),

@@ -97,7 +97,7 @@ def times(over: float | None, under: float | None) -> str:
 def printed(value: Any) -> str:
     """A value of a query's result: of a figure its text."""
     if isinstance(value, Mapping) and "text" in value:
-        return str(value["text"] or plain(value["value"]))
+        return str(value["text"] or plain(value.get("value")))
     return "-" if value is None else plain(value) if isinstance(value, float) else str(value)
 
 

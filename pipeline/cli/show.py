@@ -48,7 +48,7 @@ GROUP BY error_type, error_stage, regexp_replace(coalesce(error_message, ''), '\
 ORDER BY count DESC, min(end_unix_ns), min(input_row)
 """
 """Chains that failed for one cause: the same error in the same stage (null: before the first one), with the same message but for its
-numbers. The message is that of the first of them, and the examples are their first few `chain_id`s."""
+numbers. `message` is the first chain's, `examples` are the first few `chain_id`s."""
 
 
 @click.command()

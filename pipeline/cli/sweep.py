@@ -124,7 +124,7 @@ MAX_LOSS = "Write the fastest settings that lose at most this share of accuracy,
 def sweep(graphs: tuple[Path, ...], small: bool, dry_run: bool, max_loss: float | None, **options: Any) -> None:
     """Solve the same problems with GRAPH... at several batch sizes, beside the target alone, and say which is fastest where.
 
-    STUDY is the name of a study file, which says all that itself but for your --model, or its path: see `pipeline list studies`. Every
+    STUDY is the name or path of a study file, which says all that itself; only --model may be given. See `pipeline list studies`. Every
     point is a run folder under DIR/runs. Real engines stay open from one point to the next; simulated points run in parallel.
     """
     study = _study(graphs, small, options) if is_study(graphs[0]) else _sweep(graphs, options)

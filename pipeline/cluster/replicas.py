@@ -74,7 +74,7 @@ async def solve_on_replicas(ready: Prepared, observer: Observer, stop: Stop | No
         async with import_module("pipeline.cluster.ray").actors(ready.plan, options) as launch:
             return await Fleet(launch, ready, observer).run(options.replicas, stop or Stop())
     machine = await anyio.to_thread.run_sync(look)
-    parts = [machine] * min(options.replicas, len(machine.cores))  # of simulated ones it is all the same how many compute at once
+    parts = [machine] * min(options.replicas, len(machine.cores))  # how many simulated ones compute at once makes no difference
     if not ready.record.virtual_time:
         parts = divided(ready.plan.engines, machine, options.replicas)
     return await Fleet(partial(worker_process, parts), ready, observer).run(len(parts), stop or Stop())
@@ -160,8 +160,9 @@ class Fleet:
         if tenths > 10 * before // record.input.chains:
             self._observer.tell(f"{10 * tenths} % of {record.input.chains:,} chains are over")
         if not self._begun:
-            self._begun, sessions = True, (*record.sessions, Session(started_unix_ns=self._starts_unix_ns))
+            sessions = (*record.sessions, Session(started_unix_ns=self._starts_unix_ns))
             structs.replace(record, engine_facts=RunFile.read(shard).engine_facts, sessions=sessions).write(self._folder)
+            self._begun = True
 
     def _finish(self) -> SessionResult:
         """Merge the shards where all are finished, and write `run.json`."""
@@ -184,7 +185,7 @@ class Fleet:
     def _options(self, shard: Path) -> RunOptions:
         """The options of a shard's own run."""
         given = self._ready.options
-        outer = shard_of(given.shard or "0/1")  # its problems are those of several smaller ones
+        outer = shard_of(given.shard or "0/1")  # the shards divide the problems of this one further
         return structs.replace(
             self._ready.record.options,
             output=shard.absolute(),

@@ -44,7 +44,7 @@ class ShardWorker:
     """Carries out the run of a shard in a thread; `poll` may be called from any other."""
 
     def __init__(self, shard: Prepared) -> None:
-        """`shard`: the whole run with the options of the shard's own."""
+        """`shard`: the whole run, with the options of the shard's run."""
         # Ray's policy brings uvloop, whose event loop neither tells when a timer is due nor starts processes from a thread.
         asyncio.set_event_loop_policy(asyncio.DefaultEventLoopPolicy())
         self._stop, self._told, self._progress = Stop(), list[str](), list[Progress]()

@@ -185,7 +185,7 @@ class UntilSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     answer_boxed: bool = False
     """Stop when the thought contains a closed `\\boxed{}`, `Answer:` or `ANSWER:`."""
     repeated: Annotated[int, Meta(ge=0, le=1000)] | None = None
-    """Stop when the same step was committed this many times in a row, and a thought has more steps than that; 0: off."""
+    """Stop when the same step was committed this many times in a row, and the thought has more steps than that; 0: off."""
     max_steps: Count | None = None
     """Stop after this many steps, not counting guidance."""
     token_budget: Tokens | None = None

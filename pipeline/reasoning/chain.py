@@ -300,7 +300,7 @@ class Chain:
 
     @property
     def rests_of_delimiters(self) -> tuple[str, ...]:
-        """Any of what ends a step that was cut within a delimiter after it; empty if none was."""
+        """What would complete a delimiter in which the last step was cut; empty where none was."""
         tail = "".join(span.text for span in self.thought[-2:])
         if tail.endswith(self._delimiters):
             return ()

@@ -24,7 +24,7 @@ from pipeline.store.run_file import RunFile
 
 SIMULATED = "Simulated: every time on this page is from a simulated clock, and every text was made up by a simulated engine."
 REPLAYED = "Replayed on a simulated clock: texts of replayed engines are those of a recorded run, times are simulated."
-WARNINGS = ("stopped", "failed", "left", "cancelled", "restarts", "empty", "options", "grading", "note")
+WARNINGS = ("stopped", "failed", "left", "cancelled", "restarts", "empty", "judge", "cut", "options", "grading", "note")
 """Rows of a headline that a reader must know before the figures."""
 BINS = 300
 """Bins that time is divided into."""

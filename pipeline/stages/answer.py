@@ -37,13 +37,13 @@ class AnswerSpec(SamplingSpec, frozen=True, kw_only=True, tag="answer"):
 
 class AnswerStage(EngineStage):
     """Asks for the final answer after the committed thought (SpecCoT 3.1; SCoT 3.4), or for the rest of one that is cut; nothing where
-    the budget leaves no token for it. A model without reasoning tags boxes its answer in the thought: then that is the answer, too, as in
-    SpecReason's code, and nothing is asked."""
+    the budget leaves no token for it. A model without reasoning tags boxes its answer in the thought: where that ended by itself or with
+    the box, nothing is asked, and the answer is the thought's text from the paragraph of its last box on, as in SpecReason's code."""
 
     spec: AnswerSpec
 
     def requests(self, chain: Chain) -> list[Request]:
-        if self._is_stated(chain):
+        if self._stated(chain):
             return []
         begun = () if chain.answer is None else chain.translate(chain.answer, self.role)
         max_tokens = chain.left_of_response(self._room(chain)) - len(begun)
@@ -56,8 +56,12 @@ class AnswerStage(EngineStage):
         stop = tuple(text for text in chain.problem.settings.stop if text.strip())
         return [self.request(chain, [*prompt, *begun] if begun else prompt, max_tokens, stop=stop, **self.sampled(chain))]
 
-    def _is_stated(self, chain: Chain) -> bool:
-        return not self.close_ids and chain.answer is None and boxed(chain.thought_text) is not None
+    def _stated(self, chain: Chain) -> str | None:
+        """The answer that the thought states, of a model that closes none; None where it is to be asked for."""
+        ended = chain.ending.closed or chain.ending.reason == "answer_boxed"
+        if self.close_ids or chain.answer is not None or not ended or boxed(text := chain.thought_text) is None:
+            return None
+        return text[text.rfind("\n\n", 0, text.rfind("box")) + 1 :].lstrip("\n")
 
     def _room(self, chain: Chain) -> int:
         """Most tokens of the answer."""
@@ -68,7 +72,7 @@ class AnswerStage(EngineStage):
 
     def apply(self, chain: Chain, completions: Sequence[Completion]) -> Outcome:
         if not completions:
-            return Outcome(answer=Span(self.role, (), chain.thought_text)) if self._is_stated(chain) else Outcome()
+            return Outcome() if (stated := self._stated(chain)) is None else Outcome(answer=Span(self.role, (), stated))
         candidate = self.whole(completions[0].candidates[0])
         cut = candidate.finish_reason == "length"
         if chain.answer is None:

@@ -16,7 +16,7 @@ from pipeline.analysis.tables import read_query
 from pipeline.data.prepare import RECIPES
 from pipeline.errors import GraphError, UsageError, boundary
 from pipeline.graph.files import FileMapping, bundled_files, copied, find_file, read_file, setting, shown
-from pipeline.graph.load import decode_file, located, mapping, outline, with_preset
+from pipeline.graph.load import decode_file, load_engines, located, mapping, outline, with_preset
 from pipeline.graph.spec import Count, Param
 from pipeline.options import RunOptions, ScheduleName
 from pipeline.study.points import Point, Study, grid
@@ -129,10 +129,17 @@ def _below(values: FileMapping, key: str) -> FileMapping:
 
 
 def _with_models(spec: StudySpec, models: Mapping[str, str]) -> StudySpec:
-    """A part whose engines load these models by role, whatever model its files name."""
-    chosen = {f"engines.{role}.model": model for role, model in models.items()}
-    engines = tuple(structs.replace(each, set={**each.set, **chosen}) for each in map(_engines, spec.engines))
-    return structs.replace(spec, set={**spec.set, **chosen}, engines=engines)
+    """A part whose engines load these models by role. Raises `UsageError` where its models are not those of its engines files alone."""
+    for role, model in models.items():
+        if "://" in model:
+            raise UsageError(f"--model {role}={model}: a study's engines files name its servers; change a copy of it")
+        for each in map(_engines, spec.engines):
+            if named := next((key for key in each.set if key.endswith(".model")), None):
+                raise UsageError(f"--model {role}={model}: the study compares models and sets {named}; name yours in a copy of it")
+            backends = {spec.backend for spec in (load_engines(Path(each.engines)) or {}).values()}
+            if backends & {"sim", "openai"}:
+                raise UsageError(f"--model {role}={model}: the engines {each.name} load no model; name yours in a copy of the study")
+    return structs.replace(spec, set=spec.set | {f"engines.{role}.model": model for role, model in models.items()})
 
 
 def _groups(part: str, spec: StudySpec, folder: RunOptions, told: list[str], *, several: bool) -> Iterator[tuple[str, tuple[Point, ...]]]:

@@ -13,9 +13,9 @@ from msgspec import Struct
 from pipeline.data.problems import Problem
 from pipeline.errors import RunFolderError, UsageError, boundary
 from pipeline.export.answers_file import form_of, write_rows
-from pipeline.export.solved import solved
+from pipeline.export.solved import SolvedChain, solved
 from pipeline.grading.grader import Grader
-from pipeline.grading.stated import CLOSE
+from pipeline.grading.stated import CLOSE, boxed
 from pipeline.graph.prompts import DELIMITER, THINK_CLOSE, THINK_OPEN, Message
 from pipeline.store.query import Query
 from pipeline.store.rows import schema_of
@@ -105,6 +105,11 @@ def _some_rows(runs: Sequence[Path], wanted: Wanted, grader: Grader, written: Wr
         raise UsageError(f"{', '.join(map(str, runs))}: gives no rows; left out: {why or 'nothing'}")
 
 
+def _is_whole(chain: SolvedChain) -> bool:
+    """Whether its thought was not cut. One that ended at `Answer:` has no answer."""
+    return chain.stop_reason in WHOLE and (chain.stop_reason != "answer_boxed" or boxed(chain.thought or "") is not None)
+
+
 def replies(run: Path, left_out: Counter[str], *, with_answer: bool) -> Iterator[Found]:
     """Each chain whose text is whole, with the columns `prompt` and `completion` of an `SftRow` (SCoT 3.3: the target's thoughts, for the
     draft).
@@ -119,7 +124,7 @@ def replies(run: Path, left_out: Counter[str], *, with_answer: bool) -> Iterator
             for chain in chains:
                 if not isinstance(problem, Problem) or chain.stop_reason in ("error", "cancelled"):
                     left_out["chains that failed or were not finished"] += 1
-                elif chain.stop_reason not in WHOLE or (with_answer and chain.answer_cut is not False):
+                elif not _is_whole(chain) or (with_answer and chain.answer_cut is not False):
                     left_out["chains whose text was cut"] += 1
                 else:
                     asked = (*prompts.before(problem.history), Message("user", prompts.asked(problem.problem, problem.options)))

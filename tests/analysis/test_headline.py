@@ -33,7 +33,8 @@ def summary(draft: float = 0.895, target: float = 0.997, **others: Any) -> Summa
     """The run of the bundled pair over its test set; `draft` and `target`: shares of the time in which they were busy."""
     values: dict[str, Any] = {
         "run": "run", "status": "finished", "graph": "speccot", "models": {"target": "tiny-target", "draft": "tiny-draft"},
-        "has_toy_models": True, "drafters": ("draft",), "schedule": "pipelined", "batch_size": 64, "resumable": True, "replicas": 1,
+        "has_toy_models": True, "drafters": ("draft",), "may_reject": True,
+        "schedule": "pipelined", "batch_size": 64, "resumable": True, "replicas": 1,
         "planned": 500, "problems": 500, "chains": 500, "done": 500, "samples": 1, "example": "p7", "wall_time_s": 10.3,
         "graded": 500, "correct": 498, "accuracy": 0.996, "accuracy_interval": {"low": 0.986, "high": 0.999}, "problems_per_s": 48.5,
         "output_tokens": 88_703, "kept_tokens": 22_330, "kept_tokens_per_s": 2168.0, "draft_tokens": 80_000, "wasted_draft_tokens": 64_800,
@@ -92,6 +93,7 @@ TOLD = "gave over 10% of the probability to something other than a valid option:
         ({"empty_answers": 500}, "empty", "all answers are empty; does the server take the text out, as reasoning or as a call of a tool?"),
         ({"has_toy_models": False}, "judge", None),
         ({"acceptance_rate": 0.99}, "judge", None),
+        ({"acceptance_rate": 0.99, "has_toy_models": False, "may_reject": False}, "judge", None),
         ({"acceptance_rate": 0.99, "has_toy_models": False}, "judge", LENIENT),
         ({"steps": 10, "cut_steps": 5}, "cut", None),
         ({"steps": 10, "cut_steps": 6}, "cut", f"60.0 % of the steps were cut at their token limit: {CUT}"),

@@ -173,10 +173,12 @@ def test_an_answer_is_asked_for_unless_a_model_without_thoughts_has_boxed_it(tar
     here, chain = begun(target=target)
     here.write(chain, "One.\n\n", text)
     stage = answer(here)
+    assert stage.requests(chain), "the thought is not over"
+    here.write(chain, "", closes=True)
     assert bool(stage.requests(chain)) == asked
     if not asked:
         chain.apply("answer", stage.apply(chain, []))
-        assert (chain.answer.text, chain.answer.ids, chain.stated_answer()) == (f"One.\n\n{text}", (), "5")
+        assert (chain.answer.text, chain.answer.ids, chain.stated_answer()) == (text, (), "5")
 
 
 def test_how_a_step_came_about() -> None:

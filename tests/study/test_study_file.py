@@ -46,11 +46,22 @@ def systems(study: Study) -> list[str]:
 
 
 def test_every_point_loads_the_models_that_are_named_beside_a_study(study: Write) -> None:
-    engines = ["tiny", {"engines": "tiny", "name": "other", "set": {"engines.target.model": "bundled:tiny-draft"}}]
-    named = study({"target": "bundled:tiny-selection"}, engines=engines)
+    named = study({"target": "bundled:tiny-selection"}, engines=["tiny"])
     assert {point.plan.engines["target"].model for point in named.points} == {"bundled:tiny-selection"}
-    with pytest.raises(UsageError, match=r"no graph or engines file here has `engines.judge.model`"):
-        study({"judge": "x"}, engines=engines)
+
+
+@pytest.mark.parametrize(
+    ("role", "model", "engines", "said"),
+    [
+        ("judge", "x", "tiny", "no graph or engines file here has `engines.judge.model`"),
+        ("target", "http://localhost:8000/v1", "tiny", "a study's engines files name its servers"),
+        ("target", "x", str(SIM), "load no model"),
+        ("target", "x", {"engines": "tiny", "name": "other", "set": {"engines.target.model": "y"}}, "sets engines.target.model"),
+    ],
+)
+def test_a_study_that_names_its_models_otherwise_refuses_one(study: Write, role: str, model: str, engines: Any, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        study({role: model}, engines=[engines])
 
 
 @pytest.mark.parametrize("small", [False, True], ids=["whole", "small"])

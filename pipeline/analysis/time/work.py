@@ -74,8 +74,8 @@ class Axis(Struct, frozen=True):
 
 _READ = (
     "* FROM chains",
-    "chain_id, problem_id, stage, decision, chosen_candidate, step_tokens, draft_tokens, verify_kind, score_mass, score_probs, "
-    "start_unix_ns, end_unix_ns FROM steps",
+    "chain_id, problem_id, step_index, stage, decision, chosen_candidate, step_tokens, draft_tokens, cut, verify_kind, score_mass, "
+    "score_probs, start_unix_ns, end_unix_ns FROM steps",
     "chain_id, problem_id, engine, stage, purpose, attempt, error_type, error_message, submit_unix_ns, end_unix_ns, client_wait_s, "
     "queue_time_s, input_tokens, cached_input_tokens, output_tokens FROM calls",
 )
