@@ -50,6 +50,7 @@ SCRIPTS = {
     "scaling": "scaling",
     "calibration": "calibration",
     "papers": "papers",
+    "real": "real.measure",
     "reliability": "reliability",
 }
 """The module of this folder that measures what is in bench/results/NAME.json."""

@@ -1,0 +1,197 @@
+"""What the papers' systems do with a real pair on vLLM: accuracy, tokens, seconds, and whether the judge tells right steps from wrong ones.
+
+    pipeline prepare gsm8k; pipeline prepare math500
+    python -m bench.real.measure --model target=NAME --model draft=NAME [PART...]
+
+The runs are those of the study beside this file, half an hour or more each on two cores. Each stands in bench/results/real.json, with its
+own circumstances, as soon as it has ended, and is not run again; name parts of the study to run only these. Writes bench/real.md.
+"""
+
+import re
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+from msgspec import structs
+
+from bench.figures import RESULTS, ROOT, TRIAL, Recording, Results, begin, grid, origin, percent, results_of
+from bench.runs import say, whole
+from pipeline.analysis.compare import read_runs
+from pipeline.analysis.figures import changes, outcomes
+from pipeline.analysis.ledger import read_ledger
+from pipeline.analysis.tables import plain
+from pipeline.engines.placement import pairs
+from pipeline.options import RunOptions
+from pipeline.run.run import Observer
+from pipeline.store.query import Query
+from pipeline.store.run_file import RunFile
+from pipeline.study.points import Point
+from pipeline.study.run import carry_out
+from pipeline.study.study_file import read_study
+
+STUDY = Path("bench/real/study.yaml")
+COLUMNS = ("system", "right", "problems/s", "speed-up", "tokens by the draft", "by the target", "accepted")
+JUDGED_COLUMNS = ("system", "scored", "right", "wrong", "accepted if right", "if wrong", "AUC, greedy", "AUC, expected", "digits")
+INTRODUCTION = """\
+Brackets are 95 % intervals over problems. A speed-up is over the target alone in the same table, of the mean time of a problem, paired by
+problem. Tokens are sampled ones for each problem, discarded ones included."""
+JUDGES = """\
+Of the scored steps, those whose written arithmetic is right or wrong (`arithmetic` in bench/real/measure.py); a step without an equation
+between numbers is neither. AUC: the probability that a right step has the higher score than a wrong one."""
+JUDGED = """
+SELECT candidate_texts[1] AS text, score_value AS value, score_probs AS probs, decision = 'accepted' AS accepted
+FROM steps WHERE verify_kind = 'score'
+"""
+STAGES = """
+SELECT stage, count(*) AS calls, avg(input_tokens - cached_input_tokens) AS new, avg(output_tokens) AS written,
+       avg(e2e_latency_s) AS seconds
+FROM calls GROUP BY stage ORDER BY min(submit_unix_ns)
+"""
+_NUMBER = r"\d[\d,]*(?:\.\d+)?"
+_EQUATION = re.compile(rf"({_NUMBER}(?: ?[-+*/] ?{_NUMBER})+) ?= ?(-?{_NUMBER})(?! ?[-+*/\d])")
+_WRITTEN = ((r"\times", "*"), (r"\cdot", "*"), (r"\div", "/"), ("\u00d7", "*"), ("\u00f7", "/"), ("\u2212", "-"), ("\\$", ""), ("$", ""))
+_FRACTION = re.compile(r"\\[dt]?frac\{([^{}]*)\}\{([^{}]*)\}")
+_UNIT = re.compile(r"\\text\{[^{}]*\}|\\[,;:! ]|\\[()\[\]]")
+_PERCENT = re.compile(r"(?<=\d)\\?%")
+
+
+def arithmetic(text: str) -> bool | None:
+    """Whether all equations between numbers that a step writes out are right, to the digits that it gives; None without any."""
+    for mark, sign in _WRITTEN:
+        text = text.replace(mark, sign)
+    text = re.sub(r" +", " ", _PERCENT.sub("/100", _FRACTION.sub(r"\1/\2", _UNIT.sub("", text))))
+    found = [_holds(*each.groups()) for each in _EQUATION.finditer(text)]
+    return all(found) if found else None
+
+
+def _holds(left: str, right: str) -> bool:
+    """Products and quotients before sums; `right` may be rounded."""
+    total, stated = Fraction(0), Fraction(right.replace(",", ""))
+    for sign, term in re.findall(r"([-+]?)([^-+]+)", left.replace(",", "").replace(" ", "")):
+        first, *rest = re.split(r"([*/])", term)
+        value = Fraction(first)
+        for mark, other in zip(rest[::2], rest[1::2], strict=True):
+            if mark == "/" and not Fraction(other):
+                return False
+            value = value * Fraction(other) if mark == "*" else value / Fraction(other)
+        total += -value if sign == "-" else value
+    return abs(total - stated) <= Fraction(1, 2 * 10 ** len(right.partition(".")[2]))
+
+
+def auc(right: Sequence[float], wrong: Sequence[float]) -> float | None:
+    """The probability that a right step has the higher score than a wrong one; ties count half."""
+    if not right or not wrong:
+        return None
+    ours, theirs = np.array(right)[:, None], np.array(wrong)[None]
+    return round(float(np.mean((ours > theirs) + (ours == theirs) / 2)), 3)
+
+
+def judged(db: Query) -> dict[str, Any] | None:
+    """What the judge's scores say of the steps whose arithmetic can be checked; None of a run without scores."""
+    steps = [(arithmetic(each["text"]), each) for each in db.arrow(JUDGED).to_pylist()]
+    if not steps:
+        return None
+    sides = [[each for held, each in steps if held is side] for side in (True, False)]
+    greedy, expected = (
+        auc(*([value(each) for each in side] for side in sides))
+        for value in (lambda each: int(np.argmax(each["probs"])), lambda each: float(np.arange(10) @ each["probs"]))
+    )
+    accepted = [sum(each["accepted"] for each in side) for side in sides]
+    counts = np.bincount([int(np.argmax(each["probs"])) for _, each in steps], minlength=10)
+    return {
+        "steps": len(steps), "right": len(sides[0]), "wrong": len(sides[1]), "accepted_right": accepted[0], "accepted_wrong": accepted[1],
+        "auc_greedy": greedy, "auc_expected": expected, "digits": counts.tolist(),
+    }  # fmt: skip
+
+
+def measured(point: Point, folder: Path, recording: Recording) -> dict[str, Any]:
+    """A run, as the results file has it; lists have an element for each problem."""
+    [run] = read_runs([folder])
+    with Query(folder) as db:
+        ledger, judge, stages = read_ledger(db), judged(db), db.arrow(STAGES).to_pylist()
+    sums, label = run.sums, point.label
+    return {
+        "system": label.curve,
+        "batch_size": label.batch_size,
+        "data": label.data,
+        "baseline": label.baseline,
+        "wall_s": round(run.mean_wall_time_s, 1),
+        "output": {role: {kind: count for kind, count in each.output.items() if count} for role, each in ledger.engines.items()},
+        "stages": {each.pop("stage"): {name: each[name] and round(each[name], 2) for name in each} for each in stages},
+        "steps": {name: int(sums[name].sum()) for name in ("steps", "verified", "fallbacks", "unverified")},
+        "judge": judge,
+        "right": "".join(str(int(each)) for each in sums["right"]),
+        "tokens": [int(each) for each in sums["tokens"]],
+        "latency_s": [round(float(each), 2) for each in sums["latency_s"]],
+        "measured": recording.measured | {"date": time.strftime("%Y-%m-%d", time.gmtime())},
+    }
+
+
+@click.command(help=__doc__)
+@click.argument("parts", nargs=-1)
+@click.option("--model", "models", multiple=True, metavar="ROLE=MODEL")
+def main(parts: tuple[str, ...], models: tuple[str, ...]) -> None:
+    recording, folder = begin(__file__), Path(tempfile.mkdtemp()) if TRIAL else ROOT / "build/real-runs"
+    runs: dict[str, Any] = results_of("real")["runs"] if (ROOT / RESULTS / "real.json").exists() else {}
+    options = RunOptions(graph=STUDY, input=(), output=folder, resume=folder.exists())
+    study = read_study(STUDY, options, pairs(models), small=TRIAL)
+    missing = {
+        heading: tuple(point for point in points if point.folder not in runs)
+        for heading, points in study.groups.items()
+        if not parts or heading.partition(",")[0] in parts
+    }
+
+    def done(number: int, planned: int, point: Point, run: RunFile) -> None:
+        say(f"{number}/{planned} {point.folder}: {run.wall_time_s:.0f} s")
+        runs[point.folder] = measured(point, folder / "runs" / point.folder, recording)
+        recording.write("real", {"bench": "real", "runs": runs})
+
+    whole(carry_out(structs.replace(study, groups={name: points for name, points in missing.items() if points}), Observer(tell=say), done))
+
+
+def page_of(results: Results) -> str:
+    """The page, from the results."""
+    runs = list(results["runs"].values())
+    origins = dict.fromkeys(origin(run["measured"])[:-1] for run in runs)
+    parts = ["# Real models", "\n\n".join(f"{each}." for each in origins), INTRODUCTION]
+    for data, size in dict.fromkeys((run["data"], run["batch_size"]) for run in runs):
+        rows = [run for run in runs if (run["data"], run["batch_size"]) == (data, size)]
+        base = next((run for run in rows if run["baseline"]), None)
+        parts += [f"## {data}, batch size {size}", grid(COLUMNS, (_row(run, base) for run in rows))]
+    judges = [(run["data"], run["batch_size"], run["system"], run["judge"]) for run in runs if run["judge"]]
+    parts += ["## What the judge's scores are worth", JUDGES, grid(JUDGED_COLUMNS, (_judge(*each) for each in judges))]
+    return "\n\n".join(parts) + "\n"
+
+
+def _row(run: Mapping[str, Any], base: Mapping[str, Any] | None) -> Iterator[str]:
+    """What a system did, with its speed-up over the target alone."""
+    ours, steps, written = sums_of(run), run["steps"], {role: sum(kinds.values()) for role, kinds in run["output"].items()}
+    yield from (run["system"], outcomes(ours["right"], ours["graded"]).shown("percent"), plain(len(run["right"]) / run["wall_s"]))
+    yield "-" if base is None or run is base else changes(ours, sums_of(base))["speed_up"].shown()
+    for role in ("draft", "target"):
+        yield plain(written.get(role, 0) / len(run["right"]))
+    yield percent((steps["verified"] - steps["fallbacks"]) / steps["verified"]) if steps["verified"] else "-"
+
+
+def _judge(data: str, size: int, system: str, judge: Mapping[str, Any]) -> Iterator[str]:
+    yield from (f"{system}, {data}, batch size {size}", f"{judge['steps']:,}", f"{judge['right']:,}", f"{judge['wrong']:,}")
+    yield from (percent(judge[f"accepted_{side}"] / judge[side] if judge[side] else None) for side in ("right", "wrong"))
+    yield from (plain(judge[f"auc_{method}"]) for method in ("greedy", "expected"))
+    yield ", ".join(f"{digit}: {count}" for digit, count in enumerate(judge["digits"]) if count)
+
+
+def sums_of(run: Mapping[str, Any]) -> dict[str, Any]:
+    """The sums by problem that intervals are made of."""
+    found = {name: np.array(run[name], float) for name in ("tokens", "latency_s")}
+    ones = np.ones(len(run["right"]))
+    right = np.array([*run["right"]], float)
+    return found | {"right": right, "graded": ones, "chains": ones, "thinking_s": found["latency_s"], "problem": np.arange(len(right))}
+
+
+if __name__ == "__main__":
+    main()
