@@ -36,16 +36,28 @@ from pipeline.study.study_file import read_study
 
 STUDY = Path("bench/real/study.yaml")
 COLUMNS = ("system", "right", "problems/s", "speed-up", "tokens by the draft", "by the target", "accepted")
-JUDGED_COLUMNS = ("system", "scored", "right", "wrong", "accepted if right", "if wrong", "AUC, greedy", "AUC, expected", "digits")
+JUDGED_COLUMNS = (
+    "system",
+    "scored",
+    "right",
+    "wrong",
+    "accepted if right",
+    "if wrong",
+    "AUC, greedy",
+    "AUC, expected",
+    "AUC, answers",
+    "digits",
+)
 INTRODUCTION = """\
 Brackets are 95 % intervals over problems. A speed-up is over the target alone in the same table, of the mean time of a problem, paired by
 problem. Tokens are sampled ones for each problem, discarded ones included."""
 JUDGES = """\
 Of the scored steps, those whose written arithmetic is right or wrong (`arithmetic` in bench/real/measure.py); a step without an equation
-between numbers is neither. AUC: the probability that a right step has the higher score than a wrong one."""
+between numbers is neither. AUC: the probability that a right step has the higher score than a wrong one, by the likeliest digit and by the
+mean of all ten; of answers, that a right one has the higher mean over its steps than a wrong one."""
 JUDGED = """
-SELECT candidate_texts[1] AS text, score_value AS value, score_probs AS probs, decision = 'accepted' AS accepted
-FROM steps WHERE verify_kind = 'score'
+SELECT candidate_texts[1] AS text, score_probs AS probs, decision = 'accepted' AS accepted, chain_id, correct
+FROM steps JOIN chains USING (chain_id) WHERE verify_kind = 'score'
 """
 STAGES = """
 SELECT stage, count(*) AS calls, avg(input_tokens - cached_input_tokens) AS new, avg(output_tokens) AS written,
@@ -91,21 +103,32 @@ def auc(right: Sequence[float], wrong: Sequence[float]) -> float | None:
     return round(float(np.mean((ours > theirs) + (ours == theirs) / 2)), 3)
 
 
+def _greedy(step: Mapping[str, Any]) -> int:
+    """The likeliest digit."""
+    return int(np.argmax(step["probs"]))
+
+
+def _expected(step: Mapping[str, Any]) -> float:
+    """The mean digit by probability."""
+    return float(np.arange(10) @ step["probs"])
+
+
 def judged(db: Query) -> dict[str, Any] | None:
     """What the judge's scores say of the steps whose arithmetic can be checked; None of a run without scores."""
     steps = [(arithmetic(each["text"]), each) for each in db.arrow(JUDGED).to_pylist()]
     if not steps:
         return None
     sides = [[each for held, each in steps if held is side] for side in (True, False)]
-    greedy, expected = (
-        auc(*([value(each) for each in side] for side in sides))
-        for value in (lambda each: int(np.argmax(each["probs"])), lambda each: float(np.arange(10) @ each["probs"]))
-    )
+    chains: dict[bool, dict[str, list[float]]] = {True: {}, False: {}}
+    for _, each in steps:
+        chains[each["correct"]].setdefault(each["chain_id"], []).append(_expected(each))
+    answers = ([float(np.mean(scores)) for scores in of.values()] for of in chains.values())
+    greedy, expected = (auc(*([value(each) for each in side] for side in sides)) for value in (_greedy, _expected))
     accepted = [sum(each["accepted"] for each in side) for side in sides]
-    counts = np.bincount([int(np.argmax(each["probs"])) for _, each in steps], minlength=10)
+    counts = np.bincount([_greedy(each) for _, each in steps], minlength=10)
     return {
         "steps": len(steps), "right": len(sides[0]), "wrong": len(sides[1]), "accepted_right": accepted[0], "accepted_wrong": accepted[1],
-        "auc_greedy": greedy, "auc_expected": expected, "digits": counts.tolist(),
+        "auc_greedy": greedy, "auc_expected": expected, "auc_answers": auc(*answers), "digits": counts.tolist(),
     }  # fmt: skip
 
 
@@ -181,7 +204,7 @@ def _row(run: Mapping[str, Any], base: Mapping[str, Any] | None) -> Iterator[str
 def _judge(data: str, size: int, system: str, judge: Mapping[str, Any]) -> Iterator[str]:
     yield from (f"{system}, {data}, batch size {size}", f"{judge['steps']:,}", f"{judge['right']:,}", f"{judge['wrong']:,}")
     yield from (percent(judge[f"accepted_{side}"] / judge[side] if judge[side] else None) for side in ("right", "wrong"))
-    yield from (plain(judge[f"auc_{method}"]) for method in ("greedy", "expected"))
+    yield from (plain(judge[f"auc_{method}"]) for method in ("greedy", "expected", "answers"))
     yield ", ".join(f"{digit}: {count}" for digit, count in enumerate(judge["digits"]) if count)
 
 
