@@ -11,6 +11,7 @@ import anyio
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
+from msgspec import structs, to_builtins
 
 from pipeline.cli import grade as command
 from pipeline.cli.grade import reward_lines
@@ -21,7 +22,7 @@ from pipeline.engines.sim.spec import SimDeviceSpec, SimSpec
 from pipeline.errors import ContextOverflow, EngineDead, InputError, RequestRefused, UsageError
 from pipeline.graph.rewards import TextPrompt
 from pipeline.reasoning.reward_prompts import RewardPromptBuilder
-from pipeline.rewards import QUALITY, MeanRewards, Reward, Scorer, ScoringResult, StepToScore, steps_to_score
+from pipeline.rewards import QUALITY, WINDOW, MeanRewards, Reward, Scorer, ScoringResult, StepToScore, score_run, steps_to_score
 from pipeline.store.kept_problems import keep_problems, solved_problems
 from pipeline.store.query import Query
 from pipeline.store.rows import RewardRow, StepRow
@@ -216,6 +217,20 @@ def test_a_scoring_that_ends_early_leaves_the_table_as_it_was(tmp_path: Path) ->
         add([row] * 9)
         raise EngineDead("reward", "killed")
     assert ({path.name for path in tmp_path.rglob("*")}, len(rows(tmp_path, "rewards"))) == (before, 1)
+
+
+@pytest.mark.usefixtures("faulty")
+def test_an_engine_that_dies_while_it_scores_leaves_no_table(tmp_path: Path) -> None:
+    """It dies when the rewards of a whole window have been kept."""
+    run, scored = tmp_path / "run", list[int]()
+    rounds_of_rows(run, *(structs.replace(row("a", 1, "x"), chain_id=f"a#{number}") for number in range(WINDOW + 9)))
+    engine = to_builtins(SIM) | {"backend": "faulty-now", "max_restarts": 0, "faults": {"dies_after_calls": WINDOW}}
+    (tmp_path / "prm.yaml").write_text(json.dumps({"reward": engine, "prompt": to_builtins(PROMPT)}))
+    before = {path for path in run.rglob("*") if path.is_file()}
+    with pytest.raises(EngineDead, match="engine 'reward' died"):
+        score_run(run, tmp_path / "prm.yaml", watch=lambda done, total: scored.append(done))
+    assert scored[-1] == WINDOW
+    assert {path for path in run.rglob("*") if path.is_file()} == before
 
 
 @pytest.mark.torch

@@ -1,4 +1,4 @@
-"""Figures against plain loops over the rows of random runs, and intervals against resampling and closed forms."""
+"""Figures against plain loops over the rows of random runs, and intervals against closed forms."""
 
 import math
 import random
@@ -25,8 +25,8 @@ from pipeline.cli.show import failures
 from pipeline.errors import InputError
 from pipeline.store.query import Query
 from pipeline.store.rows import RewardRow, StepRow
+from pipeline.store.run_file import RunFile
 from pipeline.store.store import RunStore
-from tests.analysis.conftest import STAGES
 from tests.support.rows import blank
 from tests.support.run_files import RESPONSE, RUN_JSON, write_run_json
 from tests.support.traces import CHOOSE, SCORE, at, call, card, chain, write
@@ -34,6 +34,10 @@ from tests.support.traces import CHOOSE, SCORE, at, call, card, chain, write
 SESSIONS = (0, 40), (50, 100)
 """Seconds of the two sessions of a run."""
 SAMPLED = RUN_JSON["input"] | {"samples": 3}
+DRAFTED = {"kind": "draft", "engine": "draft", "unit": "step", "max_tokens": 9}
+VERIFIED = {"kind": "choose", "engine": "target", "unit": "step", "after": "draft"}
+REASON = {"kind": "repeat", "until": {"thought_closed": True, "token_budget": 99}, "stages": {"draft": DRAFTED, "verify": VERIFIED}}
+STAGES = {"reason": REASON, "answer": {"kind": "answer", "engine": "target", "after": "reason"}}
 Rows = dict[str, list[Any]]
 
 
@@ -42,7 +46,7 @@ def random_rows(draw: random.Random, whole: bool) -> Rows:
     rows: Rows = {"chains": [], "steps": [], "calls": [], "rewards": []}
     for number in range(24):
         name, began = f"p{number % 9}#{number // 9}", draw.uniform(0, 60)
-        steps = [random_step(draw, name, index, whole) for index in range(1, draw.randint(1, 5) + whole)]
+        steps = [random_step(draw, name, index, whole) for index in range(whole or draw.randint(0, 1), draw.randint(1, 5) + whole)]
         counts, tokens = Counter(step.decision for step in steps), sum(step.step_tokens for step in steps)
         stage = [("target", "response", "write")] if whole else [("draft", "draft", "draft"), ("target", "verify", "judge")]
         stages = stage + [draw.choice([*stage, ("target", "answer", "answer")]) for _ in range(0 if whole else draw.randint(0, 6))]
@@ -54,9 +58,10 @@ def random_rows(draw: random.Random, whole: bool) -> Rows:
             rows["calls"].append(call(name, engine, ready, ready + wait, ready + wait + length, stage=name_of, purpose=purpose, **told))
         reason = draw.choice(["thought_closed"] * 4 + ["error", "cancelled"])
         graded = {
-            "reference_answer": draw.choice([None, "1"]),
+            "reference_answer": draw.choice([None, "1", "1"]),
             "correct": draw.choice([True, False, None]),
             "answer_text": draw.choice([None, " \n", "7"]),
+            "answer": draw.choice([None, "7", "7", "8"]),
         }
         if reason == "error":
             error = draw.choice(["BadRow", "EngineUnavailable"]), draw.choice([None, "draft"]), f"failed after {draw.randint(1, 20)} s"
@@ -65,6 +70,7 @@ def random_rows(draw: random.Random, whole: bool) -> Rows:
         fields |= {
             "input_row": number % 9 + 1,
             "problem_id": name[:2],
+            "sample_index": number // 9,
             "steps": len(steps),
             "thought_tokens": tokens,
             "stop_reason": reason,
@@ -77,12 +83,14 @@ def random_rows(draw: random.Random, whole: bool) -> Rows:
                 blank(RewardRow, chain_id=name, step_index=step.step_index, candidate_index=place, selected=place == step.chosen_candidate,
                       reward=draw.choice([None, draw.random()])) for place in places
             ]  # fmt: skip
+    draw.shuffle(rows["chains"])
     return rows
 
 
 def random_step(draw: random.Random, chain: str, index: int, whole: bool) -> Any:
-    drafts = 0 if whole else draw.randint(0, 3)
-    decision = draw.choice(["accepted", "fallback", "unverified"]) if drafts else "written"
+    """A step; one with the index 0 is guidance."""
+    drafts = 0 if whole or not index else draw.randint(0, 3)
+    decision = draw.choice(["accepted", "fallback", "unverified"]) if drafts else "written" if index else "guidance"
     chosen = draw.randrange(drafts) if decision in ("accepted", "unverified") else None
     verdict: dict[str, Any] = {}
     if decision in ("accepted", "fallback"):
@@ -90,7 +98,7 @@ def random_step(draw: random.Random, chain: str, index: int, whole: bool) -> Any
         verdict = scale | {"score_value": value, "threshold": 7.0}
     fields = {"chain_id": chain, "step_index": index, "stage": "response" if whole else "draft", "step_tokens": draw.randint(0, 6)}
     fields |= {"candidate_tokens": tuple(draw.randint(0, 6) for _ in range(drafts)), "num_candidates": drafts}
-    return blank(StepRow, decision=decision, chosen_candidate=chosen, **fields | verdict)
+    return blank(StepRow, decision=decision, chosen_candidate=chosen, cut=not whole and draw.random() < 0.5, **fields | verdict)
 
 
 def worked(instant: float) -> float:
@@ -134,7 +142,7 @@ def by_hand(rows: Rows) -> dict[str, list[dict[str, Any]]]:
         }
         right = {"error": None if row.reference_answer is None else False, "cancelled": None}.get(row.stop_reason, row.correct)
         found.setdefault(row.problem_id, []).append(
-            {"over": row.stop_reason in ("error", "cancelled"), "right": right, "answer": row.answer} | values
+            {"over": row.stop_reason in ("error", "cancelled"), "right": right, "answer": row.answer, "sample": row.sample_index} | values
         )
     return found
 
@@ -187,8 +195,9 @@ def test_a_summary_and_the_line_of_a_run_count_what_plain_loops_count(given_run:
     reasons, decided = Counter(row.stop_reason for row in chains), Counter(step.decision for step in steps)
     graded = [[each for each in mine if each["right"] is not None] for mine in by_hand(rows).values()]
     right = [each["right"] for mine in graded for each in mine]
-    votes = [[(each["right"], each["answer"]) for each in mine] for mine in graded if mine]
-    assert found.majority_accuracy == majority(each[::-1] for each in votes), "in the order of the samples"
+    votes = [[(each["right"], each["answer"]) for each in sorted(mine, key=lambda each: each["sample"])] for mine in graded if mine]
+    assert found.majority_accuracy == majority(votes)
+    assert 0 < found.majority_accuracy < 1
     chances = pass_at(*(np.array([count(mine) for mine in votes]) for count in (len, lambda mine: sum(correct for correct, _ in mine))))
     assert found.pass_at == {str(k): pytest.approx(chance) for k, chance in chances.items()}
     assert msgspec.json.decode(msgspec.json.encode(found, order="sorted"), type=Summary) == found
@@ -198,12 +207,14 @@ def test_a_summary_and_the_line_of_a_run_count_what_plain_loops_count(given_run:
     assert (found.graded, found.correct, found.accuracy) == (len(right), sum(right), pytest.approx(fmean(right)))
     assert found.empty_answers == sum(not (row.answer_text or "").strip() for row in done)
     assert (found.problems_per_s, found.example) == (len({row.input_row for row in done}) / 90, min(row.problem_id for row in done))
+    assert (line.state == "killed") == (RunFile.read(folder).status == "running")
     if line.state == "killed":
         assert (line.chains, line.failed) == (len(done) + reasons["error"], reasons["error"])
         assert (line.graded, line.accuracy) == (len(right), pytest.approx(fmean(right)))
     verified, kept = decided["accepted"] + decided["fallback"], [step for step in steps if step.chosen_candidate is not None]
     assert (found.steps, found.verified_steps, found.accepted_steps) == (len(steps), verified, decided["accepted"])
     assert (found.fallback_steps, found.unverified_steps) == (decided["fallback"], decided["unverified"])
+    assert found.cut_steps == sum(step.cut and step.step_index > 0 for step in steps)
     assert found.acceptance_rate == (decided["accepted"] / verified if verified else None)
     of_drafts, thought = sum(step.step_tokens for step in kept), sum(step.step_tokens for step in steps)
     assert (found.thought_tokens, found.draft_share) == (thought, of_drafts / thought)

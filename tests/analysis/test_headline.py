@@ -105,7 +105,7 @@ TOLD = "gave over 10% of the probability to something other than a valid option:
         ({"replicas": 2}, "busy", "target 99.7 %, draft 89.5 %, on any of 2 replicas"),
     ],
 )  # fmt: skip
-def test_a_row_says(others: dict[str, Any], name: str, said: str | None) -> None:
+def test_a_row_is_there_when_it_has_something_to_say_and_says_it(others: dict[str, Any], name: str, said: str | None) -> None:
     assert {row.name: f"{row.figure} {row.text}".strip() for row in headline(summary(**others), "run").rows}.get(name) == said
 
 

@@ -33,7 +33,7 @@ def run(tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_runs_are_compared_in_tables_of_ours_of_papers_and_of_ones_own(tmp_path: Path) -> None:
+def test_runs_are_compared_by_the_tables_there_are_or_by_a_query(tmp_path: Path) -> None:
     """`query` prints what the tables are made of."""
     runs, ask = ("target", "speccot"), partial(pipeline, cwd=tmp_path)
     for graph in runs:
@@ -43,6 +43,7 @@ def test_runs_are_compared_in_tables_of_ours_of_papers_and_of_ones_own(tmp_path:
     for suffix, begin in {".md": printed.stdout, ".csv": "run,system,models,", ".json": ask("compare", *runs, "--json").stdout}.items():
         assert ask("compare", *runs, "--output", f"tables{suffix}").stdout == printed.stdout
         assert (tmp_path / f"tables{suffix}").read_text().startswith(begin)
+    assert (tmp_path / "tables.md").read_text() == printed.stdout
     by_name = ask("compare", *runs, "--table", "speccot-3").stdout
     (tmp_path / "mine.sql").write_text(named_queries()["speccot-3"].sql)
     assert ask("compare", *runs, "--table", "mine.sql").stdout.splitlines()[2:] == by_name.splitlines()[2:]

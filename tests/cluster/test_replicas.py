@@ -96,7 +96,7 @@ class TestProcesses:
     def test_a_worker_that_is_killed_resumes_its_shard(self, folder: Path, alone: SessionResult) -> None:
         """It sees the GPUs of its place alone, and `show` and `view` read its rows meanwhile."""
         told, seen, place = list[str](), list[Any](), folder / "struck"
-        share = structs.replace(look(), gpus=(Gpu(index=0, cuda_name="3", name="H100"),))
+        shares = [structs.replace(look(), gpus=(Gpu(index=0, cuda_name=name, name="H100"),)) for name in ("3", "4")]
 
         def strike() -> None:
             with Query(place) as query:
@@ -105,7 +105,7 @@ class TestProcesses:
             seen.extend(worker.environ()[name] for name in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"))
             worker.kill()
 
-        on_shares = partial(_solve_by, partial(worker_process, [share] * 2), 2)
+        on_shares = partial(_solve_by, partial(worker_process, shares), 2)
         with when(place, 16, strike):
             check_whole(in_real_time(waiting(folder, "struck", replicas=2), Observer(tell=told.append), on_shares), alone)
         assert "50 % of 40 chains are over" in told

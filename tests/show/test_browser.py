@@ -53,9 +53,11 @@ def opened(runs: Path, swept: Path, tmp_path_factory: pytest.TempPathFactory) ->
             page.goto(f"http://127.0.0.1:{address}{what}" if what.startswith("/") else (folder / f"{what}.html").as_uri())
             return page
 
-        yield open_page
-        page.close()
-        server.should_exit = True
+        try:
+            yield open_page
+        finally:
+            page.close()
+            server.should_exit = True
     assert [url for url in asked if not url.startswith((f"http://127.0.0.1:{address}/", "data:", "file:"))] == []
     assert [text for text in said if "400 (Bad Request)" not in text] == []
 

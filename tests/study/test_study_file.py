@@ -149,6 +149,7 @@ def test_a_run_of_two_parts_is_made_once_and_engines_files_tell_systems_apart(st
             {"parts": {"one": {}, "two": {"set": {"candidates": 2}}}},
             "speccot_b2_r0 is a run of another part too, with other settings or problems; give both the same",
         ),
+        ({"params": {"candidate": [1, 2]}}, "candidate: no graph here has such a param; did you mean `candidates`?"),
         ({"parts": {"one": {"titel": "x"}}}, "line 13: $: unknown key `titel`; did you mean `title`?"),
     ],
 )

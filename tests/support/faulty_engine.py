@@ -1,6 +1,6 @@
 """Simulated engines that fail as their spec says: they die, hang, answer with what is no answer, or never the same twice.
 
-The backend `faulty` of an installed package, `tests/support/packages`; its keys are those of `sim` and `faults`. Which call meets a fault
+The backends `faulty` and `faulty-now` of an installed package, `tests/support/packages`; their keys are those of `sim` and `faults`. Which call meets a fault
 follows from its number or from its request alone, so that the same run meets the same faults.
 """
 
@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from hashlib import blake2b
-from typing import Any
+from typing import Any, ClassVar
 
 import anyio
 from msgspec import Struct, structs
@@ -40,6 +40,12 @@ class FaultySpec(SimSpec, frozen=True, kw_only=True, tag="faulty"):
     """The keys of `sim`, and faults."""
 
     faults: Faults = Faults()
+
+
+class PromptFaultySpec(FaultySpec, frozen=True, kw_only=True, tag="faulty-now"):
+    """The same in real time, as engines whose rewards are kept must be."""
+
+    virtual_time: ClassVar[bool] = False
 
 
 class FaultyEngine:
@@ -130,3 +136,4 @@ async def open_faulty(specs: Mapping[str, FaultySpec]) -> AsyncIterator[Mapping[
 
 
 BACKEND = Backend(spec=FaultySpec, open=open_faulty, tokenizer=SIM.tokenizer, widened=SIM.widened)
+IN_REAL_TIME = Backend(spec=PromptFaultySpec, open=open_faulty, tokenizer=SIM.tokenizer, widened=SIM.widened)

@@ -187,7 +187,8 @@ def _filled(ground: Ground, place: Path, size: int) -> Toll:
     with small_disk(place, size):
         code = Command(ground.command(run), log).wait()
         was_full = code != 0
-        wrong = int(was_full and (code not in (1, 2) or "no space left on device" not in log.read_text()))
+        errors = "".join(line for line in log.read_text().splitlines() if line.startswith("error: "))
+        wrong = int(was_full and (code not in (1, 2) or "no space left on device" not in errors))
         said = over(run) if was_full else Said()
         subprocess.run(["mount", "-o", f"remount,size={256 << 20}", str(place)], check=True)
         for _ in range(GOES_ON if was_full else 0):
