@@ -6,7 +6,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from io import StringIO
@@ -27,7 +27,7 @@ from pipeline.cli.terminal import CommandOutput
 from pipeline.engine import EngineStatistics, Request
 from pipeline.engines.meter import READY
 from pipeline.options import RunOptions
-from pipeline.run.loop import Stop, in_loop
+from pipeline.run.loop import Stop, attended, in_loop
 from pipeline.run.prepare import Prepared, load_plan
 from pipeline.run.run import Observer, run
 from pipeline.runtime.admission.feed import Arrivals
@@ -181,6 +181,24 @@ def test_the_first_drains_the_second_aborts_and_what_was_ignored_stays_ignored(
 
     in_loop(main, virtual=virtual)
     assert capsys.readouterr().err == DRAINING + "\n"
+
+
+@pytest.mark.parametrize("ignored", [STOP_SIGNALS, STOP_SIGNALS[:2]], ids=["all", "two"])
+def test_a_run_that_ends_normally_leaves_signals_as_they_were(ignored: Sequence[signal.Signals]) -> None:
+    """The task that listens is cancelled. Where all are ignored it waits for none."""
+    for each in ignored:
+        signal.signal(each, signal.SIG_IGN)
+    before = [signal.getsignal(each) for each in STOP_SIGNALS]
+
+    async def main(stop: Stop) -> str:
+        assert [signal.getsignal(each) is signal.SIG_IGN for each in STOP_SIGNALS] == [each in ignored for each in STOP_SIGNALS]
+        for each in ignored:
+            os.kill(os.getpid(), each)
+        await anyio.wait_all_tasks_blocked()
+        return "its result" if not stop.aborted else "stopped"
+
+    assert anyio.run(attended, main, stop_at_first_signal) == "its result"
+    assert [signal.getsignal(each) for each in STOP_SIGNALS] == before
 
 
 def interrupt_from_here() -> None:
