@@ -16,7 +16,8 @@ of their rows is the mean of the rows of the ids that the tokenizer does not use
 
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import click
@@ -28,11 +29,23 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 BESIDE = ("*.json", "*.jinja", "*.txt", "*.model", "*.py")
 """Files of a model next to its weights: configuration, tokenizer, chat template."""
 
+VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json")
+"""Files of a tokenizer; where there is none, transformers makes one that knows hardly a token."""
+
 
 def padded(rows: Tensor, size: int, unused: Sequence[int]) -> Tensor:
     """`rows` and further ones up to `size`, each the mean of the `unused` ones or, where there are none, of all."""
     mean = (rows[list(unused)] if unused else rows).double().mean(0, keepdim=True).to(rows.dtype)
     return torch.cat([rows, mean.expand(size - len(rows), -1)])
+
+
+@contextmanager
+def readable(name: str) -> Iterator[None]:
+    """The model of this name is read; raises `click.UsageError` where it cannot be."""
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        raise click.UsageError(f"{name}: cannot be read: {str(error).partition(chr(10))[0]}") from error
 
 
 @click.command()
@@ -41,16 +54,23 @@ def padded(rows: Tensor, size: int, unused: Sequence[int]) -> Tensor:
 @click.argument("out", type=click.Path(path_type=Path))
 def main(source: str, target: str, out: Path) -> None:
     """Write a copy of SOURCE to OUT with a vocabulary of the size of TARGET: a model, or a number. Models are folders or hub names."""
-    folder = Path(source if Path(source).is_dir() else snapshot_download(source, allow_patterns=[*BESIDE, "*.safetensors"]))
-    size = int(target) if target.isdecimal() else AutoConfig.from_pretrained(target).vocab_size
-    model, found = AutoModelForCausalLM.from_pretrained(folder, dtype="auto", output_loading_info=True)
+    with readable(target):
+        size = int(target) if target.isdecimal() else getattr(AutoConfig.from_pretrained(target), "vocab_size", None)
+    if size is None:
+        raise click.UsageError(f"{target}: its configuration has no `vocab_size`; name the size")
+    with readable(source):
+        folder = Path(source if Path(source).is_dir() else snapshot_download(source, allow_patterns=[*BESIDE, "*.safetensors"]))
+        if not any((folder / name).is_file() for name in VOCABULARIES):
+            raise click.UsageError(f"{source}: has no tokenizer; expected one of {', '.join(VOCABULARIES)}")
+        model, found = AutoModelForCausalLM.from_pretrained(folder, dtype="auto", output_loading_info=True)
+        tokenizer = AutoTokenizer.from_pretrained(folder)
     if size <= (old := model.config.vocab_size):
         raise click.UsageError(f"{source} has {old} ids already, and {size} are asked for: padding only adds ids")
     if wrong := sorted(
         {*found["missing_keys"], *found["unexpected_keys"]} | {name for name, _ in model.named_parameters() if "head.bias" in name}
     ):
         raise click.UsageError(f"{source}: {wrong[0]} is missing or cannot be padded; embed_tokens.weight and lm_head.weight can")
-    unused = sorted({*range(old)} - {*AutoTokenizer.from_pretrained(folder).get_vocab().values()})
+    unused = sorted({*range(old)} - {*tokenizer.get_vocab().values()})
     for layer in (model.get_input_embeddings(), model.get_output_embeddings()):  # which may share their weights
         layer.weight.data = padded(layer.weight.data[:old], size, unused)
     out.mkdir(parents=True)

@@ -52,14 +52,14 @@ def random_rows(draw: random.Random, whole: bool) -> Rows:
         stages = stage + [draw.choice([*stage, ("target", "answer", "answer")]) for _ in range(0 if whole else draw.randint(0, 6))]
         for engine, name_of, purpose in stages:
             ready, wait, length = began + draw.uniform(0, 30), draw.uniform(0, 2), draw.uniform(1, 9)
-            times = {"queue_time_s": draw.choice([None, draw.random()]), "decode_time_s": draw.choice([None, draw.random()])}
+            times = {f"{part}_time_s": draw.choice([None, draw.random()]) for part in ("queue", "prefill", "decode")}
             told = times | {"error_type": draw.choice([None, None, "CallTimeout"]), "output_tokens": tokens + draw.randint(1, 9)}
             told |= {"input_tokens": draw.randint(5, 9), "cached_input_tokens": draw.choice([None, 0, 5]), "attempt": draw.randint(0, 1)}
             rows["calls"].append(call(name, engine, ready, ready + wait, ready + wait + length, stage=name_of, purpose=purpose, **told))
         reason = draw.choice(["thought_closed"] * 4 + ["error", "cancelled"])
         graded = {
             "reference_answer": draw.choice([None, "1", "1"]),
-            "correct": draw.choice([True, False, None]),
+            "correct": draw.choice([True, True, False, None]),
             "answer_text": draw.choice([None, " \n", "7"]),
             "answer": draw.choice([None, "7", "7", "8"]),
         }
@@ -265,7 +265,8 @@ def test_counts_of_steps_and_failures_and_percentiles_are_what_plain_loops_find(
         assert (each["count"], each["message"]) == (len(mine), mine[0].error_message)
         assert each["examples"] == [row.chain_id for row in mine[:5]]
     assert [each["count"] for each in causes] == sorted(Counter((row.error_type, row.error_stage) for row in failed).values(), reverse=True)
-    columns = dict(zip(QUANTITIES, ("client_wait_s", "queue_time_s", None, "decode_time_s", None, "e2e_latency_s", None), strict=True))
+    names = ("client_wait_s", "queue_time_s", "prefill_time_s", "decode_time_s", None, "e2e_latency_s", None)
+    columns = dict(zip(QUANTITIES, names, strict=True))
     known = defaultdict[tuple[str, str], list[float]](list)
     for row in rows["calls"]:
         for quantity, column in columns.items():

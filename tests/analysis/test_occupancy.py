@@ -89,7 +89,7 @@ TWO = {"batch_size": 1, "replicas": 2, "input": RUN_JSON["input"] | {"rows": 2}}
         ([], [], {}, "d", 4, 0, {"nothing_admitted": 4}),
     ],
 )  # fmt: skip
-def test_an_engine_is_idle_for_the_cause_that_its_calls_show(tmp_path: Path, calls: Any, lives: Any, more: Any, place: str, span: int, busy: float, expected: Any) -> None:
+def test_idle_time_by_cause(tmp_path: Path, calls: Any, lives: Any, more: Any, place: str, span: int, busy: float, expected: Any) -> None:
     """Calls: chain, engine, ready, sent, ended, and if given attempt and replica. `more` of `run.json`; None: the run was killed."""
     rows = [call(*each[:5], **dict(zip(("attempt", "replica"), (*each[5:], 0, 0), strict=False))) for each in calls]
     chains = [chain(*each, replica=number, input_row=number + 1) for number, each in enumerate(lives)]

@@ -34,11 +34,30 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Run]:
     return read_runs(folders)
 
 
+CELLS = {
+    "speccot-2": ("speccot3", {"speccot"}, "set3 tokens", "tokens"),
+    "speccot-3": ("speccot3", {"set3"}, "QwQ-32B latency s", "latency_s"),
+    "speccot-4": ("target3", {"set3", "target"}, "latency s", "latency_s"),
+    "speccot-5": ("speccot3", {"set3"}, "draft quality", "drafted_reward"),
+    "scot-1": ("scot3", {"scot"}, "set3 thinking s", "thinking_s"),
+    "scot-2": ("scot3", set[str](), "set3", "tokens_per_draft"),
+    "specreason-3": ("specreason3", {"specreason"}, "set3 latency s", "latency_s"),
+    "specreason-4": ("specreason3", {"specreason"}, "set3", "thought_tokens"),
+    "data-sets": ("specreason3", {"specreason"}, "set3 tokens", "tokens"),
+}
+"""By table a cell, by what its row holds and its column, and the figure of a run that it shows."""
+
+
 @pytest.mark.parametrize("name", named_queries())
 def test_every_table_has_rows_whose_figures_are_those_of_the_runs(name: str, runs: list[Run]) -> None:
     table = paper_table(name, runs)
     assert table.rows
-    assert all(len(row) == len(table.columns) for row in table.rows)
+    assert {len(row) for row in table.rows} == {len(table.columns)}
+    if name in CELLS:
+        run, held, column, figure = CELLS[name]
+        [cell] = [row[table.columns.index(column)] for row in table.rows if held <= {*row}]
+        [shown] = [each.figures[figure].value for each in runs if each.name == run]
+        assert float(cell.removesuffix(" (too few)")) == pytest.approx(shown, rel=5e-3)
     left_out = [column for column in table.columns if column.endswith("accuracy")]
     assert ("Simulated accuracies are left out." in table.note) == bool(left_out)
     assert {row[table.columns.index(column)] for row in table.rows for column in left_out} <= {"-"}
@@ -74,12 +93,14 @@ def test_what_cannot_be_made_is_said(runs: list[Run], tmp_path: Path) -> None:
 
 
 def test_latencies_are_taken_one_problem_at_a_time_on_equal_cores(tmp_path: Path) -> None:
+    cores = dict[str, set[int | None]]()
     for family, systems in papers.families(papers.planned(papers.STUDY, tmp_path / "study", small=True)).items():
         if family.rpartition(" ")[2] in ("latency", "inside"):
             points = [point for same in systems.values() for point in same]
             assert {point.label.batch_size for point in points} == {1}
-            real = [spec for point in points for spec in point.plan.engines.values() if spec.backend == "torch"]
-            assert all(getattr(spec, "core", None) == 1 for spec in real)
+            specs = [spec for point in points for spec in point.plan.engines.values()]
+            cores[family] = {getattr(spec, "core", None) for spec in specs if spec.backend == "torch"}
+    assert cores == {"tiny latency": {1}, "inflated latency": {1}, "tiny inside": set()}
 
 
 def test_repeated_runs_are_one_with_their_mean_times_and_say_how_far_clocks_are_believed() -> None:

@@ -1,7 +1,7 @@
 """Simulated engines that fail as their spec says: they die, hang, answer with what is no answer, or never the same twice.
 
-The backends `faulty` and `faulty-now` of an installed package, `tests/support/packages`; their keys are those of `sim` and `faults`. Which call meets a fault
-follows from its number or from its request alone, so that the same run meets the same faults.
+The backends `faulty` and `faulty-now` of an installed package, `tests/support/packages`; their keys are those of `sim` and `faults`.
+Which call meets a fault follows from its number or from its request alone, so that the same run meets the same faults.
 """
 
 import math

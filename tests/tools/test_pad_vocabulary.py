@@ -87,11 +87,19 @@ def test_what_cannot_be_padded_is_refused_and_leaves_nothing(tmp_path: Path) -> 
     draft, headless, biased = MODELS / "tiny-draft", copied(tmp_path / "headless", tie_word_embeddings=False), copied(tmp_path / "biased")
     tensors = load_file(biased / "model.safetensors")
     save_file(tensors | {"lm_head.bias": torch.zeros(SIZE)}, biased / "model.safetensors", {"format": "pt"})
+    weightless, speechless, unsized = (copied(tmp_path / name) for name in ("weightless", "speechless", "unsized"))
+    (weightless / "model.safetensors").unlink()
+    (speechless / "tokenizer.json").unlink()
+    (unsized / "config.json").write_text('{"model_type": "llava"}')
     for source, target, said in (
         (draft, 500, "has 560 ids already, and 500 are asked for: padding only adds ids"),
         (draft, MODELS / "tiny-target", "has 560 ids already, and 560 are asked for"),
         (headless, 600, "lm_head.weight is missing or cannot be padded"),
         (biased, 600, "lm_head.bias is missing or cannot be padded"),
+        (weightless, 600, "weightless: cannot be read: "),
+        (speechless, 600, "speechless: has no tokenizer; expected one of tokenizer.json, "),
+        (draft, unsized, "unsized: its configuration has no `vocab_size`; name the size"),
+        (draft, tmp_path, "cannot be read: "),
     ):
         done = run(source, target, tmp_path / "out")
         assert (done.exit_code, said in done.output.replace("\n", ""), (tmp_path / "out").exists()) == (2, True, False), done.output
