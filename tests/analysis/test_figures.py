@@ -98,7 +98,7 @@ def random_step(draw: random.Random, chain: str, index: int, whole: bool) -> Any
         verdict = scale | {"score_value": value, "threshold": 7.0}
     fields = {"chain_id": chain, "step_index": index, "stage": "response" if whole else "draft", "step_tokens": draw.randint(0, 6)}
     fields |= {"candidate_tokens": tuple(draw.randint(0, 6) for _ in range(drafts)), "num_candidates": drafts}
-    return blank(StepRow, decision=decision, chosen_candidate=chosen, cut=not whole and draw.random() < 0.5, **fields | verdict)
+    return blank(StepRow, decision=decision, chosen_candidate=chosen, cut=draw.random() < 0.5, **fields | verdict)
 
 
 def worked(instant: float) -> float:
@@ -214,7 +214,7 @@ def test_a_summary_and_the_line_of_a_run_count_what_plain_loops_count(given_run:
     verified, kept = decided["accepted"] + decided["fallback"], [step for step in steps if step.chosen_candidate is not None]
     assert (found.steps, found.verified_steps, found.accepted_steps) == (len(steps), verified, decided["accepted"])
     assert (found.fallback_steps, found.unverified_steps) == (decided["fallback"], decided["unverified"])
-    assert found.cut_steps == sum(step.cut and step.step_index > 0 for step in steps)
+    assert found.cut_steps == sum(step.cut and step.step_index > 0 and step.stage != "response" for step in steps)
     assert found.acceptance_rate == (decided["accepted"] / verified if verified else None)
     of_drafts, thought = sum(step.step_tokens for step in kept), sum(step.step_tokens for step in steps)
     assert (found.thought_tokens, found.draft_share) == (thought, of_drafts / thought)
