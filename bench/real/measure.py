@@ -3,16 +3,16 @@
     pipeline prepare gsm8k; pipeline prepare math500
     python -m bench.real.measure --model target=NAME --model draft=NAME [PART...]
 
-The runs are those of the study beside this file, half an hour or more each on two cores. Each stands in bench/results/real.json, with its
-own circumstances, as soon as it has ended, and is not run again; name parts of the study to run only these. Writes bench/real.md.
+Makes the runs of bench/real/study.yaml, which take hours on two cores. Each run is in bench/results/real.json as soon as it has ended, with
+commit, date and machine, and is not made again; name parts of the study to make only these. Writes bench/real.md.
 """
 
 import re
-import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import click
@@ -36,6 +36,7 @@ from pipeline.study.study_file import read_study
 
 STUDY = Path("bench/real/study.yaml")
 COLUMNS = ("system", "right", "problems/s", "speed-up", "tokens by the draft", "by the target", "accepted")
+CALL_COLUMNS = ("system", "stage", "calls", "prompt tokens not cached", "tokens written", "seconds")
 JUDGED_COLUMNS = (
     "system",
     "scored",
@@ -104,7 +105,7 @@ def auc(right: Sequence[float], wrong: Sequence[float]) -> float | None:
 
 
 def _greedy(step: Mapping[str, Any]) -> int:
-    """The likeliest digit."""
+    """The digit that the judge found likeliest."""
     return int(np.argmax(step["probs"]))
 
 
@@ -120,7 +121,7 @@ def judged(db: Query) -> dict[str, Any] | None:
         return None
     sides = [[each for held, each in steps if held is side] for side in (True, False)]
     chains: dict[bool, dict[str, list[float]]] = {True: {}, False: {}}
-    for _, each in steps:
+    for each in (each for _, each in steps if each["correct"] is not None):
         chains[each["correct"]].setdefault(each["chain_id"], []).append(_expected(each))
     answers = ([float(np.mean(scores)) for scores in of.values()] for of in chains.values())
     greedy, expected = (auc(*([value(each) for each in side] for side in sides)) for value in (_greedy, _expected))
@@ -159,10 +160,16 @@ def measured(point: Point, folder: Path, recording: Recording) -> dict[str, Any]
 @click.argument("parts", nargs=-1)
 @click.option("--model", "models", multiple=True, metavar="ROLE=MODEL")
 def main(parts: tuple[str, ...], models: tuple[str, ...]) -> None:
-    recording, folder = begin(__file__), Path(tempfile.mkdtemp()) if TRIAL else ROOT / "build/real-runs"
+    recording = begin(__file__)
+    with TemporaryDirectory() as made:
+        _measure(recording, Path(made) / "trial" if TRIAL else ROOT / "build/real-runs", parts, pairs(models))
+
+
+def _measure(recording: Recording, folder: Path, parts: Sequence[str], models: Mapping[str, str]) -> None:
+    """Make the runs that the results file lacks."""
     runs: dict[str, Any] = results_of("real")["runs"] if (ROOT / RESULTS / "real.json").exists() else {}
     options = RunOptions(graph=STUDY, input=(), output=folder, resume=folder.exists())
-    study = read_study(STUDY, options, pairs(models), small=TRIAL)
+    study = read_study(STUDY, options, models, small=TRIAL)
     missing = {
         heading: tuple(point for point in points if point.folder not in runs)
         for heading, points in study.groups.items()
@@ -187,6 +194,8 @@ def page_of(results: Results) -> str:
         base = min((run for run in rows if run["baseline"]), key=lambda run: run["wall_s"], default=None)
         parts += [f"## {data}, batch size {size}", grid(COLUMNS, (_row(run, base) for run in rows))]
     judges = [(run["data"], run["batch_size"], run["system"], run["judge"]) for run in runs if run["judge"]]
+    calls = [(run, name, stage) for run in runs for name, stage in run["stages"].items()]
+    parts += ["## Calls, on average", grid(CALL_COLUMNS, (_calls(*each) for each in calls))]
     parts += ["## What the judge's scores are worth", JUDGES, grid(JUDGED_COLUMNS, (_judge(*each) for each in judges))]
     return "\n\n".join(parts) + "\n"
 
@@ -199,6 +208,11 @@ def _row(run: Mapping[str, Any], base: Mapping[str, Any] | None) -> Iterator[str
     for role in ("draft", "target"):
         yield plain(written.get(role, 0) / len(run["right"]))
     yield percent((steps["verified"] - steps["fallbacks"]) / steps["verified"]) if steps["verified"] else "-"
+
+
+def _calls(run: Mapping[str, Any], name: str, stage: Mapping[str, Any]) -> Iterator[str]:
+    yield from (f"{run['system']}, {run['data']}, batch size {run['batch_size']}", name, f"{stage['calls']:,}")
+    yield from (plain(stage[each]) for each in ("new", "written", "seconds"))
 
 
 def _judge(data: str, size: int, system: str, judge: Mapping[str, Any]) -> Iterator[str]:

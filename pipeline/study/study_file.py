@@ -129,7 +129,7 @@ def _below(values: FileMapping, key: str) -> FileMapping:
 
 
 def _with_models(spec: StudySpec, models: Mapping[str, str]) -> StudySpec:
-    """A part whose engines load these models by role. Raises `UsageError` where its models are not those of its engines files alone."""
+    """A part whose engines load these models by role. Raises `UsageError` where models are named elsewhere than in its engines files."""
     for role, model in models.items():
         if "://" in model:
             raise UsageError(f"--model {role}={model}: a study's engines files name its servers; change a copy of it")
