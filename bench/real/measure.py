@@ -26,6 +26,7 @@ from pipeline.analysis.figures import changes, outcomes
 from pipeline.analysis.ledger import read_ledger
 from pipeline.analysis.tables import plain
 from pipeline.engines.placement import pairs
+from pipeline.engines.vllm.spec import VllmSpec
 from pipeline.options import RunOptions
 from pipeline.run.run import Observer
 from pipeline.store.query import Query
@@ -171,7 +172,7 @@ def _measure(recording: Recording, folder: Path, parts: Sequence[str], models: M
     options = RunOptions(graph=STUDY, input=(), output=folder, resume=folder.exists())
     study = read_study(STUDY, options, models, small=TRIAL)
     missing = {
-        heading: tuple(point for point in points if point.folder not in runs)
+        heading: tuple(_with_draft(point, models) for point in points if point.folder not in runs and not _on_part_of_the_machine(point))
         for heading, points in study.groups.items()
         if not parts or heading.partition(",")[0] in parts
     }
@@ -182,6 +183,21 @@ def _measure(recording: Recording, folder: Path, parts: Sequence[str], models: M
         recording.write("real", {"bench": "real", "runs": runs})
 
     whole(carry_out(structs.replace(study, groups={name: points for name, points in missing.items() if points}), Observer(tell=say), done))
+
+
+def _on_part_of_the_machine(point: Point) -> bool:
+    """Whether the target alone would leave the draft's core idle."""
+    return point.label.baseline and not point.label.engines and not TRIAL
+
+
+def _with_draft(point: Point, models: Mapping[str, str]) -> Point:
+    """A point where the draft inside the target is the one of `models`."""
+    target = point.plan.engines.get("target")
+    inner = target.speculative_config if isinstance(target, VllmSpec) else None
+    if target is None or not inner or "model" not in inner or "draft" not in models:
+        return point
+    engines = {"target": structs.replace(target, speculative_config={**inner, "model": models["draft"]})}
+    return structs.replace(point, plan=structs.replace(point.plan, engines={**point.plan.engines, **engines}))
 
 
 def page_of(results: Results) -> str:
