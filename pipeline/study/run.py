@@ -37,8 +37,8 @@ from pipeline.system.worker_process import end_with_parent, leave_signals
 from pipeline.tasks import gather
 
 CACHE_KEPT = "an engine cannot empty its prefix cache: later points may find prompts of earlier ones there and look faster than they are"
-WARM_UP = (8, 32)
-"""The least and the most problems that every system solves on real engines before its first point; between these, the batch size."""
+WARM_UP = 8
+"""Problems that systems solve on real engines before the first point."""
 Job = Callable[[], Awaitable[None]]
 Done = Callable[[int, int, Point, RunFile], object]
 """Called after each point with the number of finished points, of all points, the point and its run."""
@@ -208,18 +208,19 @@ def _run_alone(point: Point, problems: Problems, folder: Path) -> None:
 
 
 async def _run_on(work: _Work, specs: Mapping[str, EngineSpec], points: Sequence[Point]) -> None:
-    """Run points on the same real engines one after the other, after every system solved a few problems at the largest batch size: kernels
-    are compiled then, and buffers have their size."""
-    least, most = WARM_UP
-    count = max(least, min(most, max(point.label.batch_size for point in points)))
+    """Run points on the same real engines one after the other, after every stage on every engine ran for a few problems: kernels are
+    compiled then."""
+    warm = set[tuple[type, str | None]]()
     async with open_engines(specs, work.observer.starting()) as engines:
-        work.observer.tell(f"warming up with {count} problems")
+        work.observer.tell(f"warming up with {WARM_UP} problems")
         with TemporaryDirectory(prefix="warm-up-", dir=work.folder) as folder:
-            rising = sorted(points, key=lambda each: each.label.batch_size)
-            for point in {each.plan.digest: each for each in rising}.values():
-                options = structs.replace(point.options, limit=min(count, point.options.limit or count), random=None)
-                place = Path(folder) / point.plan.digest[:16]
-                await _run_point(structs.replace(point, options=options), None, place, work.observer, engines)
+            for number, point in enumerate(points):
+                stages = {(type(stage.spec), stage.spec.role) for stage in point.plan.stages()}
+                if not stages <= warm:
+                    options = structs.replace(point.options, limit=min(WARM_UP, point.options.limit or WARM_UP), random=None)
+                    place = Path(folder) / str(number)
+                    await _run_point(structs.replace(point, options=options), None, place, work.observer, engines)
+                    warm |= stages
         await _run_here(work, points, engines)
 
 
