@@ -48,8 +48,10 @@ SCRIPTS = {
     "servers": "servers",
     "vllm-engine": "vllm_engine",
     "scaling": "scaling",
+    "throughput": "throughput.measure",
     "calibration": "calibration",
     "papers": "papers",
+    "peers": "peers.measure",
     "real": "real.measure",
     "reliability": "reliability",
 }

@@ -7,6 +7,7 @@ Makes the runs of bench/real/study.yaml, which take hours on two cores. Each run
 commit, date and machine, and is not made again; name parts of the study to make only these. Writes bench/real.md.
 """
 
+import json
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,6 +23,7 @@ from msgspec import structs
 from bench.figures import RESULTS, ROOT, TRIAL, Recording, Results, begin, grid, origin, percent, results_of
 from bench.runs import say, whole
 from pipeline.analysis.compare import read_runs
+from pipeline.analysis.curves import TAIL
 from pipeline.analysis.figures import changes, outcomes
 from pipeline.analysis.ledger import read_ledger
 from pipeline.analysis.tables import plain
@@ -36,7 +38,10 @@ from pipeline.study.run import carry_out
 from pipeline.study.study_file import read_study
 
 STUDY = Path("bench/real/study.yaml")
-COLUMNS = ("system", "right", "problems/s", "speed-up", "tokens by the draft", "by the target", "accepted")
+COLUMNS = ("system", "right", "tokens by the draft", "by the target", "accepted", "unverified")
+SPEED_COLUMNS = ("system", "problems/s", "speed-up", "of the fastest token-level", "steady", "tail")
+TIMED_FROM = 8
+"""Problems per place of the batch size: with fewer the tail decides, and no speed is shown."""
 CALL_COLUMNS = ("system", "stage", "calls", "prompt tokens not cached", "tokens written", "seconds")
 JUDGED_COLUMNS = (
     "system",
@@ -51,8 +56,10 @@ JUDGED_COLUMNS = (
     "digits",
 )
 INTRODUCTION = """\
-Brackets are 95 % intervals over problems. A speed-up is over the fastest target alone in the same table, of the mean time of a problem,
-paired by problem. Tokens are sampled ones for each problem, discarded ones included."""
+Brackets are 95 % intervals over problems. Tokens are sampled ones a problem, discarded ones included. Speed is of one turn, and shown
+where there are enough problems for the batch size. A speed-up is of the mean time of a problem, paired by problem: over the target alone,
+and over the faster of n-gram speculation and the draft inside the target's engine; these have the cores of both models. Steady: problems/s
+before the tail. Tail: share of the time in which fewer problems are left than the batch size. Runs that were not made yet are missing."""
 JUDGES = """\
 Of the scored steps, those whose written arithmetic is right or wrong (`arithmetic` in bench/real/measure.py); a step without an equation
 between numbers is neither. AUC: the probability that a right step has the higher score than a wrong one, by the likeliest digit and by the
@@ -139,13 +146,18 @@ def measured(point: Point, folder: Path, recording: Recording) -> dict[str, Any]
     [run] = read_runs([folder])
     with Query(folder) as db:
         ledger, judge, stages = read_ledger(db), judged(db), db.arrow(STAGES).to_pylist()
+        [(tail_s, before)] = db.stream(TAIL, batch_size=point.label.batch_size)
     sums, label = run.sums, point.label
     return {
         "system": label.curve,
         "batch_size": label.batch_size,
         "data": label.data,
         "baseline": label.baseline,
+        "models": {role: _name(each["model"]) for role, each in run.file.engines.items()},
+        "token_level": any(each.get("speculative_config") for each in run.file.engines.values()),
         "wall_s": round(run.mean_wall_time_s, 1),
+        "tail_s": round(tail_s, 1),
+        "before_tail": before,
         "output": {role: {kind: count for kind, count in each.output.items() if count} for role, each in ledger.engines.items()},
         "stages": {each.pop("stage"): {name: each[name] and round(each[name], 2) for name in each} for each in stages},
         "steps": {name: int(sums[name].sum()) for name in ("steps", "verified", "fallbacks", "unverified")},
@@ -155,6 +167,12 @@ def measured(point: Point, folder: Path, recording: Recording) -> dict[str, Any]
         "latency_s": [round(float(each), 2) for each in sums["latency_s"]],
         "measured": recording.measured | {"date": time.strftime("%Y-%m-%d", time.gmtime())},
     }
+
+
+def _name(model: str) -> str:
+    """What a model calls itself, where it is a folder that says so."""
+    config = Path(model) / "config.json"
+    return json.loads(config.read_bytes()).get("_model_name_or_path", model) if config.exists() else model
 
 
 @click.command(help=__doc__)
@@ -204,11 +222,14 @@ def page_of(results: Results) -> str:
     """The page, from the results."""
     runs = list(results["runs"].values())
     origins = dict.fromkeys(origin(run["measured"])[:-1] for run in runs)
-    parts = ["# Real models", "\n\n".join(f"{each}." for each in origins), INTRODUCTION]
+    models = dict.fromkeys(f"{role} {name}" for run in runs for role, name in run["models"].items())
+    parts = ["# Real models", "\n\n".join(f"{each}." for each in origins), f"Models: {'; '.join(models)}.", INTRODUCTION]
     for data, size in dict.fromkeys((run["data"], run["batch_size"]) for run in runs):
         rows = [run for run in runs if (run["data"], run["batch_size"]) == (data, size)]
-        base = min((run for run in rows if run["baseline"]), key=lambda run: run["wall_s"], default=None)
-        parts += [f"## {data}, batch size {size}", grid(COLUMNS, (_row(run, base) for run in rows))]
+        parts += [f"## {data}, batch size {size}", grid(COLUMNS, map(_row, rows))]
+        if all(len(run["right"]) >= TIMED_FROM * size for run in rows):
+            alone, token_level = ([run for run in rows if run["baseline"] and run["token_level"] is each] for each in (False, True))
+            parts.append(grid(SPEED_COLUMNS, (_speed(run, alone, token_level) for run in rows)))
     judges = [(run["data"], run["batch_size"], run["system"], run["judge"]) for run in runs if run["judge"]]
     calls = [(run, name, stage) for run in runs for name, stage in run["stages"].items()]
     parts += ["## Calls, on average", grid(CALL_COLUMNS, (_calls(*each) for each in calls))]
@@ -216,14 +237,24 @@ def page_of(results: Results) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _row(run: Mapping[str, Any], base: Mapping[str, Any] | None) -> Iterator[str]:
-    """What a system did, with its speed-up over the target alone."""
+def _row(run: Mapping[str, Any]) -> Iterator[str]:
+    """What a system did."""
     ours, steps, written = sums_of(run), run["steps"], {role: sum(kinds.values()) for role, kinds in run["output"].items()}
-    yield from (run["system"], outcomes(ours["right"], ours["graded"]).shown("percent"), plain(len(run["right"]) / run["wall_s"]))
-    yield "-" if base is None or run is base else changes(ours, sums_of(base))["speed_up"].shown()
-    for role in ("draft", "target"):
-        yield plain(written.get(role, 0) / len(run["right"]))
+    yield from (run["system"], outcomes(ours["right"], ours["graded"]).shown("percent"))
+    yield from (plain(written.get(role, 0) / len(run["right"])) for role in ("draft", "target"))
     yield percent((steps["verified"] - steps["fallbacks"]) / steps["verified"]) if steps["verified"] else "-"
+    yield percent(steps["unverified"] / steps["steps"]) if steps["unverified"] else "-"
+
+
+def _speed(run: Mapping[str, Any], *opponents: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """How fast a system was, with its speed-up over the fastest of each kind of opponents."""
+    yield from (run["system"], plain(len(run["right"]) / run["wall_s"]))
+    for each in opponents:
+        base = min(each, key=lambda other: other["wall_s"], default=run)
+        yield "-" if run is base else changes(sums_of(run), sums_of(base))["speed_up"].shown()
+    steady_s = run["wall_s"] - run["tail_s"]
+    yield plain(run["before_tail"] / steady_s if run["before_tail"] >= run["batch_size"] else None)
+    yield percent(run["tail_s"] / run["wall_s"])
 
 
 def _calls(run: Mapping[str, Any], name: str, stage: Mapping[str, Any]) -> Iterator[str]:
