@@ -113,7 +113,7 @@ def ours(bench: Bench, size: int, turn: int) -> tuple[float, Thoughts]:
     """Seconds of a run and what it wrote."""
     folder = whole(run(bench.options(f"ours-{size}-{turn}", size))).folder
     with Query(folder) as db:
-        steps = db.arrow("SELECT problem, step_text FROM steps JOIN chains USING (chain_id) ORDER BY chain_id, step_index").to_pylist()
+        steps = db.arrow("SELECT problem, step_text FROM steps JOIN problems USING (problem_id) ORDER BY chain_id, step_index").to_pylist()
         [(seconds,)] = db.stream("SELECT (max(end_unix_ns) - min(start_unix_ns)) / 1e9 FROM chains")
     found: dict[str, list[str]] = {}
     for each in steps:
