@@ -5,8 +5,9 @@
 #   bash bench/gpu_visit.sh [PART...]           there; results go to bench/results/gpu-PART.json
 #
 # The parts, in the order in which they are done where none is named: what everything else depends on comes first, and vLLM last.
-# interference and mps: how two processes share the card, in time slices and under CUDA MPS. runs: whole runs on the torch engine.
-# map: runs by batch size. vllm: a run on vLLM.
+# ratio and ratio-mps: SpecReason over its target alone, by batch size and acceptance, some twelve minutes together; on vLLM where that was
+# brought. interference and mps: how two processes share the card, in time slices and under CUDA MPS. runs: whole runs on the torch engine.
+# vllm: a run on vLLM.
 #
 # PYTHON names the interpreter that has torch, LIMIT the seconds that a part may take. OUT, where set, is a folder that gets a copy of the
 # results.
@@ -29,7 +30,7 @@ fi
 # What vLLM does without where it was brought in parts.
 export VLLM_USE_FLASHINFER_SAMPLER=0 VLLM_USE_DEEP_GEMM=0 VLLM_MOE_USE_DEEP_GEMM=0
 status=0
-[ $# -gt 0 ] || set -- interference mps runs map vllm
+[ $# -gt 0 ] || set -- ratio ratio-mps interference mps runs vllm
 for part in "$@"; do
   timeout "${LIMIT:-540}" "$python" -m bench.gpu.visit "$part" || { status=$?; echo "$part ended with $status" >&2; }
   [ -z "${OUT:-}" ] || cp -f bench/results/gpu-*.json "$OUT"/

@@ -1,9 +1,10 @@
 """Measures on a machine with a GPU what the simulation assumes; started by bench/gpu_visit.sh, one part at a time.
 
+    python -m bench.gpu.visit ratio           SpecReason over its target alone and n-gram speculation, in time slices
+    python -m bench.gpu.visit ratio-mps       SpecReason under a CUDA MPS daemon
     python -m bench.gpu.visit interference    iterations of two processes on one GPU, alone and together, in time slices
     python -m bench.gpu.visit mps             the same under a CUDA MPS daemon
     python -m bench.gpu.visit runs            whole runs of the bundled pair on CUDA, with their answers
-    python -m bench.gpu.visit map             batch sizes on vLLM, or on the torch engine, with random weights of real shapes
     python -m bench.gpu.visit vllm            a run on vLLM's CUDA build, and what it says of itself
 
 Each part writes bench/results/gpu-PART.json, which says on which device, with which driver and versions. Without a GPU every part
@@ -17,18 +18,18 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeAlias
+from unittest.mock import patch
 
 import click
-from msgspec import Struct, structs
 
-from bench.gpu.decoder import CONTEXT, SHAPES, TINY, config
+from bench.gpu.decoder import CONTEXT, SHAPES, TINY
 from bench.gpu.packages import vllm_archive, wheels
-from pipeline.analysis.curves import SWEEP, read_points
-from pipeline.store.query import Query
+from bench.gpu.ratio import measure, table
 
 ROOT = Path(__file__).parent.parent.parent
 HOME, RESULTS = ROOT / "build/gpu_visit", ROOT / "bench/results"
@@ -52,31 +53,7 @@ CURVES: tuple[Cell, ...] = (
 )
 """What each computes alone, which shows the arithmetic of decoding, of verifying proposed tokens, and of prompts."""
 
-THOUGHT_TOKENS = 40 if TINY else 400
-"""Token budget of a thought of the map."""
-
-
-class Calls(Struct, frozen=True):
-    """The calls of one engine for one stage."""
-
-    engine: str
-    stage: str
-    calls: int
-    new_tokens: float
-    """Mean number of tokens of a prompt that were not in the cache."""
-    prefill_s: float
-    """Median seconds from the start of the prefill to the first token, by the engine's clock."""
-    token_s: float | None
-    """Median seconds of each further token; None where there is none."""
-    call_s: float
-    """Median seconds from sending a request to its answer."""
-
-
-CALLS = """
-SELECT engine, stage, count(*) AS calls, avg(input_tokens - cached_input_tokens) AS new_tokens, median(prefill_time_s) AS prefill_s,
-    median(time_per_output_token_s) AS token_s, median(e2e_latency_s) AS call_s
-FROM calls GROUP BY engine, stage ORDER BY engine, stage
-"""
+backends = click.option("--backend", type=click.Choice(["torch", "vllm"]), help="vLLM where it is installed.")
 
 
 @click.group()
@@ -102,10 +79,14 @@ def write(part: str, results: dict[str, Any]) -> None:
     about = {"bench": f"gpu-{part}", "date": time.strftime("%Y-%m-%d", time.gmtime()), "commit": _commit()}
     whole = about | device() | results
     dry = whole["device"] == "cpu"
-    path = (HOME if dry else RESULTS) / f"gpu-{part}.json"
+    path = _place(part, dry)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(whole, indent=1) + "\n")
-    click.echo(f"{path}\n{json.dumps(results)[:2000]}")
+    click.echo(path)
+
+
+def _place(part: str, dry: bool) -> Path:
+    return (HOME if dry else RESULTS) / f"gpu-{part}.json"
 
 
 def _commit() -> str | None:
@@ -252,62 +233,32 @@ class _Decoder:
         return line.strip()
 
 
-def _engines(name: str, backend: str, seqs: int) -> Path:
-    """An engines file of both shapes without weights, for that many sequences at once."""
-    limits = f"load_format: dummy, max_num_seqs: {seqs}, max_model_len: 2048"
-    own = "max_num_batched_tokens: 2048, dtype: bfloat16, gpu_memory_utilization"
-    shares = {"target": f"args: {{{limits}, {own}: 0.7}}", "draft": f"args: {{{limits}, {own}: 0.15}}"}
-    lines = [
-        f"{role}: {{backend: {backend}, max_in_flight: {seqs}, {shares[role] if backend == 'vllm' else limits}, "
-        f"model: {_shape_folder(role)}}}"
-        for role in SHAPES
-    ]
-    path = HOME / f"{name}.yaml"
-    path.write_text("\n".join(lines) + "\n")
-    return path
+@main.command()
+@backends
+def ratio(backend: str) -> None:
+    """SpecReason over its target alone, in time slices."""
+    _ratio("time_slices", backend)
 
 
-@main.command("map")
-@click.option("--backend", type=click.Choice(["torch", "vllm"]), default="torch", show_default=True)
-@click.option("--sharing", type=click.Choice(["time_slices", "mps"]), default="time_slices", show_default=True)
-@click.option("--batch-sizes", default="1,8,32,64", show_default=True)
-def cells(backend: str, sharing: str, batch_sizes: str) -> None:
-    """The target alone and SpecReason, with random weights of real shapes: throughput is real, text and answers are noise."""
-    name = f"map-{backend}-{sharing}"
-    seqs = max(map(int, batch_sizes.split(",")))
-    engines, out = _engines(name, backend, seqs), HOME / name
-    shutil.rmtree(out, ignore_errors=True)
-    settings = (f"token_budget={THOUGHT_TOKENS}", "step_tokens=50", "answer_tokens=8", "threshold=4")
-    command = ["sweep", "graphs/specreason.yaml", "--engines", str(engines), "--batch-size", batch_sizes, "--repeats", "1"]
-    command += [word for each in settings for word in ("--set", each)]
-    command += ["--input", "datasets/arith/test.parquet", "--limit", str(8 if TINY else 2 * seqs), "--output", str(out)]
-    with _sharing(sharing) as environment:
-        done = subprocess.run([*COMMAND, *command], cwd=ROOT, env=environment)
-    write(name, {"backend": backend, "sharing": sharing, "tokens": THOUGHT_TOKENS, "exit_code": done.returncode, **_measured(out)})
+@main.command("ratio-mps")
+@backends
+def ratio_mps(backend: str) -> None:
+    """The same under a CUDA MPS daemon."""
+    _ratio("mps", backend)
 
 
-def _measured(sweep: Path) -> dict[str, Any]:
-    """The points of a sweep that were finished, and the times of the calls of each run, also of one that was not."""
-    found = read_points(sweep)[""] if (sweep / SWEEP).exists() else []
-    points = [{"system": each.label.system, "batch_size": each.label.batch_size, **each.run.decided()} for each in found]
-    return {"points": points, "calls": {run.name: _calls(run) for run in sorted((sweep / "runs").iterdir())}}
+def _ratio(sharing: str, backend: str | None) -> None:
+    name = f"ratio-{sharing}"
+    shutil.rmtree(HOME / name, ignore_errors=True)
+    used = backend or ("torch" if find_spec("vllm") is None or TINY else "vllm")
 
+    def written(rows: Sequence[Mapping[str, Any]]) -> None:
+        write(name, {"backend": used, "sharing": sharing, "rows": rows})
 
-def _calls(run: Path) -> list[dict[str, Any]]:
-    """By engine and stage: number of calls, tokens of the prompt that were not in the cache, and medians of the engine's own times."""
-    with Query(run) as query:
-        return [structs.asdict(row) for row in query.rows(CALLS, Calls)]
-
-
-def _shape_folder(role: str) -> Path:
-    """A folder with the configuration of a role's shape and the bundled tokenizer; there are no weights."""
-    folder = HOME / f"shape-{role}"
-    shutil.rmtree(folder, ignore_errors=True)
-    shutil.copytree(ROOT / f"pipeline/models/tiny-{role}", folder, ignore=shutil.ignore_patterns("*.safetensors", "config.json"))
-    shape = config(role)
-    shape.architectures, shape.dtype = ["Qwen2ForCausalLM"], "bfloat16"
-    shape.save_pretrained(folder)
-    return folder
+    with _sharing(sharing) as environment, patch.dict(os.environ, environment):
+        measure(HOME, name, used, sharing == "time_slices", written)
+    there = {each: path for each in ("time_slices", "mps") if (path := _place(f"ratio-{each}", TINY)).exists()}
+    click.echo(table({each: json.loads(path.read_bytes())["rows"] for each, path in there.items()}))
 
 
 @main.command()

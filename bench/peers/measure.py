@@ -3,8 +3,10 @@
     git clone https://github.com/ruipeterpan/specreason build/specreason
     python -m bench.peers.measure build/specreason/spec_reason.py
 
-All ask greedily, with the script's prompts and stop rules; problems, servers and turns are shared, prefix caches are emptied before each
-turn. With `--model target=NAME --model draft=NAME` these models are served instead of the bundled ones, and few problems are asked. Needs
+All ask greedily, with the same prompts and the script's stop rules; problems, servers and turns are shared, prefix caches are emptied
+before each turn. With `--model target=NAME --model draft=NAME` these models are served instead of the bundled ones, with the script's
+prompts, and few problems are asked. The script is run with models whose chat template opens no thought: it strips the mark that ends one
+and goes on. Needs
 `make .venv/clients/ready` for lm_eval. Writes bench/results/peers.json and bench/peers.md.
 """
 
@@ -30,11 +32,13 @@ import pyarrow.parquet as pq
 import yaml
 
 from bench.figures import RESULTS, ROOT, TRIAL, Results, begin, grid, origin, results_of
-from bench.peers.loops import Chain, Loop, gathered, lockstep
+from bench.peers.loops import CLOSE, OPEN, Chain, Loop, gathered, lockstep
 from bench.runs import ARITH, say, spent, whole
 from pipeline.analysis.curves import Spread, ranged
+from pipeline.analysis.tables import plain
 from pipeline.engines.models import resolve
 from pipeline.engines.placement import pairs
+from pipeline.engines.tokenizer import HFTokenizer
 from pipeline.graph.load import load_graph
 from pipeline.options import RunOptions
 from pipeline.run.run import run
@@ -64,14 +68,15 @@ THRESHOLD, BUDGET = 7, 256
 GREEDY = {"temperature": 0, "max_tokens": BUDGET}
 STEPWISE = {"gather loop": gathered, "lockstep": lockstep}
 COMMANDS = ("this program", "lm_eval", "this program, own engine", "vllm run-batch")
-COLUMNS = ("batch size", "who", "problems/s", "of this program", "the same steps")
+COLUMNS = ("batch size", "who", "problems/s", "of this program", "steps a problem", "the same thought")
 COMMAND_COLUMNS = ("batch size", "whole command", "seconds", "of this program")
 INTRODUCTION = f"""\
-SpecReason over two vLLM servers, the prompts and stop rules of its published script, greedily, thoughts of at most {BUDGET} tokens and a
-step's length more. The script solves one problem at a time, and its process start is not counted; nor are those of the loops and of this
-program, which asks for one token of an answer more for each problem and writes its trace. Medians over the turns, in brackets the least
-and the greatest. *The same steps*: problems whose thought is word for word the one of this program's first turn. Servers that batch
-differently round differently, so that greedy words may differ."""
+SpecReason over two vLLM servers, greedily, with the stop rules of its published script and thoughts of at most {BUDGET} tokens; the
+script's may be longer by a step. Prompts are the script's, but the bundled pair gets those that it was trained on. The script solves one
+problem at a time, and its process start is not counted; nor are those of the loops and of this program, which asks for one token of an
+answer more for each problem and writes its trace. Medians over the turns, in brackets the least and the greatest. *The same thought*:
+problems whose thought is word for word the one of this program's first turn. Servers that batch differently round differently, so that
+greedy words may differ; the script puts `<think>` before all steps but the first, with any model."""
 ALONE = """\
 The target alone, as whole commands with their process start: lm_eval and this program ask the server of the target, `vllm run-batch` and
 this program with an engine of its own load the model, too."""
@@ -85,7 +90,10 @@ class Bench(NamedTuple):
     problems: Sequence[str]
     folder: Path
     script: Path
+    prompts: str
     dtype: str
+    opening: str
+    """How the chat template of the target begins a thought."""
 
     def engines(self) -> Path:
         """The engines file of the servers."""
@@ -98,19 +106,30 @@ class Bench(NamedTuple):
 
     def options(self, name: str, size: int) -> RunOptions:
         """A run of this program."""
-        settings = (f"threshold={THRESHOLD}", f"token_budget={BUDGET}")
+        settings = (f"prompts={self.prompts}", f"threshold={THRESHOLD}", f"token_budget={BUDGET}")
         problems = (str(self.folder / "problems.parquet"),)
         return RunOptions(
             graph=STEPS, engines=self.engines(), input=problems, batch_size=size, settings=settings, output=self.folder / name
         )
 
 
-Thoughts = Mapping[str, str]
-"""By problem."""
+class Solved(NamedTuple):
+    """What one turn took and wrote."""
+
+    seconds: float
+    steps: Mapping[str, Sequence[str]]
+    """By problem."""
+
+    @property
+    def thoughts(self) -> Mapping[str, str]:
+        """By problem, however blank lines and the closing mark are kept."""
+        return {
+            problem: "\n\n".join(each.strip("\n").removesuffix(CLOSE) for each in steps).strip() for problem, steps in self.steps.items()
+        }
 
 
-def ours(bench: Bench, size: int, turn: int) -> tuple[float, Thoughts]:
-    """Seconds of a run and what it wrote."""
+def ours(bench: Bench, size: int, turn: int) -> Solved:
+    """A turn of this program."""
     folder = whole(run(bench.options(f"ours-{size}-{turn}", size))).folder
     with Query(folder) as db:
         steps = db.arrow("SELECT problem, step_text FROM steps JOIN problems USING (problem_id) ORDER BY chain_id, step_index").to_pylist()
@@ -118,26 +137,28 @@ def ours(bench: Bench, size: int, turn: int) -> tuple[float, Thoughts]:
     found: dict[str, list[str]] = {}
     for each in steps:
         found.setdefault(each["problem"], []).append(each["step_text"])
-    return float(seconds), {problem: _joined(each) for problem, each in found.items()}
+    return Solved(float(seconds), found)
 
 
-def looped(bench: Bench, who: str, size: int) -> tuple[float, Thoughts]:
-    """The same of a plain loop."""
+def looped(bench: Bench, who: str, size: int) -> Solved:
+    """A turn of a plain loop."""
     chains = [Chain(problem) for problem in bench.problems]
 
     async def solve() -> float:
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout()) as session:
-            loop = Loop(session, bench.urls, load_graph(STEPS).prompts, THRESHOLD, BUDGET)
+            loop = Loop(
+                session, bench.urls, load_graph(STEPS, settings=(f"prompts={bench.prompts}",)).prompts, bench.opening, THRESHOLD, BUDGET
+            )
             started = time.perf_counter()
             await STEPWISE[who](loop, chains, size)
             return time.perf_counter() - started
 
     seconds = asyncio.run(solve())
-    return seconds, {chain.problem: _joined(chain.steps) for chain in chains}
+    return Solved(seconds, {chain.problem: chain.steps for chain in chains})
 
 
-def scripted(bench: Bench) -> tuple[float, Thoughts]:
-    """The same of the published script."""
+def scripted(bench: Bench) -> Solved:
+    """A turn of the published script."""
     with TemporaryDirectory() as made:
         (data := Path(made) / "HuggingFaceH4/MATH-500").mkdir(parents=True)
         pq.write_table(pa.table({"problem": bench.problems}), data / "test.parquet")
@@ -145,35 +166,34 @@ def scripted(bench: Bench) -> tuple[float, Thoughts]:
         environment = {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "HF_HOME": made}
         done = subprocess.run(command, cwd=made, env=os.environ | environment, stdout=subprocess.PIPE, text=True, check=True)
     found = json.loads(done.stdout.splitlines()[-1])
-    return sum(found["seconds"]), dict(zip(bench.problems, map(_joined, found["steps"]), strict=True))
-
-
-def _joined(steps: Sequence[str]) -> str:
-    """A thought, however its blank lines are kept."""
-    return "\n\n".join(each.strip("\n").removesuffix("</think>") for each in steps).strip()
+    return Solved(sum(found["seconds"]), dict(zip(bench.problems, found["steps"], strict=True)))
 
 
 def stepwise(bench: Bench, sizes: Sequence[int], turns: int) -> Iterator[dict[str, Any]]:
     """Problems a second of each way at each batch size, in turns."""
     for size in sizes:
-        ways = ["this program", "gather loop", *(["lockstep"] if size > 1 else ["published script"])]
-        rates: dict[str, list[float]] = {way: [] for way in ways}
-        same: dict[str, int] = {}
-        first: Thoughts = {}
+        ways = ["this program", "gather loop"]
+        ways += ["lockstep"] if size > 1 else [] if bench.opening else ["published script"]
+        found: dict[str, list[Solved]] = {way: [] for way in ways}
         for turn in range(turns):
-            for way in ways if turn % 2 == 0 else ways[::-1]:
+            for way in ways[:: -1 if turn % 2 else 1]:
                 for url in bench.urls.values():
                     urlopen(url.removesuffix("/v1") + "/reset_prefix_cache", data=b"").close()
                 if way == "this program":
-                    seconds, wrote = ours(bench, size, turn)
+                    solved = ours(bench, size, turn)
                 else:
-                    seconds, wrote = scripted(bench) if way == "published script" else looped(bench, way, size)
-                first = first or wrote
-                rates[way].append(round(len(bench.problems) / seconds, 4))
-                same.setdefault(way, sum(wrote[each] == first[each] for each in bench.problems))
-                say(f"batch size {size}, {way}: {rates[way][-1]:.3g} problems/s, {same[way]} with the same steps")
-        for way in ways:
-            yield {"batch_size": size, "who": way, "problems_per_s": rates[way], "same": same[way]}
+                    solved = scripted(bench) if way == "published script" else looped(bench, way, size)
+                found[way].append(solved)
+                say(f"batch size {size}, {way}: {solved.seconds:.3g} s")
+        expected = found["this program"][0].thoughts
+        for way, solves in found.items():
+            yield {
+                "batch_size": size,
+                "who": way,
+                "problems_per_s": [round(len(bench.problems) / each.seconds, 4) for each in solves],
+                "steps": [sum(map(len, each.steps.values())) for each in solves],
+                "same": sum(solves[0].thoughts[each] == expected[each] for each in bench.problems),
+            }
 
 
 def commands(bench: Bench, size: int, turns: int) -> Iterator[dict[str, Any]]:
@@ -218,14 +238,8 @@ def _commands(bench: Bench, size: int) -> Mapping[str, list[str]]:
     for setting in ("temperature=0", "budget=response", f"token_budget={BUDGET}"):
         run_target += ["--set", setting]
     flags = [word for name, value in args.items() for word in (f"--{name.replace('_', '-')}", str(value))]
-    batch = [
-        "-m",
-        "vllm.entrypoints.openai.run_batch",
-        "-i",
-        str(bench.folder / "requests.jsonl"),
-        "-o",
-        str(bench.folder / "replies.jsonl"),
-    ]
+    files = ["-i", str(bench.folder / "requests.jsonl"), "-o", str(bench.folder / "replies.jsonl")]
+    batch = [sys.executable, "-m", "vllm.entrypoints.openai.run_batch", *files]
     return {
         "this program": [*run_target, "--engines", str(bench.engines()), "--output", str(bench.folder / f"alone-{size}-TURN")],
         "lm_eval": [str(here.parent / "clients/bin/python"), str(bench.folder / "harness.py"), bench.urls["target"], str(size)],
@@ -256,7 +270,8 @@ def _stepwise(row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], problem
     [base] = (each for each in rows if each["batch_size"] == row["batch_size"] and each["who"] == "this program")
     rates = row["problems_per_s"]
     over = "-" if base is row else ranged(_over(rates, base["problems_per_s"]))
-    return str(row["batch_size"]), row["who"], ranged(_spread(rates)), over, f"{row['same']} of {problems}"
+    steps = plain(statistics.median(row["steps"]) / problems)
+    return str(row["batch_size"]), row["who"], ranged(_spread(rates)), over, steps, f"{row['same']} of {problems}"
 
 
 def _command(row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> Sequence[str]:
@@ -295,7 +310,9 @@ def main(script: Path, models: tuple[str, ...], problems: Path) -> None:
             ).base_url
             for core, role in enumerate(PORTS)
         }
-        bench = Bench(given, urls, texts, Path(made), script, dtype)
+        reply = HFTokenizer(str(resolve("target", given["target"]))).render([{"role": "user", "content": ""}])
+        opening = reply[reply.rindex(OPEN) :] if OPEN in reply else ""
+        bench = Bench(given, urls, texts, Path(made), script, "specreason" if name == "real" else "default", dtype, opening)
         rows = list(stepwise(bench, sizes, turns))
         alone = list(commands(bench, sizes[-1], turns))
     titles = {"toy": "The bundled pair", "real": " and ".join(Path(each).name for each in given.values())}

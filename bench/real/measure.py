@@ -24,7 +24,7 @@ from bench.figures import RESULTS, ROOT, TRIAL, Recording, Results, begin, grid,
 from bench.runs import say, whole
 from pipeline.analysis.compare import read_runs
 from pipeline.analysis.curves import TAIL
-from pipeline.analysis.figures import changes, outcomes
+from pipeline.analysis.figures import Estimate, changes, outcomes
 from pipeline.analysis.ledger import read_ledger
 from pipeline.analysis.tables import plain
 from pipeline.engines.placement import pairs
@@ -38,9 +38,11 @@ from pipeline.study.run import carry_out
 from pipeline.study.study_file import read_study
 
 STUDY = Path("bench/real/study.yaml")
-COLUMNS = ("system", "right", "tokens by the draft", "by the target", "accepted", "unverified")
+COLUMNS = ("system", "right", "over the draft", "over the target", "tokens by the draft", "by the target", "accepted", "unverified")
+BASES = {"over the draft": "draft", "over the target": "target on alone"}
+"""Whose problems a system's are compared with, one by one."""
 SPEED_COLUMNS = ("system", "problems/s", "speed-up", "of the fastest token-level", "steady", "tail")
-TIMED_FROM = 8
+TIMED_FROM = 4
 """Problems per place of the batch size: with fewer the tail decides, and no speed is shown."""
 CALL_COLUMNS = ("system", "stage", "calls", "prompt tokens not cached", "tokens written", "seconds")
 JUDGED_COLUMNS = (
@@ -56,10 +58,11 @@ JUDGED_COLUMNS = (
     "digits",
 )
 INTRODUCTION = """\
-Brackets are 95 % intervals over problems. Tokens are sampled ones a problem, discarded ones included. Speed is of one turn, and shown
-where there are enough problems for the batch size. A speed-up is of the mean time of a problem, paired by problem: over the target alone,
-and over the faster of n-gram speculation and the draft inside the target's engine; these have the cores of both models. Steady: problems/s
-before the tail. Tail: share of the time in which fewer problems are left than the batch size. Runs that were not made yet are missing."""
+Brackets are 95 % intervals over problems. *Over* the draft and the target: difference in accuracy, paired by problem. Tokens are sampled
+ones a problem, discarded ones included. Speed is of one turn, and shown where there are enough problems for the batch size. A speed-up is
+of the mean time of a problem, paired by problem: over the target alone, and over the faster of n-gram speculation and the draft inside the
+target's engine; these have the cores of both models. Steady: problems/s before the tail. Tail: share of the time in which fewer problems
+are left than the batch size. Runs that were not made yet are missing."""
 JUDGES = """\
 Of the scored steps, those whose written arithmetic is right or wrong (`arithmetic` in bench/real/measure.py); a step without an equation
 between numbers is neither. AUC: the probability that a right step has the higher score than a wrong one, by the likeliest digit and by the
@@ -73,6 +76,7 @@ SELECT stage, count(*) AS calls, avg(input_tokens - cached_input_tokens) AS new,
        avg(e2e_latency_s) AS seconds
 FROM calls GROUP BY stage ORDER BY min(submit_unix_ns)
 """
+SIDES = ("right", "wrong")
 _NUMBER = r"\d[\d,]*(?:\.\d+)?"
 _EQUATION = re.compile(rf"({_NUMBER}(?: ?[-+*/] ?{_NUMBER})+) ?= ?(-?{_NUMBER})(?! ?[-+*/\d])")
 _WRITTEN = ((r"\times", "*"), (r"\cdot", "*"), (r"\div", "/"), ("\u00d7", "*"), ("\u00f7", "/"), ("\u2212", "-"), ("\\$", ""), ("$", ""))
@@ -112,6 +116,14 @@ def auc(right: Sequence[float], wrong: Sequence[float]) -> float | None:
     return round(float(np.mean((ours > theirs) + (ours == theirs) / 2)), 3)
 
 
+def auc_interval(value: float, right: int, wrong: int) -> tuple[float, float]:
+    """The 95 % interval of an `auc` (Hanley and McNeil, 1982)."""
+    both, twice = value / (2 - value), 2 * value**2 / (1 + value)
+    spread = value * (1 - value) + (right - 1) * (both - value**2) + (wrong - 1) * (twice - value**2)
+    half = 1.96 * (spread / (right * wrong)) ** 0.5
+    return max(0.0, value - half), min(1.0, value + half)
+
+
 def _greedy(step: Mapping[str, Any]) -> int:
     """The digit that the judge found likeliest."""
     return int(np.argmax(step["probs"]))
@@ -131,13 +143,14 @@ def judged(db: Query) -> dict[str, Any] | None:
     chains: dict[bool, dict[str, list[float]]] = {True: {}, False: {}}
     for each in (each for _, each in steps if each["correct"] is not None):
         chains[each["correct"]].setdefault(each["chain_id"], []).append(_expected(each))
-    answers = ([float(np.mean(scores)) for scores in of.values()] for of in chains.values())
+    answers = [[float(np.mean(scores)) for scores in of.values()] for of in chains.values()]
     greedy, expected = (auc(*([value(each) for each in side] for side in sides)) for value in (_greedy, _expected))
     accepted = [sum(each["accepted"] for each in side) for side in sides]
     counts = np.bincount([_greedy(each) for _, each in steps], minlength=10)
     return {
         "steps": len(steps), "right": len(sides[0]), "wrong": len(sides[1]), "accepted_right": accepted[0], "accepted_wrong": accepted[1],
-        "auc_greedy": greedy, "auc_expected": expected, "auc_answers": auc(*answers), "digits": counts.tolist(),
+        "auc_greedy": greedy, "auc_expected": expected, "auc_answers": auc(*answers),
+        "answers": list(map(len, answers)), "digits": counts.tolist(),
     }  # fmt: skip
 
 
@@ -226,24 +239,43 @@ def page_of(results: Results) -> str:
     parts = ["# Real models", "\n\n".join(f"{each}." for each in origins), f"Models: {'; '.join(models)}.", INTRODUCTION]
     for data, size in dict.fromkeys((run["data"], run["batch_size"]) for run in runs):
         rows = [run for run in runs if (run["data"], run["batch_size"]) == (data, size)]
-        parts += [f"## {data}, batch size {size}", grid(COLUMNS, map(_row, rows))]
+        bases = {run["system"]: run for run in [*runs[::-1], *rows] if run["data"] == data and run["system"] in BASES.values()}
+        parts += [f"## {data}, batch size {size}", grid(COLUMNS, (_row(run, bases) for run in rows)), *_findings(rows, bases)]
         if all(len(run["right"]) >= TIMED_FROM * size for run in rows):
             alone, token_level = ([run for run in rows if run["baseline"] and run["token_level"] is each] for each in (False, True))
             parts.append(grid(SPEED_COLUMNS, (_speed(run, alone, token_level) for run in rows)))
-    judges = [(run["data"], run["batch_size"], run["system"], run["judge"]) for run in runs if run["judge"]]
+    judges = [run for run in runs if run["judge"]]
     calls = [(run, name, stage) for run in runs for name, stage in run["stages"].items()]
     parts += ["## Calls, on average", grid(CALL_COLUMNS, (_calls(*each) for each in calls))]
-    parts += ["## What the judge's scores are worth", JUDGES, grid(JUDGED_COLUMNS, (_judge(*each) for each in judges))]
+    parts += ["## What the judge's scores are worth", JUDGES, grid(JUDGED_COLUMNS, map(_judge, judges)), _telling(judges)]
     return "\n\n".join(parts) + "\n"
 
 
-def _row(run: Mapping[str, Any]) -> Iterator[str]:
+def _row(run: Mapping[str, Any], bases: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     """What a system did."""
     ours, steps, written = sums_of(run), run["steps"], {role: sum(kinds.values()) for role, kinds in run["output"].items()}
     yield from (run["system"], outcomes(ours["right"], ours["graded"]).shown("percent"))
+    for system in BASES.values():
+        yield "-" if system not in bases or bases[system] is run else _gain(run, bases[system]).shown("percent")
     yield from (plain(written.get(role, 0) / len(run["right"])) for role in ("draft", "target"))
     yield percent((steps["verified"] - steps["fallbacks"]) / steps["verified"]) if steps["verified"] else "-"
     yield percent(steps["unverified"] / steps["steps"]) if steps["unverified"] else "-"
+
+
+def _gain(run: Mapping[str, Any], base: Mapping[str, Any]) -> Estimate:
+    return changes(sums_of(run), sums_of(base))["accuracy_gain"]
+
+
+def _findings(rows: Sequence[Mapping[str, Any]], bases: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    """Which systems are surely better or worse than the draft and the target."""
+    for name, system in BASES.items():
+        if system not in bases:
+            continue
+        gains = {run["system"]: _gain(run, bases[system]) for run in rows if run["system"] not in BASES.values()}
+        more = [each for each, found in gains.items() if found.low is not None and found.low > 0]
+        less = [each for each, found in gains.items() if found.high is not None and found.high < 0]
+        base = name.removeprefix("over ")
+        yield f"Surely more right than {base} alone: {'; '.join(more) or 'none'}. Surely less right: {'; '.join(less) or 'none'}."
 
 
 def _speed(run: Mapping[str, Any], *opponents: Sequence[Mapping[str, Any]]) -> Iterator[str]:
@@ -262,11 +294,34 @@ def _calls(run: Mapping[str, Any], name: str, stage: Mapping[str, Any]) -> Itera
     yield from (plain(stage[each]) for each in ("new", "written", "seconds"))
 
 
-def _judge(data: str, size: int, system: str, judge: Mapping[str, Any]) -> Iterator[str]:
-    yield from (f"{system}, {data}, batch size {size}", f"{judge['steps']:,}", f"{judge['right']:,}", f"{judge['wrong']:,}")
-    yield from (percent(judge[f"accepted_{side}"] / judge[side] if judge[side] else None) for side in ("right", "wrong"))
-    yield from (plain(judge[f"auc_{method}"]) for method in ("greedy", "expected", "answers"))
+def _judge(run: Mapping[str, Any]) -> Iterator[str]:
+    judge = run["judge"]
+    yield from (f"{run['system']}, {run['data']}, batch size {run['batch_size']}", *(f"{judge[each]:,}" for each in ("steps", *SIDES)))
+    yield from (percent(judge[f"accepted_{side}"] / judge[side] if judge[side] else None) for side in SIDES)
+    yield from (_auc(run, method) for method in ("greedy", "expected", "answers"))
     yield ", ".join(f"{digit}: {count}" for digit, count in enumerate(judge["digits"]) if count)
+
+
+def _auc(run: Mapping[str, Any], method: str) -> str:
+    value = run["judge"][f"auc_{method}"]
+    return "-" if value is None else "{:.2f} [{:.2f}, {:.2f}]".format(value, *auc_interval(value, *_sides(run, method)))
+
+
+def _sides(run: Mapping[str, Any], method: str) -> tuple[int, int]:
+    """How many right and wrong ones an AUC is of."""
+    right, wrong = run["judge"]["answers"] if method == "answers" else [run["judge"][side] for side in SIDES]
+    return right, wrong
+
+
+def _telling(judges: Sequence[Mapping[str, Any]]) -> str:
+    """How many judges surely tell right from wrong."""
+    said, methods = [], {"greedy": "right steps from wrong ones by the likeliest digit", "expected": "by the mean", "answers": "answers"}
+    for method, what in methods.items():
+        found = [(run["judge"][f"auc_{method}"], _sides(run, method)) for run in judges if run["judge"][f"auc_{method}"] is not None]
+        sure = [auc_interval(value, *sides) for value, sides in found]
+        right, wrong = sum(low > 0.5 for low, _ in sure), sum(high < 0.5 for _, high in sure)
+        said.append(f"{what}: {right} of {len(sure)}, the wrong way round {wrong}")
+    return f"Judges that surely tell {'; '.join(said)}."
 
 
 def sums_of(run: Mapping[str, Any]) -> dict[str, Any]:

@@ -37,7 +37,7 @@ from pipeline.system.worker_process import end_with_parent, leave_signals
 from pipeline.tasks import gather
 
 CACHE_KEPT = "an engine cannot empty its prefix cache: later points may find prompts of earlier ones there and look faster than they are"
-WARM_UP = 8
+WARM_UP = 2
 """Problems that systems solve on real engines before the first point."""
 Job = Callable[[], Awaitable[None]]
 Done = Callable[[int, int, Point, RunFile], object]
