@@ -18,7 +18,7 @@ from tests.support.runs import write_problems
 UNITS = r"(?:%|s|us|ms|MB|MiB|GiB|times|points|minutes|tokens/s|problems/s|requests/s)"
 FIGURE = re.compile(rf"(?<![\w@=<>.-])\d[\d.,]*\s?{UNITS}(?![\w/])")
 DOCS = [path.relative_to(ROOT).as_posix() for path in figures.docs()]
-NOT_YET = {"peers", "throughput"}
+NOT_YET = {"throughput"}
 """Scripts that take hours and have no results so far."""
 
 
