@@ -20,7 +20,7 @@ from pipeline.run.loop import Stop
 from pipeline.run.run import Observer
 from pipeline.store.run_file import RunFile
 from pipeline.study.points import Point, plan_sweep
-from pipeline.study.run import SweepResult, carry_out
+from pipeline.study.run import WARM_UP, SweepResult, carry_out
 from pipeline.study.systems import Matrix, SystemEntry
 from tests.support.paths import ROOT
 from tests.support.patience import HANGS_S
@@ -147,7 +147,7 @@ def test_real_engines_are_started_once_and_forget_between_points(tmp_path: Path)
     matrix = Matrix(shared=shared, systems=(SystemEntry(graph=str(SPECCOT)),), batch_sizes=(8,), repeats=2)
     result = carry_out(plan_sweep(matrix), Observer(tell=told.append))
     assert result.exit_code == 0
-    assert [sentence for sentence in told if "warming" in sentence] == ["warming up with 8 problems"]
+    assert [sentence for sentence in told if "warming" in sentence] == [f"warming up with {WARM_UP} problems"]
     assert names(result) == ["target_b8_r0", "speccot_b8_r0", "speccot_b8_r1", "target_b8_r1"]
     cached = {name: summarize(result.folder / "runs" / name).engines["target"].cached_share or 0.0 for name in names(result)}
     # The same prompts in a full cache would all be hits; what is cached is what chains share with themselves.
